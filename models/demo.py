@@ -1,0 +1,179 @@
+"""The demo behind ``make demo``: a real sentence-embedding model, optimized, and the proof that it still agrees.
+
+Builds all-MiniLM-L6-v2 with its published weights, runs ``optimize-model`` on it, embeds ten sentences with the
+original and with the optimized model in ONNX Runtime, and shows the embeddings' difference, the nearest neighbour of
+each sentence under both, and the times. Exits with 1 if anything disagrees.
+
+    python models/demo.py [--folder build/demo] [--runs 20]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# `models` lies beside this file's folder. Appended, so that an installed ortplugin comes before the source folder.
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import onnx
+import onnxruntime
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+import ortplugin
+from models import minilm
+from ortplugin.cli import main as optimize_model
+
+SENTENCES = (
+    "The cat sleeps on the warm windowsill.",
+    "A kitten is napping in the sun.",
+    "The central bank raised interest rates again.",
+    "Borrowing money has become more expensive this year.",
+    "She plays the violin in a string quartet.",
+    "The cellist and her friends perform chamber music.",
+    "Heavy rain flooded several streets downtown.",
+    "The storm left parts of the city under water.",
+    "Simmer the tomatoes with garlic and basil.",
+    "This recipe makes a simple pasta sauce.",
+)
+MAX_DIFFERENCE = 1e-5  # between embeddings of length 1; fp32 arithmetic in another order differs by about 1e-7
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Both models on one provider. Embeddings have shape [sentences, 384]; times are medians in milliseconds."""
+
+    provider: str
+    original: Array
+    optimized: Array
+    original_ms: float
+    optimized_ms: float
+
+    @property
+    def max_difference(self) -> float:
+        """The largest absolute difference of two values of the same place."""
+        return float(np.abs(self.original - self.optimized).max())
+
+    @property
+    def min_cosine(self) -> float:
+        """The smallest cosine between a sentence's two embeddings."""
+        return float((self.original * self.optimized).sum(axis=1).min())
+
+    @property
+    def agrees(self) -> bool:
+        """Whether embeddings are equal within MAX_DIFFERENCE and nearest neighbours the same."""
+        same_neighbours = np.array_equal(nearest(self.original), nearest(self.optimized))
+        return self.max_difference <= MAX_DIFFERENCE and same_neighbours  # False for NaN
+
+
+def nearest(embeddings: Array) -> Array:
+    """For each row of length 1 the index of the other row with the largest dot product."""
+    similarity = embeddings @ embeddings.T
+    np.fill_diagonal(similarity, -np.inf)
+    return np.asarray(similarity.argmax(axis=1))
+
+
+def median_ms(runs: int, *functions: Callable[[], object]) -> list[float]:
+    """Median time of each function in milliseconds. They take turns, so that a busy machine slows all alike."""
+    times: list[list[float]] = [[] for _ in functions]
+    for _ in range(runs):
+        for function, own in zip(functions, times, strict=True):
+            start = time.perf_counter()
+            function()
+            own.append(1000 * (time.perf_counter() - start))
+    return [float(np.median(own)) for own in times]
+
+
+def providers() -> list[str]:
+    """The providers to run on: CPU, and CUDA where this ONNX Runtime can start it."""
+    names = ["CPUExecutionProvider"]
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers() and Path("/dev/nvidiactl").exists():
+        names.append("CUDAExecutionProvider")
+    return names
+
+
+def compare(original: Path, optimized: Path, provider: str, feeds: dict[str, Array], runs: int) -> Comparison:
+    """Runs and times both models on one provider."""
+    before = onnxruntime.InferenceSession(original, providers=[provider])
+    after = ortplugin.session(optimized, providers=[provider])
+    first, second = before.run(None, feeds)[0], after.run(None, feeds)[0]
+    times = median_ms(runs, lambda: before.run(None, feeds), lambda: after.run(None, feeds))
+    return Comparison(provider, first, second, *times)
+
+
+def fused_norms(path: Path) -> int:
+    """FusedLayerNorm nodes in a model file."""
+    nodes = onnx.load(path, load_external_data=False).graph.node
+    return sum(node.domain == "ortplugin" and node.op_type == "FusedLayerNorm" for node in nodes)
+
+
+def optimize(original: Path, optimized: Path) -> int:
+    """Runs the command line tool, whose report goes to the terminal; its exit status."""
+    arguments = [str(original), "-o", str(optimized)]
+    print(f"\n$ optimize-model {' '.join(arguments)}", flush=True)
+    return optimize_model(arguments)
+
+
+def show_neighbours(console: Console, comparison: Comparison) -> None:
+    """Prints each sentence with the number of its nearest neighbour, and their cosine, under both models."""
+    table = Table("", "sentence", "nearest, original", "nearest, optimized", title="Nearest neighbours")
+    both = [(e, nearest(e)) for e in (comparison.original, comparison.optimized)]
+    for row, sentence in enumerate(SENTENCES):
+        cells = [f"{n[row] + 1:2d}   cosine {e[row] @ e[n[row]]:.4f}" for e, n in both]
+        table.add_row(str(row + 1), sentence, *cells)
+    console.print(table)
+
+
+def show_agreement(console: Console, comparisons: list[Comparison]) -> None:
+    """Prints differences and times, a row for each provider."""
+    table = Table(
+        "provider", "max difference", "min cosine", "original ms", "optimized ms", title="Original and optimized"
+    )
+    for c in comparisons:
+        figures = f"{c.max_difference:.1e}", f"{c.min_cosine:.6f}", f"{c.original_ms:.2f}", f"{c.optimized_ms:.2f}"
+        table.add_row(c.provider.removesuffix("ExecutionProvider"), *figures)
+    console.print(table)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the demo; 0 if everything agrees."""
+    parser = argparse.ArgumentParser(description="Optimizes all-MiniLM-L6-v2 and compares it with the original.")
+    parser.add_argument("--folder", type=Path, default=Path("build/demo"), help="where the two models are written")
+    parser.add_argument("--runs", type=int, default=20, help="timed runs of each model")
+    options = parser.parse_args(arguments)
+    console = Console()
+
+    options.folder.mkdir(parents=True, exist_ok=True)
+    original, optimized = options.folder / "minilm.onnx", options.folder / "minilm.fast.onnx"
+    onnx.save(minilm.build(), original)
+    console.print(f"built {original}: all-MiniLM-L6-v2, {original.stat().st_size / 1e6:.0f} MB")
+    status = optimize(original, optimized)
+    if status != 0:
+        console.print(f"[red]optimize-model exited with {status}[/red]")
+        return 1
+
+    feeds = minilm.tokenize(SENTENCES)
+    comparisons = [compare(original, optimized, provider, feeds, options.runs) for provider in providers()]
+    show_neighbours(console, comparisons[0])
+    show_agreement(console, comparisons)
+
+    fused, norms = fused_norms(optimized), minilm.config().norms
+    console.print(f"{fused} of {norms} layer norms are fused")
+    if fused != norms or not all(c.agrees for c in comparisons):
+        console.print("[red]the optimized model does not agree with the original[/red]")
+        return 1
+    console.print(f"[green]embeddings and nearest neighbours of all {len(SENTENCES)} sentences agree[/green]")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""Makes ONNX models faster inside ONNX Runtime: an optimizer that writes fused operators, a library that runs them.
+
+    model, report = ortplugin.optimize("model.onnx")     # or: optimize-model model.onnx -o fast.onnx
+
+    options = onnxruntime.SessionOptions()
+    ortplugin.register(options)
+    session = onnxruntime.InferenceSession("fast.onnx", options)
+
+Importing this package is cheap: onnx, onnxruntime and CuPy are imported by the functions that need them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+# These two functions have the names of their modules, so they must be bound after the modules are loaded: here.
+from .restore import restore
+from .session import library_path, register, run, session
+
+if TYPE_CHECKING:
+    from .optimizer import optimize
+
+__version__ = "0.1.0"
+
+__all__ = ["__version__", "library_path", "optimize", "register", "restore", "run", "session"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "optimize":
+        from .optimizer import optimize
+
+        globals()[name] = optimize
+        return optimize
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

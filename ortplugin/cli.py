@@ -1,0 +1,266 @@
+"""optimize-model: the command line of the optimizer."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+
+from . import __version__
+from .errors import OrtPluginError, UsageError, VerificationError, one_line
+
+if TYPE_CHECKING:
+    from .report import Report
+    from .storage import StoredModel
+
+PROGRAM = "optimize-model"
+_PIPE_WIDTH = 160  # columns of a table that goes to a file or pipe
+
+
+def _names(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...] | None:
+    """'--only a,b --only c' is ('a', 'b', 'c'); None if the option is not given."""
+    names = tuple(name.strip() for value in values for name in value.split(",") if name.strip())
+    return names if values else None
+
+
+def _shapes(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> dict[str, tuple[int, ...]] | None:
+    """'--input-shape name:1,128' is {'name': (1, 128)}; 'name:' is a scalar's. Names may hold colons."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for value in values:
+        name, colon, sizes = value.rpartition(":")
+        parts = [part.strip() for part in sizes.split(",")] if sizes.strip() else []
+        if not colon or not name or not all(part.isascii() and part.isdecimal() for part in parts):
+            raise UsageError(f"--input-shape {value!r} is not NAME:SIZE,SIZE,..., such as input_ids:1,128")
+        if name in shapes:
+            raise UsageError(f"--input-shape gives two shapes for '{name}'")
+        shapes[name] = tuple(int(part) for part in parts)
+    return shapes or None
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("model", required=False, metavar="IN")
+@click.option("-o", "--output", metavar="OUT", help="Where the result goes. Replaced in one step, never IN itself.")
+@click.option(
+    "--verify/--no-verify", default=True, help="Run original and result in ONNX Runtime and compare (default)."
+)
+@click.option("--provider", "providers", multiple=True, callback=_names, metavar="NAME", help="Verify on: cpu, cuda.")
+@click.option(
+    "--input-shape", "input_shapes", multiple=True, callback=_shapes, metavar="NAME:1,128", help="Fix an input's shape."
+)
+@click.option("--inputs", metavar="DATA.npz", help="Verify on these inputs besides generated ones.")
+@click.option("--rtol", type=click.FloatRange(min=0), help="Relative tolerance; the dtype's own by default.")
+@click.option("--atol", type=click.FloatRange(min=0), help="Absolute tolerance; the dtype's own, scaled, by default.")
+@click.option("--only", multiple=True, callback=_names, metavar="PASS,...", help="Run these passes only.")
+@click.option("--skip", multiple=True, callback=_names, metavar="PASS,...", help="Leave these passes out.")
+@click.option("--list-passes", is_flag=True, help="Show the passes in their order and stop.")
+@click.option("--explain", is_flag=True, help="Show what was nearly rewritten, and why it was not.")
+@click.option("--dry-run", is_flag=True, help="Do everything but write OUT.")
+@click.option("--report", "report_path", metavar="OUT.json", help="Write the report as JSON.")
+@click.option("--restore", is_flag=True, help="Go back: replace ortplugin's operators by standard ONNX.")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.version_option(__version__, prog_name=PROGRAM)
+def command(
+    model: str | None,
+    output: str | None,
+    verify: bool,
+    providers: tuple[str, ...] | None,
+    input_shapes: dict[str, tuple[int, ...]] | None,
+    inputs: str | None,
+    rtol: float | None,
+    atol: float | None,
+    only: tuple[str, ...] | None,
+    skip: tuple[str, ...] | None,
+    list_passes: bool,
+    explain: bool,
+    dry_run: bool,
+    report_path: str | None,
+    restore: bool,
+    debug: bool,
+) -> None:
+    """Makes the ONNX model IN faster inside ONNX Runtime and writes it to OUT.
+
+    Operators are fused into those of the library that `ortplugin.register` makes known to a session. The result is
+    compared with the original before it is written; if outputs differ, nothing is written and the guilty rewrite is
+    named. The exit status is 0 on success, 1 on an error, 2 on a mistake in the command.
+    """
+    out = _console(sys.stdout)
+    if list_passes:
+        _print_passes(out)
+        return
+    if model is None:
+        raise UsageError(f"no model is given: {PROGRAM} IN -o OUT")
+    if output is None and not dry_run:
+        raise UsageError("no output is given; name it with -o OUT, or use --dry-run")
+    if restore and (only or skip or input_shapes):
+        raise UsageError("--restore runs no passes, so --only, --skip and --input-shape do not go with it")
+    for option, value in (("--provider", providers), ("--inputs", inputs), ("--rtol", rtol), ("--atol", atol)):
+        if value is not None and not verify:
+            raise UsageError(f"{option} is about the verification, which --no-verify leaves out")
+
+    from .render import print_report  # imports after the arguments are right, so that mistakes show at once
+    from .storage import check_output, load, save_model, write_text
+
+    for path in (output, report_path):
+        if path is not None:
+            check_output(path, [Path(model)])
+    if output is not None and report_path is not None and os.path.realpath(output) == os.path.realpath(report_path):
+        raise UsageError("--output and --report name the same file")
+
+    with _progress() as progress:
+        progress(f"loading {model}")
+        start = time.perf_counter()
+        stored = load(model)
+        loaded = time.perf_counter() - start
+        for path in (output, report_path):
+            if path is not None:
+                check_output(path, stored.files)
+        settings: dict[str, Any] = {"providers": providers, "inputs": inputs, "rtol": rtol, "atol": atol}
+        failure: VerificationError | None = None
+        try:
+            if restore:
+                result, report = _restore(stored, verify, settings, progress)
+            else:
+                from .optimizer import optimize
+
+                result, report = optimize(
+                    stored,
+                    only=only,
+                    skip=skip,
+                    input_shapes=input_shapes,
+                    verify=verify,
+                    progress=progress,
+                    **settings,
+                )
+        except VerificationError as error:
+            if error.report is None:
+                raise
+            failure, report = error, error.report
+        report.seconds["load"] = loaded
+        if failure is None and output is not None and not dry_run:
+            progress(f"writing {output}")
+            start = time.perf_counter()
+            save_model(result, output, protect=stored.files, external=True if stored.data_files else None)
+            report.seconds["write"] = time.perf_counter() - start
+            report.output = output
+        if report_path is not None:
+            write_text(report.to_json(), report_path, protect=stored.files)
+    print_report(report, out, explain)
+    if failure is not None:
+        raise failure
+    if report.output is not None:
+        out.print(f"Wrote {report.output}", markup=False)
+    else:
+        out.print("Dry run: nothing was written.")
+
+
+def _restore(
+    stored: StoredModel, verify: bool, settings: dict[str, Any], progress: Callable[[str], None]
+) -> tuple[Any, Report]:
+    """The model in standard ONNX, with a report whose changes are the nodes replaced."""
+    from . import restore
+    from .modelcheck import walk_nodes
+    from .ops import DOMAIN
+    from .passes.base import Change
+    from .report import Report, count_operators
+    from .verify import Tolerance, Verifier
+
+    progress("restoring")
+    start = time.perf_counter()
+    result = restore(stored.proto)
+    report = Report("restore", str(stored.path), before=count_operators(stored.proto), after=count_operators(result))
+    fused = [node for node in walk_nodes(stored.proto) if node.domain == DOMAIN]
+    report.changes = [Change("restore", (f"{node.name} ({node.op_type})",), "") for node in fused]
+    report.seconds["restore"] = time.perf_counter() - start
+    if verify and fused:
+        start = time.perf_counter()
+        with closing(
+            Verifier(
+                stored.proto,
+                path=stored.path,
+                providers=settings["providers"],
+                inputs=settings["inputs"],
+                tolerance=Tolerance(settings["rtol"], settings["atol"]),
+                progress=progress,
+            )
+        ) as verifier:
+            report.verification = verifier.verify(result)
+        report.seconds["verify"] = time.perf_counter() - start
+        if not report.passed:
+            error = VerificationError(
+                "the restored model's outputs differ from the optimized one's; nothing was written"
+            )
+            error.report = report
+            raise error
+    return result, report
+
+
+def _print_passes(out: Console) -> None:
+    from rich.table import Table
+
+    from .optimizer import PIPELINE
+
+    table = Table("pass", "what it does", title="Passes, in order", title_justify="left")
+    for step in PIPELINE:
+        table.add_row(step.name, step.summary)
+    out.print(table)
+
+
+def _console(stream: Any) -> Console:
+    return Console(file=stream, highlight=False, width=None if stream.isatty() else _PIPE_WIDTH, soft_wrap=False)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """A function that says what is going on, beside a spinner on stderr if that is a terminal."""
+    with Console(stderr=True, highlight=False).status("") as status:
+        yield lambda text: status.update(escape(text))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status: 0, 1 for an error, 2 for a mistaken command, 130 if interrupted."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in arguments
+    try:
+        command.main(args=arguments, prog_name=PROGRAM, standalone_mode=False)
+        sys.stdout.flush()
+        return 0
+    except click.exceptions.Exit as stop:  # --help and --version
+        return int(stop.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        return _fail("interrupted; nothing was written", 130, debug)
+    except click.ClickException as error:
+        return _fail(f"{one_line(error.format_message())} ({PROGRAM} --help shows the options)", 2, debug)
+    except UsageError as error:
+        return _fail(one_line(error), 2, debug)
+    except OrtPluginError as error:
+        return _fail(one_line(error), 1, debug)
+    except BrokenPipeError:  # the reader of our output went away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except MemoryError:
+        return _fail("this machine has not enough memory for the model; nothing was written", 1, debug)
+    except Exception as error:  # the last resort: a defect, shown in one line like the rest
+        kind = "" if type(error).__name__ == "PassError" else f" ({type(error).__name__})"
+        return _fail(f"internal error{kind}: {one_line(error)}; --debug shows where, please report it", 1, debug)
+
+
+def _fail(message: str, status: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    print(f"{PROGRAM}: {message}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

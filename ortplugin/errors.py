@@ -1,0 +1,60 @@
+"""The errors that a user can cause. Each message is one line: what is wrong, with the value, and what to do about it.
+
+Everything derives from `OrtPluginError`, so a caller (the command line among them) can tell a mistake or a fault of the
+surroundings from a defect in this package.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .report import Report
+
+
+class OrtPluginError(Exception):
+    """Base of the errors that this package raises on purpose."""
+
+
+class UsageError(OrtPluginError):
+    """An argument is wrong: an unknown pass, a shape for an input that doesn't exist, a bad path. Exit status 2."""
+
+
+class ModelError(OrtPluginError):
+    """The model file or the model in it is invalid, unsafe or beyond what is supported."""
+
+
+class StorageError(OrtPluginError):
+    """The output can't be written. Nothing was changed on disk."""
+
+
+class RuntimeMissingError(OrtPluginError):
+    """onnxruntime, CuPy, a GPU or the native library is missing or unfit; the message says what to install."""
+
+
+class VerificationError(OrtPluginError):
+    """The optimized model's outputs differ from the original's, or the comparison could not be made.
+
+    `report` is the optimizer's report where outputs differ, None where the comparison could not be made.
+    """
+
+    report: Report | None = None
+
+
+def near_names(name: str, known: Iterable[str]) -> str:
+    """'; did you mean a, b?' with the names of `known` that resemble `name`, or '; known: ...' when none does."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    if near:
+        return f"; did you mean {', '.join(near)}?"
+    return f"; known: {', '.join(names)}" if names else ""
+
+
+def one_line(error: BaseException | str, limit: int = 600) -> str:
+    """The text of an error on one line, cut to `limit` characters."""
+    text = " ".join(str(error).split())
+    if not text and isinstance(error, BaseException):
+        text = type(error).__name__
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,165 @@
+"""Dtypes and shapes of every value: onnx.shape_inference, ONNX Runtime's own operators, and ours.
+
+Inference runs on a skeleton of the model, in which a large weight is a name with a dtype and a shape, so that its cost
+does not depend on the size of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import onnx
+import onnx_graphsurgeon as gs
+from onnx import AttributeProto, helper
+
+from ortplugin.errors import ModelError
+from ortplugin.graph.convert import all_graphs, attached, node_proto, opset_of, type_of, value_info
+from ortplugin.graph.shapes import Dim, Shape
+from ortplugin.ops import find
+from ortplugin.ops.base import TensorType
+
+SMALL_BYTES = 4096  # up to this size a constant's values take part: shapes, axes, indices
+GENERATED = "unk__"  # how onnx.shape_inference begins the names of dimensions that it makes up
+
+# Operators of ONNX Runtime whose outputs (by index) have the dtype and shape of their first input.
+LIKE_FIRST_INPUT: dict[tuple[str, str], tuple[int, ...]] = {
+    ("com.microsoft", "SkipLayerNormalization"): (0, 3),
+    ("com.microsoft", "SkipSimplifiedLayerNormalization"): (0, 3),
+    ("com.microsoft", "SimplifiedLayerNormalization"): (0,),
+    ("", "SimplifiedLayerNormalization"): (0,),
+    ("com.microsoft", "BiasGelu"): (0,),
+    ("com.microsoft", "FastGelu"): (0,),
+    ("com.microsoft", "Gelu"): (0,),
+    ("com.microsoft", "QuickGelu"): (0,),
+}
+
+
+def annotate(graph: gs.Graph) -> None:
+    """Fills in the dtype and shape of every Variable that they can be told of; never fails, never forgets.
+
+    `graph` is the outermost one. The inputs' dtypes and shapes are taken as they are. Where the model's own value_info
+    and inference disagree, inference from the inputs is believed.
+    """
+    _infer(graph, with_known=False)
+    nodes = [node for each in all_graphs(graph) for node in each.nodes]
+    unknown = _unknown(nodes)
+    while unknown:
+        for node in nodes:
+            _infer_node(node)
+        _infer(graph, with_known=True)
+        still = _unknown(nodes)
+        if len(still) == len(unknown):
+            break
+        unknown = still
+
+
+def _unknown(nodes: Sequence[gs.Node]) -> list[gs.Tensor]:
+    """The values of which dtype or shape is unknown."""
+    made = (tensor for node in nodes for tensor in node.outputs if not tensor.is_empty())
+    return [tensor for tensor in made if tensor.dtype is None or tensor.shape is None]
+
+
+def _infer(graph: gs.Graph, with_known: bool) -> None:
+    original: onnx.ModelProto | None = attached(graph, "model")
+    imports = list(original.opset_import) if original is not None else list(graph.import_domains or [])
+    if not opset_of(imports):
+        imports.append(helper.make_opsetid("", graph.opset))
+    model = onnx.ModelProto(ir_version=graph.ir_version or onnx.IR_VERSION, opset_import=imports)
+    if original is not None:
+        model.functions.extend(original.functions)
+    _skeleton(graph, model.graph, with_known)
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model, check_type=False, strict_mode=False, data_prop=True)
+    except Exception:  # onnx raises its own and C++'s errors; without inference passes know less, that is all
+        return
+    _merge(graph, inferred.graph)
+
+
+def _skeleton(graph: gs.Graph, target: onnx.GraphProto, with_known: bool) -> None:
+    """The graph in `target` without large weights; intermediate dtypes and shapes only `with_known`."""
+    target.name = graph.name
+    target.input.extend(value_info(tensor) for tensor in graph.inputs)
+    made = set()
+    for node in graph.nodes:
+        proto = node_proto(node)
+        for name, value in node.attrs.items():
+            if isinstance(value, gs.Graph):
+                attribute = proto.attribute.add(name=name, type=AttributeProto.GRAPH)
+                _skeleton(value, attribute.g, with_known)
+        target.node.append(proto)
+        for tensor in node.inputs:
+            if isinstance(tensor, gs.Constant) and tensor.name not in made and tensor.dtype is not None:
+                made.add(tensor.name)
+                _add_constant(tensor, target)
+            elif attached(tensor, "initial") is not None and not tensor.inputs and tensor.name not in made:
+                made.add(tensor.name)
+                target.value_info.append(value_info(tensor))
+        if with_known:
+            target.value_info.extend(value_info(tensor) for tensor in node.outputs if tensor.name and tensor.dtype)
+    target.output.extend(onnx.ValueInfoProto(name=tensor.name) for tensor in graph.outputs)
+
+
+def _add_constant(tensor: gs.Constant, target: onnx.GraphProto) -> None:
+    values = tensor._values
+    if values.nbytes <= SMALL_BYTES and tensor.dtype != object:
+        lazy = getattr(values, "tensor", None)
+        proto = lazy if lazy is not None else onnx.numpy_helper.from_array(values, tensor.name)
+        if proto.data_location != onnx.TensorProto.EXTERNAL:
+            target.initializer.append(proto)
+            target.initializer[-1].name = tensor.name
+            return
+    info = value_info(gs.Variable(tensor.name, tensor.dtype, tuple(tensor.shape)))
+    target.value_info.append(info)
+
+
+def _merge(graph: gs.Graph, inferred: onnx.GraphProto) -> None:
+    infos = {info.name: info for info in (*inferred.value_info, *inferred.output)}
+    fixed = {id(tensor) for tensor in graph.inputs}
+    for node, proto in zip(graph.nodes, inferred.node, strict=True):
+        for tensor in node.outputs:
+            info = infos.get(tensor.name)
+            if info is None or id(tensor) in fixed or info.type.WhichOneof("value") != "tensor_type":
+                continue
+            dtype, shape = type_of(info.type)
+            tensor.dtype = tensor.dtype if dtype is None else dtype
+            tensor.shape = merge_shapes(shape, tensor.shape)
+        graphs = {each.name: each.g for each in proto.attribute if each.type == AttributeProto.GRAPH}
+        for name, value in node.attrs.items():
+            if isinstance(value, gs.Graph):
+                _merge(value, graphs[name])
+
+
+def merge_shapes(inferred: Shape | None, known: Shape | None) -> Shape | None:
+    """What `inferred` says, completed from `known`: an inferred length or input's name wins over anything known."""
+    if inferred is None or known is None:
+        return known if inferred is None else inferred
+    if len(inferred) != len(known):
+        return inferred
+    return tuple(_merge_dims(a, b) for a, b in zip(inferred, known, strict=True))
+
+
+def _merge_dims(inferred: Dim, known: Dim) -> Dim:
+    if inferred is None or (isinstance(inferred, str) and inferred.startswith(GENERATED)):
+        return inferred if known is None else known
+    return inferred
+
+
+def _infer_node(node: gs.Node) -> None:
+    """Fills in the outputs of one node of ONNX Runtime's operators or ours."""
+    found: Iterator[tuple[gs.Tensor, TensorType]]
+    operator = find(node.domain or "", node.op)
+    if operator is not None:
+        inputs = [TensorType(t.dtype, None if t.shape is None else tuple(t.shape)) for t in node.inputs]
+        try:
+            found = zip(node.outputs, operator.infer_shapes(node_proto(node), inputs), strict=True)
+        except ModelError:  # an invalid node is reported where it is used, not here
+            return
+    else:
+        same = LIKE_FIRST_INPUT.get((node.domain or "", node.op), ())
+        if not same or not node.inputs:
+            return
+        first = TensorType(node.inputs[0].dtype, node.inputs[0].shape)
+        found = ((node.outputs[i], first) for i in same if i < len(node.outputs))
+    for tensor, kind in found:
+        tensor.dtype = kind.dtype if tensor.dtype is None else tensor.dtype
+        tensor.shape = kind.shape if tensor.shape is None else tensor.shape

@@ -1,0 +1,456 @@
+"""Models in and out: onnx.ModelProto to onnx_graphsurgeon.Graph and back, with nothing lost on the way.
+
+graphsurgeon's own importer and exporter drop or refuse what its classes have no place for: documentation strings and
+metadata of nodes, overloads, quantisation annotations, sparse and overridable initializers, attributes of rare kinds,
+bytes that are not UTF-8, sequence and optional types, external data. So here each of its objects carries the message
+that it came from (see the attributes below), and an export edits a copy of the original model instead of writing a new
+one. Weights are never decoded, and copied once.
+
+Beyond graphsurgeon's own attributes:
+    Graph.proto       the GraphProto;  Graph.constants: its initializers as Constants, in order, by name
+    Graph.model       the ModelProto, on the outermost graph; None on the others
+    Node.proto        the NodeProto
+    Variable.proto    its ValueInfoProto, if there is one
+    Variable.initial  on a Variable: the TensorProto or SparseTensorProto that it starts with. An initializer that is
+                      also a graph input is such a Variable, because a caller may override it; so is a sparse one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from onnx import AttributeProto, TensorProto, helper, numpy_helper
+from onnx_graphsurgeon.ir.tensor import LazyValues
+
+from ortplugin.errors import ModelError
+from ortplugin.graph.order import topological_order
+from ortplugin.graph.shapes import Shape
+from ortplugin.ops.base import DOMAIN
+
+DEFAULT_DOMAINS = ("", "ai.onnx")
+
+
+def numpy_dtype(elem_type: int) -> np.dtype[Any] | None:
+    """NumPy's (or ml_dtypes') dtype for a TensorProto.DataType; None for one that neither has."""
+    try:
+        return np.dtype(helper.tensor_dtype_to_np_dtype(elem_type))
+    except KeyError:
+        return None
+
+
+def attached(item: Any, name: str) -> Any:
+    """What this module attached to a graphsurgeon object under `name`; None if nothing."""
+    return vars(item).get(name)
+
+
+def variable(name: str, dtype: np.dtype[Any] | None = None, shape: Shape | None = None) -> gs.Variable:
+    """A new Variable."""
+    return gs.Variable(name, dtype, shape)
+
+
+def opset_of(imports: Iterable[onnx.OperatorSetIdProto]) -> int:
+    """The version of the domain ai.onnx; 0 if it is not imported."""
+    return next((each.version for each in imports if each.domain in DEFAULT_DOMAINS), 0)
+
+
+def local_functions(graph: gs.Graph) -> frozenset[tuple[str, str]]:
+    """(domain, name) of the model's local functions: a node of that name is a call of it, not the operator."""
+    model = attached(graph, "model")
+    if model is None:
+        return frozenset((each.domain or "", each.name) for each in graph.functions)
+    return frozenset((_domain(each.domain), each.name) for each in model.functions)
+
+
+def _domain(domain: str) -> str:
+    return "" if domain in DEFAULT_DOMAINS else domain
+
+
+# Import
+
+
+def import_model(model: onnx.ModelProto) -> gs.Graph:
+    """The model as a graph that reads its weights from `model`, which must stay unchanged while the graph is in use.
+
+    Raises ModelError if a name is assigned twice or if the nodes form a cycle.
+    """
+    graph = _import_graph(model.graph, {}, opset_of(model.opset_import), model.ir_version)
+    graph.model = model
+    graph.import_domains = list(model.opset_import)
+    graph.producer_name, graph.producer_version = model.producer_name, model.producer_version
+    return graph
+
+
+def _import_graph(proto: onnx.GraphProto, outer: Mapping[str, gs.Tensor], opset: int, ir_version: int) -> gs.Graph:
+    tensors: dict[str, gs.Tensor] = {}  # of this graph, by name
+    inputs = {each.name: each for each in proto.input}
+    constants: dict[str, gs.Constant] = {}
+
+    def define(tensor: gs.Tensor) -> gs.Tensor:
+        if tensor.name in tensors:
+            raise ModelError(f"the name '{tensor.name}' is assigned twice in the graph '{proto.name}'")
+        tensors[tensor.name] = tensor
+        return tensor
+
+    for initializer in proto.initializer:
+        if initializer.name in inputs:
+            continue
+        constants[initializer.name] = define(_constant(initializer))
+    initial = {each.name: each for each in proto.initializer if each.name in inputs}
+    for sparse in proto.sparse_initializer:
+        if sparse.values.name in inputs:
+            initial[sparse.values.name] = sparse
+        else:
+            dtype = numpy_dtype(sparse.values.data_type)
+            define(variable(sparse.values.name, dtype, tuple(sparse.dims))).initial = sparse
+    graph_inputs = [define(_described(each)) for each in proto.input]
+    for tensor in graph_inputs:
+        tensor.initial = initial.get(tensor.name)
+    infos = {each.name: each for each in (*proto.output, *proto.value_info)}  # value_info may know more
+    for node in proto.node:
+        for name in node.output:
+            if name:
+                define(_described(infos[name]) if name in infos else variable(name))
+
+    def find(name: str) -> gs.Tensor:
+        if not name:
+            return gs.Variable.empty()
+        if name in tensors:
+            return tensors[name]
+        if name in outer:
+            return outer[name]
+        raise ModelError(f"'{name}' is used in the graph '{proto.name}' but nothing makes it")
+
+    visible = {**outer, **tensors}
+    nodes = []
+    for node in proto.node:
+        imported = gs.Node(
+            node.op_type,
+            node.name,
+            {each.name: v for each in node.attribute if (v := _value(each, visible, opset, ir_version)) is not None},
+            [find(name) for name in node.input],
+            [find(name) for name in node.output],
+            node.domain if node.HasField("domain") else None,
+        )
+        imported.proto = node
+        nodes.append(imported)
+    outputs = [find(each.name) for each in proto.output]
+    for tensor, info in zip(outputs, proto.output, strict=True):
+        if attached(tensor, "proto") is None and isinstance(tensor, gs.Variable):
+            _describe(tensor, info)
+    graph = gs.Graph(topological_order(nodes), graph_inputs, outputs, proto.name, proto.doc_string, opset)
+    graph.ir_version = ir_version
+    graph.proto, graph.model, graph.constants = proto, None, constants
+    return graph
+
+
+def _constant(tensor: onnx.TensorProto) -> gs.Constant:
+    # Filled by hand: LazyValues' own constructor refuses dtypes that NumPy lacks.
+    values = LazyValues.__new__(LazyValues)
+    values.tensor, values.shape, values.dtype = tensor, tuple(tensor.dims), numpy_dtype(tensor.data_type)
+    values.nbytes = 0 if values.dtype is None else int(np.prod(values.shape, dtype=object)) * values.dtype.itemsize
+    constant = gs.Constant(tensor.name, values)
+    constant.imported = values
+    return constant
+
+
+def _described(info: onnx.ValueInfoProto) -> gs.Variable:
+    tensor = variable(info.name)
+    _describe(tensor, info)
+    return tensor
+
+
+def _describe(tensor: gs.Variable, info: onnx.ValueInfoProto) -> None:
+    tensor.proto = info
+    kind = info.type.WhichOneof("value")
+    if kind == "tensor_type":
+        tensor.dtype, tensor.shape = type_of(info.type)
+    elif kind is not None:
+        tensor.type = kind
+
+
+def type_of(proto: onnx.TypeProto) -> tuple[np.dtype[Any] | None, Shape | None]:
+    """The dtype and shape of a tensor type; a name or None stands for a dimension of no fixed length."""
+    tensor = proto.tensor_type
+    dtype = numpy_dtype(tensor.elem_type) if tensor.elem_type else None
+    if not tensor.HasField("shape"):
+        return dtype, None
+    dims = tensor.shape.dim
+    return dtype, tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims)
+
+
+def _value(attribute: onnx.AttributeProto, visible: Mapping[str, gs.Tensor], opset: int, ir_version: int) -> Any:
+    """An attribute as graphsurgeon holds it; None for the kinds that it has no place for."""
+    kind = attribute.type
+    if kind == AttributeProto.TENSOR:
+        return _constant(attribute.t)
+    if kind == AttributeProto.GRAPH:
+        return _import_graph(attribute.g, visible, opset, ir_version)
+    return _plain_value(attribute)
+
+
+def _plain_value(attribute: onnx.AttributeProto) -> Any:
+    kind = attribute.type
+    if kind == AttributeProto.FLOAT:
+        return attribute.f
+    if kind == AttributeProto.INT:
+        return attribute.i
+    if kind == AttributeProto.STRING:
+        return _text(attribute.s)
+    if kind == AttributeProto.FLOATS:
+        return list(attribute.floats)
+    if kind == AttributeProto.INTS:
+        return list(attribute.ints)
+    if kind == AttributeProto.STRINGS:
+        return [_text(each) for each in attribute.strings]
+    return None
+
+
+def _text(value: bytes) -> str | bytes:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value
+
+
+# Export
+
+
+def export_model(graph: gs.Graph, original: onnx.ModelProto) -> onnx.ModelProto:
+    """The graph as a model: a copy of `original`, which it was imported from, with the differences worked in.
+
+    What no pass touched comes back as it was. The domain `ortplugin` is imported if and only if a node uses it.
+    """
+    model = onnx.ModelProto()
+    model.CopyFrom(original)
+    _export_graph(graph, model.graph, frozenset(), _used_tensors(graph))
+    used = {_domain(node.domain or "") for each in all_graphs(graph) for node in each.nodes}
+    imported = {_domain(each.domain) for each in model.opset_import}
+    if DOMAIN in used and DOMAIN not in imported:
+        model.opset_import.add(domain=DOMAIN, version=1)
+    if DOMAIN not in used and not any(n.domain == DOMAIN for f in model.functions for n in f.node):
+        kept = [each for each in model.opset_import if each.domain != DOMAIN]
+        if len(kept) != len(model.opset_import):
+            del model.opset_import[:]
+            model.opset_import.extend(kept)
+    return model
+
+
+def all_graphs(graph: gs.Graph) -> Iterator[gs.Graph]:
+    """The graph, then every graph in its nodes' attributes, outer before inner, in order."""
+    yield graph
+    for node in graph.nodes:
+        for value in node.attrs.values():
+            if isinstance(value, gs.Graph):
+                yield from all_graphs(value)
+
+
+def _used_tensors(graph: gs.Graph) -> frozenset[int]:
+    """The ids of the tensors that a node reads or that a graph gives out, bodies included."""
+    used: set[int] = set()
+    for each in all_graphs(graph):
+        used.update(id(tensor) for tensor in each.outputs)
+        used.update(id(tensor) for node in each.nodes for tensor in node.inputs)
+    return frozenset(used)
+
+
+def _names_read(graph: onnx.GraphProto) -> Iterator[str]:
+    yield from (each.name for each in graph.output)
+    for node in graph.node:
+        yield from node.input
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.GRAPH:
+                yield from _names_read(attribute.g)
+
+
+def _export_graph(graph: gs.Graph, target: onnx.GraphProto, owned: frozenset[int], used: frozenset[int]) -> None:
+    """Works the differences into `target`, a copy of graph.proto. `owned`: constants of the graphs around this one."""
+    source: onnx.GraphProto | None = attached(graph, "proto")
+    read_before = frozenset(_names_read(source)) if source is not None else frozenset()
+    made_before = frozenset(name for node in source.node for name in node.output) if source is not None else frozenset()
+
+    here = _export_initializers(graph, target, owned, used, read_before)
+    del target.node[:]
+    for node in graph.nodes:
+        _export_node(node, target.node.add(), here, used)
+    if source is None:
+        target.name = graph.name
+        target.input.extend(value_info(tensor) for tensor in graph.inputs)
+        target.output.extend(value_info(tensor) for tensor in graph.outputs)
+
+    made = {tensor.name: node for node in graph.nodes for tensor in node.outputs if tensor.name}
+    outputs = {tensor.name for tensor in graph.outputs}
+    ours = {name for name, node in made.items() if node.domain == DOMAIN and name not in outputs}
+    kept = [
+        info
+        for info in target.value_info
+        if info.name not in ours and (info.name in made or info.name not in made_before)
+    ]
+    by_name = {tensor.name: tensor for node in graph.nodes for tensor in node.outputs}
+    infos = [*kept, *(value_info(by_name[name]) for name in made if name in ours and by_name[name].dtype is not None)]
+    if infos != list(target.value_info):
+        infos = [_copy(info) for info in infos]
+        del target.value_info[:]
+        target.value_info.extend(infos)
+    annotations = [
+        _copy(each)
+        for each in target.quantization_annotation
+        if each.tensor_name in made or each.tensor_name not in made_before
+    ]
+    del target.quantization_annotation[:]
+    target.quantization_annotation.extend(annotations)
+
+
+def _copy(message: Any) -> Any:
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
+
+
+def _export_initializers(
+    graph: gs.Graph,
+    target: onnx.GraphProto,
+    owned: frozenset[int],
+    used: frozenset[int],
+    read_before: frozenset[str],
+) -> frozenset[int]:
+    """Drops initializers that nothing reads any more, adds new ones. Returns the ids of those that bodies may read."""
+    constants: dict[str, gs.Constant] = attached(graph, "constants") or {}
+    annotated = {pair.value for each in target.quantization_annotation for pair in each.quant_parameter_tensor_names}
+    for index in range(len(target.initializer) - 1, -1, -1):
+        name = target.initializer[index].name
+        constant = constants.get(name)
+        if constant is None:
+            continue  # overridable: part of the model's interface
+        if id(constant) not in used and name in read_before and name not in annotated:
+            del target.initializer[index]
+            if graph.ir_version is not None and graph.ir_version < 4:
+                _drop_input(target, name)
+        elif constant._values is not attached(constant, "imported"):
+            target.initializer[index].CopyFrom(_tensor(constant))
+    known = set(owned)
+    existing = {each.name for each in target.initializer}
+    read = [tensor for node in graph.nodes for tensor in node.inputs if isinstance(tensor, gs.Constant)]
+    for constant in [*constants.values(), *read]:
+        if id(constant) not in known and constant.name not in existing and id(constant) in used:
+            target.initializer.add().CopyFrom(_tensor(constant))
+            if graph.ir_version is not None and graph.ir_version < 4:
+                target.input.append(value_info(constant))  # before IR version 4 every initializer is an input
+        known.add(id(constant))
+    return frozenset(known)
+
+
+def _drop_input(target: onnx.GraphProto, name: str) -> None:
+    kept = [_copy(each) for each in target.input if each.name != name]
+    del target.input[:]
+    target.input.extend(kept)
+
+
+def _tensor(constant: gs.Constant) -> onnx.TensorProto:
+    values = constant._values
+    if isinstance(values, LazyValues):
+        if values.tensor.name == constant.name:
+            return values.tensor  # type: ignore[no-any-return]
+        renamed: onnx.TensorProto = _copy(values.tensor)
+        renamed.name = constant.name
+        return renamed
+    return numpy_helper.from_array(np.asarray(values), constant.name)
+
+
+def value_info(tensor: gs.Tensor) -> onnx.ValueInfoProto:
+    """The tensor's ValueInfoProto: what it was imported with, dtype and shape as they are now."""
+    info = onnx.ValueInfoProto()
+    source = attached(tensor, "proto")
+    if source is not None:
+        info.CopyFrom(source)
+        if info.type.WhichOneof("value") not in (None, "tensor_type"):
+            return info
+    info.name = tensor.name
+    if tensor.dtype is None:
+        return info
+    shape = None if tensor.shape is None else tuple(tensor.shape)
+    if type_of(info.type) != (tensor.dtype, shape):
+        info.type.CopyFrom(helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(tensor.dtype), shape))
+    return info
+
+
+def _export_node(node: gs.Node, target: onnx.NodeProto, owned: frozenset[int], used: frozenset[int]) -> None:
+    source: onnx.NodeProto | None = attached(node, "proto")
+    if source is not None:
+        target.CopyFrom(source)
+    target.op_type = node.op
+    if target.name != node.name:
+        target.name = node.name
+    if node.domain is not None:
+        target.domain = node.domain
+    inputs, outputs = [tensor.name for tensor in node.inputs], [tensor.name for tensor in node.outputs]
+    if list(target.input) != inputs:
+        del target.input[:]
+        target.input.extend(inputs)
+    if list(target.output) != outputs:
+        del target.output[:]
+        target.output.extend(outputs)
+    existing = {each.name: each for each in target.attribute}
+    for name, value in node.attrs.items():
+        attribute = existing.pop(name, None)
+        if attribute is None:
+            attribute = target.attribute.add(name=name)
+        if isinstance(value, gs.Graph):
+            attribute.type = AttributeProto.GRAPH
+            _export_graph(value, attribute.g, owned, used)
+        elif isinstance(value, gs.Constant):
+            if attribute.type != AttributeProto.TENSOR or value._values is not attached(value, "imported"):
+                attribute.CopyFrom(helper.make_attribute(name, _tensor(value)))
+        elif attribute.type == AttributeProto.UNDEFINED or _plain_value(attribute) != value:
+            attribute.CopyFrom(helper.make_attribute(name, value))
+    # What graphsurgeon has no place for stays; what a pass removed goes.
+    for attribute in existing.values():
+        if attribute.type == AttributeProto.TENSOR or _plain_value(attribute) is not None:
+            target.attribute.remove(attribute)
+
+
+def import_nodes(protos: Iterable[onnx.NodeProto], tensors: Mapping[str, gs.Tensor]) -> list[gs.Node]:
+    """Nodes that stand among existing tensors, found by name in `tensors`; new Variables for the names it lacks."""
+    found = dict(tensors)
+    nodes = []
+    for proto in protos:
+        for name in (*proto.input, *proto.output):
+            if name not in found:
+                found[name] = variable(name) if name else gs.Variable.empty()
+        attributes = {each.name: _value(each, found, 0, 0) for each in proto.attribute}
+        inputs = [found[name] if name else gs.Variable.empty() for name in proto.input]
+        outputs = [found[name] if name else gs.Variable.empty() for name in proto.output]
+        domain = proto.domain if proto.HasField("domain") else None
+        nodes.append(gs.Node(proto.op_type, proto.name, attributes, inputs, outputs, domain))
+    return nodes
+
+
+def node_proto(node: gs.Node) -> onnx.NodeProto:
+    """The node alone as a message, without the graphs in its attributes."""
+    proto = onnx.NodeProto(
+        op_type=node.op,
+        name=node.name,
+        domain=node.domain or "",
+        input=[tensor.name for tensor in node.inputs],
+        output=[tensor.name for tensor in node.outputs],
+    )
+    source: onnx.NodeProto | None = attached(node, "proto")
+    kept = {each.name: each for each in source.attribute} if source is not None else {}
+    for name, value in node.attrs.items():
+        if isinstance(value, gs.Graph):
+            continue
+        if isinstance(value, gs.Constant):
+            proto.attribute.append(helper.make_attribute(name, _tensor(value)))
+        elif name in kept and _plain_value(kept[name]) == value:
+            proto.attribute.append(kept[name])
+        else:
+            proto.attribute.append(helper.make_attribute(name, value))
+    return proto
+
+
+def is_external(tensor: onnx.TensorProto) -> bool:
+    """Whether the values lie in another file and have not been loaded."""
+    return tensor.data_location == TensorProto.EXTERNAL

@@ -1,0 +1,15 @@
+"""The table of operators: one folder and one line each."""
+
+from __future__ import annotations
+
+from ortplugin.ops.base import DOMAIN, Operator, TensorType
+from ortplugin.ops.layer_norm import OPERATOR as FUSED_LAYER_NORM
+
+__all__ = ["DOMAIN", "OPERATORS", "Operator", "TensorType", "find"]
+
+OPERATORS: tuple[Operator, ...] = (FUSED_LAYER_NORM,)
+
+
+def find(domain: str, name: str) -> Operator | None:
+    """The operator of this domain and name, if it is one of ours."""
+    return next((each for each in OPERATORS if each.domain == domain and each.name == name), None)

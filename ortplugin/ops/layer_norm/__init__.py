@@ -1,0 +1,114 @@
+"""FusedLayerNorm: layer or RMS normalisation with everything pointwise around it.
+
+    s    = prologue(inputs)                                   any pointwise program; S is its shape
+    n    = (s - mean(s)) / sqrt(var(s) + epsilon)             LayerNormalization, or
+    n    = s / sqrt(mean(s^2) + epsilon)                      RMSNormalization
+    outs = epilogue(n, s, inputs)                             any pointwise program; gamma and beta are a Mul and an Add
+
+mean and var (biased, of the squared deviations) are taken over the axes from `axis` to the last.
+
+Domain `ortplugin`, version 1.
+Attribute: `program` (string), docs/programs.md; it holds exactly one LayerNormalization or RMSNormalization.
+Inputs: one for each of the program's parameters, in order; float16, bfloat16, float, double or bool as declared. The
+    prologue's inputs broadcast to S as in ONNX; every other input must broadcast to S.
+Outputs: one for each of the program's results, in order, with the dtype declared there and the shape S.
+Reductions run in float32, in float64 for double. Other arithmetic likewise.
+Errors: an invalid program, another number of inputs or outputs than the program has, an input of another dtype than
+    declared, shapes that do not broadcast, an axis out of range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from ortplugin.errors import ModelError
+from ortplugin.graph.shapes import broadcast
+from ortplugin.ops.base import DOMAIN, Operator, TensorType
+from ortplugin.ops.decompose import NUMPY_DTYPES, Builder, to_onnx
+from ortplugin.ops.layer_norm import reference as reference_module
+from ortplugin.program import Program, Statement, parse
+
+NAME = "FusedLayerNorm"
+
+
+def program_of(node: onnx.NodeProto) -> Program:
+    """The node's program, checked against its inputs and outputs. Raises ModelError that names the node."""
+    where = f"node '{node.name}' ({NAME})"
+    texts = [attribute.s for attribute in node.attribute if attribute.name == "program"]
+    if len(texts) != 1:
+        raise ModelError(f"{where}: the attribute 'program' is missing")
+    try:
+        program = parse(texts[0].decode("ascii"))
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{where}: the program holds a character beyond ASCII") from error
+    except ModelError as error:
+        raise ModelError(f"{where}: {error}") from error
+    if program.core is None:
+        raise ModelError(f"{where}: the program holds no LayerNormalization or RMSNormalization")
+    for what, given, needed in (
+        ("inputs", len(node.input), len(program.parameters)),
+        ("outputs", len(node.output), len(program.results)),
+    ):
+        if given != needed:
+            raise ModelError(f"{where}: {given} {what}, but its program has {needed}")
+    return program
+
+
+def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[TensorType]:
+    """Every output's dtype as declared and the shape S, None where the inputs' shapes do not tell."""
+    program = program_of(node)
+    prologue = program.prologue
+    shapes = [
+        tensor.shape for parameter, tensor in zip(program.parameters, inputs, strict=True) if parameter.name in prologue
+    ]
+    shape = broadcast(shapes)
+    return [TensorType(NUMPY_DTYPES[result.dtype], shape) for result in program.results]
+
+
+def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
+    """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names."""
+    return to_onnx(program_of(node), node.input, node.output, opset, f"{node.output[0]}/unfused", core)
+
+
+def core(builder: Builder, statement: Statement, dtype: str, x: str, output: str) -> None:
+    """The normalisation itself, in float32 (double in double): ReduceMean, Sub, Mul, ReduceMean, Add, Sqrt, Div."""
+    axis = int(statement.number("axis"))
+    if axis >= 0:
+        raise ModelError(
+            f"'{output}': axis {axis} counts from the front, which has no decomposition without the rank; "
+            "write it as a negative number"
+        )
+    axes = list(range(axis, 0))
+    wide = dtype if dtype == "double" else "float"
+    s = x if dtype == wide else builder.cast(x, wide)
+    centred = builder.op("Sub", s, builder.mean(s, axes)) if statement.op == "LayerNormalization" else s
+    variance = builder.mean(builder.op("Mul", centred, centred), axes)
+    epsilon = builder.constant(statement.number("epsilon"), wide)
+    deviation = builder.op("Sqrt", builder.op("Add", variance, epsilon))
+    if dtype == wide:
+        builder.op("Div", centred, deviation, output=output)
+    else:
+        builder.cast(builder.op("Div", centred, deviation), dtype, output)
+
+
+def reference(
+    node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
+) -> list[npt.NDArray[np.generic]]:
+    """The outputs in NumPy, computed in float64; see reference.py."""
+    return reference_module.layer_norm(program_of(node), inputs, rounded)
+
+
+OPERATOR = Operator(
+    name=NAME,
+    domain=DOMAIN,
+    version=1,
+    summary="layer or RMS normalisation with pointwise prologue and epilogue",
+    infer_shapes=infer_shapes,
+    decompose=decompose,
+    reference=reference,
+)

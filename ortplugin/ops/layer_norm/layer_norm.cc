@@ -1,0 +1,314 @@
+#include "ortplugin/ops/layer_norm/layer_norm.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "ortplugin/runtime/evaluator.h"
+
+namespace ortplugin {
+namespace {
+
+// ---- shape inference ------------------------------------------------------------------------------------------------
+
+// The shape of the normalised value as far as it is known. A dimension that is not known keeps its name where the
+// operands that could give it agree on one.
+TensorType InferSummed(const NormProgram& norm, const std::vector<TensorType>& inputs) {
+  TensorType summed;
+  summed.has_shape = true;
+  std::vector<Shape> shapes;
+  for (const size_t i : norm.prologue_operands.parameters) {
+    if (!inputs[i].has_shape) return {};
+    shapes.push_back(inputs[i].shape);
+  }
+  summed.shape = Broadcast(shapes);
+  const size_t rank = summed.shape.size();
+  summed.symbols.resize(rank);
+  for (size_t axis = 0; axis < rank; ++axis) {
+    if (summed.shape[axis] != -1) continue;
+    bool agree = true;
+    std::string symbol;
+    for (const size_t i : norm.prologue_operands.parameters) {
+      const size_t lead = rank - inputs[i].shape.size();
+      if (axis < lead || inputs[i].shape[axis - lead] != -1) continue;
+      const std::string& name = inputs[i].symbols[axis - lead];
+      agree = agree && !name.empty() && (symbol.empty() || symbol == name);
+      symbol = name;
+    }
+    if (agree) summed.symbols[axis] = symbol;
+  }
+  return summed;
+}
+
+void Infer(ShapeContext& context) {
+  const NormProgram norm = NormProgram::Parse(context.string_attribute("program"));
+  const size_t count = context.input_count();
+  if (count != norm.program.parameters().size())
+    Fail("the program has ", norm.program.parameters().size(), " parameters, the node ", count, " inputs");
+  std::vector<TensorType> inputs;
+  for (size_t i = 0; i < count; ++i) {
+    inputs.push_back(context.input(i));
+    if (inputs[i].type != ort::kUndefined) CheckType(norm, i, inputs[i].type);
+  }
+  const TensorType summed = InferSummed(norm, inputs);
+  for (size_t r = 0; r < norm.program.results().size(); ++r) {
+    TensorType type = summed;
+    type.type = ToOrt(norm.program.value(norm.program.results()[r]).dtype);
+    context.set_output(r, type);
+  }
+}
+
+// ---- CPU kernel -----------------------------------------------------------------------------------------------------
+
+// Sums in blocks: within one the compiler's lanes add in `T`, block sums add in double.
+template <typename T>
+double Sum(const T* x, size_t count) {
+  constexpr size_t kLanes = 16;
+  double total = 0;
+  for (size_t first = 0; first < count; first += kBlock) {
+    const size_t last = std::min(count, first + kBlock);
+    T lanes[kLanes] = {};
+    size_t i = first;
+    for (; i + kLanes <= last; i += kLanes)
+      for (size_t lane = 0; lane < kLanes; ++lane) lanes[lane] += x[i + lane];
+    for (; i < last; ++i) lanes[i % kLanes] += x[i];
+    for (const T lane : lanes) total += static_cast<double>(lane);
+  }
+  return total;
+}
+
+template <typename T>
+double SumOfSquares(const T* x, T mean, size_t count) {
+  constexpr size_t kLanes = 16;
+  double total = 0;
+  for (size_t first = 0; first < count; first += kBlock) {
+    const size_t last = std::min(count, first + kBlock);
+    T lanes[kLanes] = {};
+    size_t i = first;
+    for (; i + kLanes <= last; i += kLanes)
+      for (size_t lane = 0; lane < kLanes; ++lane) lanes[lane] += (x[i + lane] - mean) * (x[i + lane] - mean);
+    for (; i < last; ++i) lanes[i % kLanes] += (x[i] - mean) * (x[i] - mean);
+    for (const T lane : lanes) total += static_cast<double>(lane);
+  }
+  return total;
+}
+
+class CpuLayerNorm : public Kernel {
+ public:
+  explicit CpuLayerNorm(const NodeInfo& info)
+      : norm_(NormProgram::Parse(info.string_attribute("program"))),
+        prologue_(norm_.program, norm_.prologue),
+        epilogue_(norm_.program, norm_.epilogue) {
+    for (size_t i = 0; i < info.input_count(); ++i) CheckType(norm_, i, info.input(i).type);
+  }
+
+  void Compute(Run& run) const override {
+    std::vector<Tensor> inputs;
+    std::vector<Shape> shapes;
+    for (size_t i = 0; i < norm_.program.parameters().size(); ++i) {
+      inputs.push_back(run.input(i));
+      CheckType(norm_, i, inputs[i].type);
+      shapes.push_back(inputs[i].shape);
+    }
+    const NormShape shape = FitShapes(norm_, shapes);
+    std::vector<char*> outputs;
+    for (size_t r = 0; r < norm_.program.results().size(); ++r)
+      outputs.push_back(static_cast<char*>(run.output(r, shape.shape)));
+    if (shape.rows == 0 || shape.width == 0) return;
+    // Enough rows a task to be worth a thread's waking, enough tasks to keep all threads busy to the end.
+    constexpr int64_t kTaskElements = 16384;
+    const int64_t rows_a_task = std::max<int64_t>(1, kTaskElements / shape.width);
+    const int64_t tasks = (shape.rows + rows_a_task - 1) / rows_a_task;
+    const auto body = [&](size_t task) {
+      const int64_t first = static_cast<int64_t>(task) * rows_a_task;
+      const int64_t last = std::min(shape.rows, first + rows_a_task);
+      if (norm_.program.value(norm_.summed).dtype == DType::kDouble) {
+        ComputeRows<double>(shape, inputs, outputs, first, last);
+      } else {
+        ComputeRows<float>(shape, inputs, outputs, first, last);
+      }
+    };
+    if (tasks == 1) {
+      body(0);
+    } else {
+      run.parallel_for(static_cast<size_t>(tasks), body);
+    }
+  }
+
+ private:
+  // Gives a phase's workspace the `count` columns from `column` on of every parameter it reads.
+  void LoadOperands(const Phase& phase, const NormShape& shape, const std::vector<Tensor>& inputs, int64_t row,
+                    int64_t column, size_t count, Evaluator::Workspace& workspace, std::vector<char>& gathered,
+                    const std::vector<void*>& own) const {
+    for (const size_t i : phase.parameters) {
+      const Access& access = shape.accesses[i];
+      const ValueId value = norm_.program.parameters()[i];
+      const size_t size = SizeOf(access.dtype);
+      const char* base = static_cast<const char*>(inputs[i].data) + access.RowOffset(row) * static_cast<int64_t>(size);
+      if (access.is_scalar()) {
+        FillLanes(access.dtype, base, count, own[value]);
+      } else if (access.is_contiguous()) {
+        const char* first = base + column * static_cast<int64_t>(size);
+        if (access.dtype == DType::kFloat || access.dtype == DType::kDouble) {
+          workspace.Bind(value, first);  // already lanes
+        } else {
+          LoadLanes(access.dtype, first, count, own[value]);
+        }
+      } else {
+        gathered.resize(count * size);
+        for (size_t j = 0; j < count; ++j)
+          std::memcpy(gathered.data() + j * size,
+                      base + access.ColumnOffset(column + static_cast<int64_t>(j)) * static_cast<int64_t>(size), size);
+        LoadLanes(access.dtype, gathered.data(), count, own[value]);
+      }
+    }
+  }
+
+  void StoreResults(const Phase& phase, const NormShape& shape, const std::vector<char*>& outputs, int64_t row,
+                    int64_t column, size_t count, Evaluator::Workspace& workspace) const {
+    for (const size_t r : phase.results) {
+      const ValueId value = norm_.program.results()[r];
+      const DType dtype = norm_.program.value(value).dtype;
+      StoreLanes(dtype, workspace.lanes(value), count,
+                 outputs[r] + (row * shape.width + column) * static_cast<int64_t>(SizeOf(dtype)));
+    }
+  }
+
+  template <typename T>
+  void ComputeRows(const NormShape& shape, const std::vector<Tensor>& inputs, const std::vector<char*>& outputs,
+                   int64_t first, int64_t last) const {
+    Evaluator::Workspace before(prologue_), after(epilogue_);
+    std::vector<void*> own_before, own_after;  // the workspaces' own memory, from before anything is bound
+    for (ValueId value = 0; value < norm_.program.values().size(); ++value) {
+      own_before.push_back(before.lanes(value));
+      own_after.push_back(after.lanes(value));
+    }
+    std::vector<char> gathered;
+    const auto width = static_cast<size_t>(shape.width);
+    std::vector<T> summed(width), normalized(std::min(width, kBlock));
+    for (int64_t row = first; row < last; ++row) {
+      for (size_t column = 0; column < width; column += kBlock) {
+        const size_t count = std::min(width - column, kBlock);
+        LoadOperands(norm_.prologue_operands, shape, inputs, row, static_cast<int64_t>(column), count, before, gathered,
+                     own_before);
+        prologue_.Run(before, count);
+        std::memcpy(summed.data() + column, before.lanes(norm_.summed), count * sizeof(T));
+        StoreResults(norm_.prologue_operands, shape, outputs, row, static_cast<int64_t>(column), count, before);
+      }
+      const auto elements = static_cast<double>(width);
+      const T mean = norm_.is_rms ? T{0} : static_cast<T>(Sum(summed.data(), width) / elements);
+      const double variance = SumOfSquares(summed.data(), mean, width) / elements;
+      const T scale = static_cast<T>(1 / std::sqrt(variance + norm_.epsilon));
+      for (size_t column = 0; column < width; column += kBlock) {
+        const size_t count = std::min(width - column, kBlock);
+        const T* s = summed.data() + column;
+        for (size_t j = 0; j < count; ++j) normalized[j] = (s[j] - mean) * scale;
+        LoadOperands(norm_.epilogue_operands, shape, inputs, row, static_cast<int64_t>(column), count, after, gathered,
+                     own_after);
+        after.Bind(norm_.summed, s);
+        after.Bind(norm_.normalized, normalized.data());
+        epilogue_.Run(after, count);
+        StoreResults(norm_.epilogue_operands, shape, outputs, row, static_cast<int64_t>(column), count, after);
+      }
+    }
+  }
+
+  NormProgram norm_;
+  Evaluator prologue_, epilogue_;
+};
+
+}  // namespace
+
+NormProgram NormProgram::Parse(const std::string& text) {
+  NormProgram norm{Program::Parse(text), false, 0, 0, 0, 0, {}, {}};
+  const Program& program = norm.program;
+  const Statement* core = nullptr;
+  for (const Statement& statement : program.statements()) {
+    if (!IsCore(statement.op)) continue;
+    if (core != nullptr) Fail("the program normalises twice: in '", program.value(core->result).name, "' and in '",
+                              program.value(statement.result).name, "'");
+    core = &statement;
+  }
+  if (core == nullptr) Fail("the program has no LayerNormalization and no RMSNormalization");
+  norm.is_rms = core->op == Op::kRMSNormalization;
+  norm.axis = static_cast<int64_t>(core->attributes[0]);
+  norm.epsilon = core->attributes[1];
+  norm.summed = core->operands[0];
+  norm.normalized = core->result;
+  if (!(norm.epsilon >= 0) || std::isinf(norm.epsilon))
+    Fail("epsilon is ", norm.epsilon, " but must be a finite number from 0 on");
+
+  norm.prologue = program.Closure({norm.summed}, {});
+  std::vector<bool> in_prologue(program.values().size(), false);
+  for (const uint32_t index : norm.prologue) in_prologue[program.statements()[index].result] = true;
+  std::vector<ValueId> late;
+  for (size_t r = 0; r < program.results().size(); ++r) {
+    const ValueId value = program.results()[r];
+    if (in_prologue[value]) {
+      norm.prologue_operands.results.push_back(r);
+    } else {
+      norm.epilogue_operands.results.push_back(r);
+      late.push_back(value);
+    }
+  }
+  norm.epilogue = program.Closure(late, {norm.summed, norm.normalized});
+
+  const auto parameters_of = [&](const std::vector<uint32_t>& statements, std::vector<ValueId> values) {
+    for (const uint32_t index : statements) {
+      const std::vector<ValueId>& operands = program.statements()[index].operands;
+      values.insert(values.end(), operands.begin(), operands.end());
+    }
+    std::vector<size_t> parameters;
+    for (size_t i = 0; i < program.parameters().size(); ++i)
+      if (std::find(values.begin(), values.end(), program.parameters()[i]) != values.end()) parameters.push_back(i);
+    return parameters;
+  };
+  norm.prologue_operands.parameters = parameters_of(norm.prologue, {norm.summed});
+  norm.epilogue_operands.parameters = parameters_of(norm.epilogue, late);
+  // The epilogue has s at hand, so it does not read the parameter that s may be.
+  if (norm.prologue.empty()) {
+    auto& reads = norm.epilogue_operands.parameters;
+    reads.erase(std::remove(reads.begin(), reads.end(), size_t{program.value(norm.summed).index}), reads.end());
+  }
+  if (norm.prologue_operands.parameters.empty()) Fail("the normalised value does not depend on any parameter");
+  return norm;
+}
+
+void CheckType(const NormProgram& norm, size_t input, ort::ElementType type) {
+  const Value& parameter = norm.program.value(norm.program.parameters()[input]);
+  if (ToOrt(parameter.dtype) != type)
+    Fail("input ", input, " is ", NameOfOrt(type), " but the program's parameter '", parameter.name, "' is ",
+         NameOf(parameter.dtype));
+}
+
+NormShape FitShapes(const NormProgram& norm, const std::vector<Shape>& inputs) {
+  std::vector<Shape> summed;
+  for (const size_t i : norm.prologue_operands.parameters) summed.push_back(inputs[i]);
+  NormShape fit;
+  fit.shape = Broadcast(summed);
+  const auto rank = static_cast<int64_t>(fit.shape.size());
+  const int64_t axis = norm.axis < 0 ? norm.axis + rank : norm.axis;
+  if (axis < 0 || axis >= rank) Fail("axis ", norm.axis, " is out of range for the shape ", ToString(fit.shape));
+  fit.axis = static_cast<size_t>(axis);
+  ElementCount(fit.shape);
+  fit.rows = ElementCount(Shape(fit.shape.begin(), fit.shape.begin() + axis));
+  fit.width = ElementCount(Shape(fit.shape.begin() + axis, fit.shape.end()));
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Value& parameter = norm.program.value(norm.program.parameters()[i]);
+    try {
+      fit.accesses.push_back(MakeAccess(parameter.dtype, inputs[i], fit.shape, fit.axis));
+    } catch (const Error& error) {
+      Fail("input ", i, " ('", parameter.name, "'): ", error.what());
+    }
+  }
+  return fit;
+}
+
+const Operator kFusedLayerNorm = {
+    "FusedLayerNorm",
+    Infer,
+    [](const NodeInfo& info) -> std::unique_ptr<Kernel> { return std::make_unique<CpuLayerNorm>(info); },
+    CreateCudaLayerNorm,
+};
+
+}  // namespace ortplugin

@@ -1,0 +1,306 @@
+// Layer and RMS normalisation of the rows of a [rows, WIDTH] matrix, with a pointwise prologue and epilogue:
+//
+//   s = prologue(inputs)                                               pointwise
+//   m = sum(s) / WIDTH,  v = sum((s - m)^2) / WIDTH                    in compute_t (float; double for double)
+//   n = (s - m) / sqrt(v + EPSILON)                                    RMS: m = 0
+//   results = epilogue(s, n, inputs)                                   pointwise
+//
+// The text in front of this one is generated for the node at hand (operands.cc has its shape). It gives WIDTH, EPSILON,
+// IS_RMS, the launch shape, compute_t, Arguments, Offsets, and for both phases the operands (those of one row, and
+// those that all rows share), the results and the arithmetic.
+//
+// A group of LANES threads owns a row and holds all of it in registers: one read and one write of memory. Up to 32
+// lanes a row needs no barrier; beyond, the block is the group. Rows that no block can hold take the two kernels at
+// the end instead.
+
+template <int SPAN>
+__device__ __forceinline__ compute_t sum_of_warp(compute_t x) {
+#pragma unroll
+  for (int distance = SPAN / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+  return x;
+}
+
+// x / WIDTH without the branches of a general division: the product with the reciprocal, and one correction.
+__device__ __forceinline__ compute_t mean_of(compute_t sum) {
+  const compute_t reciprocal = (compute_t)1 / (compute_t)WIDTH;
+  const compute_t mean = sum * reciprocal;
+  return fma(fma(-mean, (compute_t)WIDTH, sum), reciprocal, mean);
+}
+
+// 1 / sqrt(squares / WIDTH + EPSILON), within two units in the last place.
+__device__ __forceinline__ compute_t scale_of(compute_t squares) {
+  return rsqrt(squares * ((compute_t)1 / (compute_t)WIDTH) + (compute_t)EPSILON);
+}
+
+#if !STREAMED
+
+typedef compute_t Slots[ROWS_AT_ONCE][32];
+
+// The sums over the LANES threads of the rows at hand, given to each. Calls alternate between two slots, so that one
+// barrier a call is enough: who writes a slot again has passed the other slot's barrier, and so has everyone who read it.
+__device__ __forceinline__ void sum_of_group(compute_t (&x)[ROWS_AT_ONCE], Slots* slots, int& parity) {
+#pragma unroll
+  for (int m = 0; m < ROWS_AT_ONCE; ++m) x[m] = sum_of_warp<(LANES < 32 ? LANES : 32)>(x[m]);
+  if (LANES <= 32) return;
+  Slots& slot = slots[parity];
+  parity ^= 1;
+#pragma unroll
+  for (int m = 0; m < ROWS_AT_ONCE; ++m)
+    if (threadIdx.x % 32 == 0) slot[m][threadIdx.x / 32] = x[m];
+  __syncthreads();
+#pragma unroll
+  for (int m = 0; m < ROWS_AT_ONCE; ++m)
+    x[m] = sum_of_warp<32>(threadIdx.x % 32 < LANES / 32 ? slot[m][threadIdx.x % 32] : (compute_t)0);
+}
+
+// Item k of a lane is the VECTOR elements from POSITION(k) on. Where WIDTH is no multiple of VECTOR, rows start between
+// the aligned accesses: PHASES is after how many rows the pattern repeats, a block keeps to rows of one phase, and
+// positions count from the aligned address at or before the row's start, `shift` elements earlier. The shared operands
+// are staged with the same shift, so that they too are read in whole accesses. PHASES is 1 where rows are aligned.
+#define POSITION(k) (((k)*LANES + lane) * VECTOR)
+#define IN_ROW(k) (((k) + 1) * LANES * VECTOR <= WIDTH || POSITION(k) < WIDTH + shift)
+#define IS_WHOLE(k)     \
+  ((PHASES == 1) ||     \
+   (((k) > 0 || lane > 0 || shift == 0) && (((k) + 1) * LANES * VECTOR <= WIDTH || POSITION(k) + VECTOR <= WIDTH + shift)))
+#define HOLDS(k, j)                                                     \
+  ((PHASES == 1) || (((k) > 0 || POSITION(k) + (j) >= shift) &&         \
+                     (((k) + 1) * LANES * VECTOR <= WIDTH || POSITION(k) + (j) < WIDTH + shift)))
+
+// The threads of a group own some rows at once. Turns count them: turn t of a block is row `phase + t * PHASES`.
+#define ROW(t) (phase + (t)*PHASES)
+#define ALWAYS_ACTIVE (ROWS_AT_ONCE == 1 && LANES >= 32)
+#define IS_ACTIVE(t) (ALWAYS_ACTIVE || (t) < turns)
+// Past the last turn the last row is read again and nothing is written.
+#define CLAMPED(t) ROW((t) < turns ? (t) : turns - 1)
+
+extern "C" __global__ void __launch_bounds__(LANES* GROUPS, MIN_BLOCKS) layer_norm(const Arguments args) {
+  const int lane = threadIdx.x % LANES;
+  const row_t phase = blockIdx.x % PHASES;
+  const row_t rows = (row_t)args.rows;
+  if (phase >= rows) return;
+  const row_t turns = (rows - phase + PHASES - 1) / PHASES;
+  const int shift = (int)(phase * (WIDTH % VECTOR) % VECTOR);
+  row_t turn = (blockIdx.x / PHASES * GROUPS + threadIdx.x / LANES) * ROWS_AT_ONCE;
+  const row_t step = gridDim.x / PHASES * GROUPS * ROWS_AT_ONCE;
+  // Groups that share a warp leave the loop together: a shuffle needs them all.
+  row_t leader = turn - (LANES < 32 ? threadIdx.x % 32 / LANES * ROWS_AT_ONCE : 0);
+
+  PrologueRow operands[ROWS_AT_ONCE][ITEMS];
+#define LOAD_ROWS(t)                                                       \
+  _Pragma("unroll") for (int m = 0; m < ROWS_AT_ONCE; ++m) {               \
+    const Offsets offsets(args, CLAMPED((t) + m));                         \
+    _Pragma("unroll") for (int k = 0; k < ITEMS; ++k) if (IN_ROW(k))       \
+        operands[m][k].load(args, offsets, POSITION(k));                   \
+  }
+#if PREFETCH
+  LOAD_ROWS(turn)
+#endif
+
+  __shared__ Slots slots[2];
+  int parity = 0;
+#if STAGE
+  extern __shared__ uint4 staged[];
+  const SharedOperands invariant_operands(args, staged, shift);
+  __syncthreads();
+#else
+  const SharedOperands invariant_operands(args);
+#endif
+
+  for (; leader < turns; leader += step, turn += step) {
+    // Loads of what all rows share must stay in the loop: moved out of it they would fill the registers, and fewer rows
+    // would be in flight. `chunks` is 0 here, which the compiler does not know.
+    const SharedOperands shared_operands = invariant_operands.moved(args.chunks * (long long)turn);
+    compute_t s[ROWS_AT_ONCE][ITEMS][VECTOR];
+    compute_t sum[ROWS_AT_ONCE] = {};
+#pragma unroll
+    for (int k = 0; k < ITEMS; ++k) {
+      PrologueShared shared;
+      if (IN_ROW(k)) shared.load(args, shared_operands, POSITION(k));
+#pragma unroll
+      for (int m = 0; m < ROWS_AT_ONCE; ++m) {
+        if (!PREFETCH && IN_ROW(k)) operands[m][k].load(args, Offsets(args, CLAMPED(turn + m)), POSITION(k));
+        PrologueResults results;
+#pragma unroll
+        for (int j = 0; j < VECTOR; ++j) {
+          s[m][k][j] = IN_ROW(k) && HOLDS(k, j) ? prologue(operands[m][k], shared, j, results) : (compute_t)0;
+          sum[m] += IS_RMS ? s[m][k][j] * s[m][k][j] : s[m][k][j];
+        }
+        if (!IN_ROW(k) || !IS_ACTIVE(turn + m)) continue;
+        const Offsets offsets(args, ROW(turn + m));
+        if (IS_WHOLE(k)) {
+          results.store(args, offsets, POSITION(k));
+        } else {
+#pragma unroll
+          for (int j = 0; j < VECTOR; ++j)
+            if (HOLDS(k, j)) results.store_element(args, offsets, POSITION(k), j);
+        }
+      }
+    }
+
+#if PREFETCH
+    // The next rows are on their way while these are reduced and written.
+    if (turn + step < turns) {
+      LOAD_ROWS(turn + step)
+    }
+#endif
+
+    sum_of_group(sum, slots, parity);
+    compute_t mean[ROWS_AT_ONCE], scale[ROWS_AT_ONCE], squares[ROWS_AT_ONCE] = {};
+#pragma unroll
+    for (int m = 0; m < ROWS_AT_ONCE; ++m) mean[m] = IS_RMS ? (compute_t)0 : mean_of(sum[m]);
+    if (!IS_RMS) {
+#pragma unroll
+      for (int m = 0; m < ROWS_AT_ONCE; ++m)
+#pragma unroll
+        for (int k = 0; k < ITEMS; ++k)
+#pragma unroll
+          for (int j = 0; j < VECTOR; ++j)
+            if (IN_ROW(k) && HOLDS(k, j)) squares[m] += (s[m][k][j] - mean[m]) * (s[m][k][j] - mean[m]);
+      sum_of_group(squares, slots, parity);
+    }
+#pragma unroll
+    for (int m = 0; m < ROWS_AT_ONCE; ++m) scale[m] = scale_of(IS_RMS ? sum[m] : squares[m]);
+
+#pragma unroll
+    for (int k = 0; k < ITEMS; ++k) {
+      if (!IN_ROW(k)) continue;
+      EpilogueShared shared;
+      shared.load(args, shared_operands, POSITION(k));
+#pragma unroll
+      for (int m = 0; m < ROWS_AT_ONCE; ++m) {
+        const Offsets offsets(args, ALWAYS_ACTIVE ? ROW(turn) : CLAMPED(turn + m));
+        EpilogueRow operand;
+        operand.load(args, offsets, POSITION(k));
+        EpilogueResults results;
+#pragma unroll
+        for (int j = 0; j < VECTOR; ++j)
+          epilogue(operand, shared, j, s[m][k][j], (s[m][k][j] - mean[m]) * scale[m], results);
+        if (!IS_ACTIVE(turn + m)) continue;
+        if (IS_WHOLE(k)) {
+          results.store(args, offsets, POSITION(k));
+        } else {
+#pragma unroll
+          for (int j = 0; j < VECTOR; ++j)
+            if (HOLDS(k, j)) results.store_element(args, offsets, POSITION(k), j);
+        }
+      }
+    }
+  }
+}
+
+#else  // STREAMED: a row is cut into `args.chunks` pieces of CHUNK elements, a block each
+
+// Count, mean and sum of squared deviations of a set of elements, joined as in Chan, Golub and LeVeque, "Algorithms
+// for computing the sample variance", 1983. For RMS the mean stays 0 and `squares` is the sum of squares.
+struct Moments {
+  compute_t count, mean, squares;
+
+  // a / b for counts, without the branches of a general division.
+  __device__ __forceinline__ static float ratio(float a, float b) { return __fdividef(a, b); }
+  __device__ __forceinline__ static double ratio(double a, double b) {
+    double reciprocal = __fdividef(1.0f, (float)b);
+#pragma unroll
+    for (int step = 0; step < 2; ++step) reciprocal = fma(reciprocal, fma(-b, reciprocal, 1.0), reciprocal);
+    return a * reciprocal;
+  }
+
+  __device__ __forceinline__ void join(const Moments& other) {
+    const compute_t total = count + other.count;
+    if (!IS_RMS && other.count > 0) {
+      const compute_t delta = other.mean - mean;
+      const compute_t share = ratio(other.count, total);
+      mean += delta * share;
+      squares += delta * delta * (count * share);
+    }
+    squares += other.squares;
+    count = total;
+  }
+};
+
+__device__ __forceinline__ Moments moments_of_block(Moments x) {
+  __shared__ Moments slots[32];
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    Moments other;
+    other.count = __shfl_down_sync(0xffffffffu, x.count, distance);
+    other.mean = __shfl_down_sync(0xffffffffu, x.mean, distance);
+    other.squares = __shfl_down_sync(0xffffffffu, x.squares, distance);
+    x.join(other);
+  }
+  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = x;
+  __syncthreads();
+  x = slots[0];
+  for (int warp = 1; warp < LANES / 32; ++warp) x.join(slots[warp]);
+  return x;
+}
+
+// partial: [rows, chunks] Moments.
+extern "C" __global__ void __launch_bounds__(LANES) row_moments(const Arguments args, Moments* partial) {
+  const SharedOperands shared_operands(args);
+  const row_t chunks = (row_t)args.chunks;
+  for (row_t piece = blockIdx.x; piece < (row_t)args.rows * chunks; piece += gridDim.x) {
+    const row_t row = piece / chunks;
+    const int first = (int)(piece % chunks) * CHUNK;
+    const int last = first + CHUNK < WIDTH ? first + CHUNK : WIDTH;
+    const Offsets offsets(args, row);
+    Moments moments = {0, 0, 0};
+    for (int column = first + threadIdx.x * VECTOR; column < last; column += LANES * VECTOR) {
+      PrologueRow operands;
+      PrologueShared shared;
+      PrologueResults results;
+      operands.load(args, offsets, column);
+      shared.load(args, shared_operands, column);
+      compute_t s[VECTOR];
+      Moments item = {VECTOR, 0, 0};
+#pragma unroll
+      for (int j = 0; j < VECTOR; ++j) {
+        s[j] = prologue(operands, shared, j, results);
+        item.mean += s[j];
+      }
+      item.mean = IS_RMS ? (compute_t)0 : item.mean * ((compute_t)1 / VECTOR);
+#pragma unroll
+      for (int j = 0; j < VECTOR; ++j) item.squares += (s[j] - item.mean) * (s[j] - item.mean);
+      moments.join(item);
+      results.store(args, offsets, column);
+    }
+    moments = moments_of_block(moments);
+    if (threadIdx.x == 0) partial[piece] = moments;
+    __syncthreads();  // the slots are used again
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(LANES) normalize_rows(const Arguments args, const Moments* partial) {
+  const SharedOperands shared_operands(args);
+  const row_t chunks = (row_t)args.chunks;
+  for (row_t piece = blockIdx.x; piece < (row_t)args.rows * chunks; piece += gridDim.x) {
+    const row_t row = piece / chunks;
+    const int first = (int)(piece % chunks) * CHUNK;
+    const int last = first + CHUNK < WIDTH ? first + CHUNK : WIDTH;
+    const Offsets offsets(args, row);
+    Moments moments = {0, 0, 0};
+    for (row_t chunk = threadIdx.x; chunk < chunks; chunk += LANES) moments.join(partial[row * chunks + chunk]);
+    moments = moments_of_block(moments);
+    __syncthreads();  // the slots are used again
+    const compute_t scale = scale_of(moments.squares);
+    for (int column = first + threadIdx.x * VECTOR; column < last; column += LANES * VECTOR) {
+      PrologueRow operands;
+      PrologueShared shared;
+      PrologueResults stored;
+      EpilogueRow epilogue_row;
+      EpilogueShared epilogue_shared;
+      EpilogueResults results;
+      operands.load(args, offsets, column);
+      shared.load(args, shared_operands, column);
+      epilogue_row.load(args, offsets, column);
+      epilogue_shared.load(args, shared_operands, column);
+#pragma unroll
+      for (int j = 0; j < VECTOR; ++j) {
+        const compute_t s = prologue(operands, shared, j, stored);
+        epilogue(epilogue_row, epilogue_shared, j, s, (s - moments.mean) * scale, results);
+      }
+      results.store(args, offsets, column);
+    }
+  }
+}
+
+#endif

@@ -1,0 +1,332 @@
+// FusedLayerNorm on the GPU: which variant of layer_norm.cu a shape gets, its source, and the launch.
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <shared_mutex>
+#include <sstream>
+
+#include "ortplugin/ops/layer_norm/layer_norm.h"
+#include "ortplugin/runtime/cuda.h"
+#include "ortplugin/runtime/kernel_sources.h"
+
+namespace ortplugin {
+namespace {
+
+int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// What a row costs: bytes a second is the whole of this operator, so the numbers below were measured, on an H200 over
+// the widths of benchmarks/layer_norm.py.
+constexpr int kStreamedLanes = 512;
+
+// The registers of a lane, about.
+int RegistersOfLane(const NormProgram& norm, const NormShape& shape, const NormSchedule& schedule) {
+  const bool is_double = norm.program.value(norm.summed).dtype == DType::kDouble;
+  const int elements = schedule.items * schedule.vector;
+  int ahead = 0;  // bytes an element of the operands that are loaded ahead
+  for (const size_t i : norm.prologue_operands.parameters)
+    if (schedule.prefetch && !shape.accesses[i].is_shared() && !shape.accesses[i].is_scalar())
+      ahead += static_cast<int>(SizeOf(shape.accesses[i].dtype));
+  const int fixed = (is_double ? 60 : 40) + 4 * static_cast<int>(shape.accesses.size());
+  return fixed + schedule.rows_at_once * elements * ((is_double ? 8 : 4) + ahead) / 4;
+}
+
+// What a thread may have: registers are handed out by eights to warps, and these by fours to blocks.
+int RegisterLimit(int threads) { return std::min(255, 65536 / static_cast<int>(DivideUp(threads, 128) * 128) / 8 * 8); }
+
+}  // namespace
+
+NormSchedule ScheduleLayerNorm(const NormProgram& norm, const NormShape& shape, const GpuLimits& gpu, bool aligned) {
+  NormSchedule best{};
+  const bool is_double = norm.program.value(norm.summed).dtype == DType::kDouble;
+
+  // The access: 16 bytes of the narrowest floating tensor that is read or written along its rows.
+  int narrowest = is_double ? 8 : 4;
+  bool can_shift = aligned;
+  int64_t bytes = 0;
+  for (const Access& access : shape.accesses) {
+    const bool is_along_row = !access.is_scalar();
+    if (is_along_row && IsFloating(access.dtype)) narrowest = std::min(narrowest, static_cast<int>(SizeOf(access.dtype)));
+    can_shift = can_shift && (access.is_scalar() || access.is_linear() || (access.is_shared() && access.is_contiguous()));
+    if (!access.is_shared()) bytes += static_cast<int64_t>(SizeOf(access.dtype));
+  }
+  for (const ValueId result : norm.program.results()) {
+    const DType dtype = norm.program.value(result).dtype;
+    if (IsFloating(dtype)) narrowest = std::min(narrowest, static_cast<int>(SizeOf(dtype)));
+    bytes += static_cast<int64_t>(SizeOf(dtype));
+  }
+  const int widest = 16 / narrowest;
+  best.vector = aligned ? static_cast<int>(std::gcd(shape.width, int64_t{widest})) : 1;
+  best.phases = 1;
+  best.stream_results = bytes * shape.rows * shape.width > gpu.l2_bytes;
+  // Accesses of less than 8 bytes are made whole ones by shifting the row, which costs shared memory for the operands
+  // that all rows share; at 8 bytes the shift costs what it gains.
+  const int64_t shifted_bytes = StagedBytes(shape.accesses, shape.width, widest);
+  if (best.vector * narrowest < 8 && best.vector < widest && can_shift && shifted_bytes <= gpu.shared_bytes / 2 &&
+      shape.width > 2 * widest && shape.rows > 1) {
+    best.phases = widest / best.vector;
+    best.vector = widest;
+  }
+
+  // Lanes: the fewest that leave no more than so many elements to each, and no more than a tenth of them idle.
+  const int64_t accesses = DivideUp(shape.width + (best.phases > 1 ? best.vector - 1 : 0), best.vector);
+  const int fewest = is_double ? 16 : 24, few = is_double ? 20 : 40, many = is_double ? 28 : 56;
+  double least_waste = 1e9;
+  for (const bool prefetch : {true, false}) {
+    if (best.lanes != 0) break;
+    for (const int lanes : {32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 384, 448, 512, 640, 768, 896, 1024}) {
+      NormSchedule option = best;
+      option.lanes = lanes;
+      option.prefetch = prefetch;
+      option.items = static_cast<int>(DivideUp(accesses, lanes));
+      option.rows_at_once = 1;
+      if (option.items * option.vector > (!prefetch ? fewest : lanes == 32 ? many : few)) continue;
+      if (RegistersOfLane(norm, shape, option) > RegisterLimit(lanes)) continue;
+      const double waste = static_cast<double>(option.items) * lanes / static_cast<double>(accesses);
+      if (best.lanes != 0 && waste > least_waste - 0.04) continue;
+      least_waste = waste;
+      best = option;
+      if (waste < 1.04) break;
+    }
+  }
+  if (best.lanes == 0) {  // a row that no block can hold
+    best.streamed = true;
+    best.phases = 1;
+    best.vector = aligned ? static_cast<int>(std::gcd(shape.width, int64_t{widest})) : 1;
+    best.lanes = kStreamedLanes;
+    best.groups = best.items = best.rows_at_once = 1;
+    const int64_t step = static_cast<int64_t>(kStreamedLanes) * best.vector;
+    // Two waves of blocks, but pieces of at least four accesses a thread.
+    const int64_t wanted = std::max<int64_t>(1, DivideUp(int64_t{8} * gpu.multiprocessors, shape.rows));
+    best.chunk = std::max(4 * step, DivideUp(DivideUp(shape.width, wanted), step) * step);
+    best.chunks = DivideUp(shape.width, best.chunk);
+    return best;
+  }
+
+  // A problem that leaves most of the GPU idle is a matter of latency: more threads a row, nothing loaded ahead.
+  const int64_t threads = shape.rows * best.lanes;
+  const bool is_small = threads < int64_t{256} * gpu.multiprocessors;
+  if (is_small && best.phases == 1) {
+    while (best.items > 1 && best.lanes * 2 <= 512) {
+      best.lanes *= 2;
+      best.items = static_cast<int>(DivideUp(accesses, best.lanes));
+    }
+  }
+  best.groups = best.lanes > 32 || is_small ? 1 : 4;
+  if (best.lanes == 32 && !is_small && best.items * best.vector <= few && best.phases == 1) {
+    best.rows_at_once = 2;
+    if (RegistersOfLane(norm, shape, best) > 200) best.rows_at_once = 1;
+  }
+  best.prefetch = best.prefetch && shape.rows > static_cast<int64_t>(best.groups) * best.rows_at_once * gpu.multiprocessors;
+  // Long rows leave no room in the L1 cache for what they share, so that goes to shared memory.
+  const int64_t staged = StagedBytes(shape.accesses, shape.width, best.vector);
+  best.staged = best.phases > 1 || (accesses > 640 && staged > 0 && !is_small && staged <= gpu.shared_bytes - 1024);
+  best.staged_bytes = best.staged ? staged : 0;
+  // Without a bound the compiler fills the registers with operands read early, and fewer rows are in flight.
+  const int threads_of_block = best.lanes * best.groups;
+  best.min_blocks = std::clamp(65536 / (threads_of_block * RegistersOfLane(norm, shape, best) * 11 / 10), 1,
+                               std::max(1, 1024 / threads_of_block));
+  return best;
+}
+
+std::string LayerNormSource(const NormProgram& norm, const NormShape& shape, const NormSchedule& schedule) {
+  const Program& program = norm.program;
+  const std::string compute = ComputeType(program.value(norm.summed).dtype);
+  std::ostringstream text;
+  char epsilon[64];
+  std::snprintf(epsilon, sizeof epsilon, "%a", norm.epsilon);
+  text << kCommonSource << "\n" << kPointwiseSource << "\n"
+       << "#define WIDTH " << shape.width << "\n"
+       << "#define VECTOR " << schedule.vector << "\n"
+       << "#define PHASES " << schedule.phases << "\n"
+       << "#define LANES " << schedule.lanes << "\n"
+       << "#define GROUPS " << schedule.groups << "\n"
+       << "#define MIN_BLOCKS " << schedule.min_blocks << "\n"
+       << "#define ITEMS " << schedule.items << "\n"
+       << "#define ROWS_AT_ONCE " << schedule.rows_at_once << "\n"
+       << "#define PREFETCH " << schedule.prefetch << "\n"
+       << "#define STAGE " << schedule.staged << "\n"
+       << "#define STREAMED " << schedule.streamed << "\n"
+       << "#define CHUNK " << schedule.chunk << "\n"
+       << "#define IS_RMS " << norm.is_rms << "\n"
+       << "#define EPSILON " << epsilon << "\n"
+       << "typedef " << compute << " compute_t;\n"
+       << "typedef " << (shape.rows * std::max<int64_t>(1, schedule.chunks) < (int64_t{1} << 31) ? "unsigned" : "unsigned long long")
+       << " row_t;\n\n";
+  OperandOptions options;
+  options.staged = schedule.staged;
+  options.shifted = schedule.phases > 1;
+  options.stream_results = schedule.stream_results;
+  text << EmitOperands(program, shape.accesses, {norm.prologue_operands, norm.epilogue_operands}, options);
+  const auto phase = [&](const Phase& operands, const std::vector<uint32_t>& statements, const std::string& signature) {
+    text << "__device__ __forceinline__ " << signature << " {\n"
+         << EmitParameterValues(program, shape.accesses, operands) << EmitCuda(program, statements, "  ")
+         << EmitResultValues(program, operands);
+  };
+  const std::string s = "v" + std::to_string(norm.summed), n = "v" + std::to_string(norm.normalized);
+  phase(norm.prologue_operands, norm.prologue,
+        "compute_t prologue(const PrologueRow& row, const PrologueShared& shared, int j, PrologueResults& results)");
+  text << "  return " << s << ";\n}\n\n";
+  phase(norm.epilogue_operands, norm.epilogue,
+        "void epilogue(const EpilogueRow& row, const EpilogueShared& shared, int j, compute_t " + s + ", compute_t " + n +
+            ", EpilogueResults& results)");
+  text << "}\n\n" << kLayerNormSource;
+  return text.str();
+}
+
+namespace {
+
+// A kernel for one combination of input shapes, ready to launch.
+struct Plan {
+  NormShape shape;
+  cuda::Function first, second;  // second: where rows are streamed
+  cuda::LaunchShape launch;
+  std::vector<uint64_t> arguments;  // pointers are filled in at each launch
+  size_t scratch_bytes;
+};
+
+class CudaLayerNorm : public Kernel {
+ public:
+  explicit CudaLayerNorm(const NodeInfo& info)
+      : norm_(NormProgram::Parse(info.string_attribute("program"))), api_(info.api()), allocator_(info.allocator()) {
+    try {
+      Check(api_, ort::AllocatorGetInfo(api_, static_cast<const ort::Allocator*>(allocator_), &memory_));
+      int ordinal = 0;
+      Check(api_, ort::MemoryInfoGetId(api_, memory_, &ordinal));
+      device_ = &cuda::Device(ordinal);
+      Prepare(info);
+    } catch (...) {
+      ort::ReleaseAllocator(api_, allocator_);
+      throw;
+    }
+  }
+  ~CudaLayerNorm() override { ort::ReleaseAllocator(api_, allocator_); }
+  CudaLayerNorm(const CudaLayerNorm&) = delete;
+  CudaLayerNorm& operator=(const CudaLayerNorm&) = delete;
+
+  void Compute(Run& run) const override {
+    std::vector<Tensor> inputs;
+    std::vector<Shape> shapes;
+    bool aligned = true;
+    for (size_t i = 0; i < norm_.program.parameters().size(); ++i) {
+      inputs.push_back(run.input(i));
+      CheckType(norm_, i, inputs[i].type);
+      shapes.push_back(inputs[i].shape);
+      aligned = aligned && reinterpret_cast<uintptr_t>(inputs[i].data) % 16 == 0;
+    }
+    const cuda::Stream stream = run.stream();
+    const size_t results = norm_.program.results().size();
+    // Outputs bound by the caller may start anywhere, which is known once the shape is.
+    NormShape fit;
+    const Plan* plan = Find(shapes, aligned);
+    const Shape& shape = plan != nullptr ? plan->shape.shape : (fit = FitShapes(norm_, shapes)).shape;
+    std::vector<void*> outputs;
+    for (size_t r = 0; r < results; ++r) {
+      outputs.push_back(run.output(r, shape));
+      aligned = aligned && reinterpret_cast<uintptr_t>(outputs[r]) % 16 == 0;
+    }
+    if (ElementCount(shape) == 0) return;
+    if (!aligned) plan = Find(shapes, aligned);
+    if (plan == nullptr) {
+      if (cuda::IsCapturing(*device_, stream))
+        Fail("these input shapes come for the first time while a CUDA graph is captured, when nothing can be "
+             "compiled: run once with them before the capture");
+      plan = &Make(shapes, aligned);
+    }
+
+    std::vector<uint64_t> arguments = plan->arguments;
+    for (size_t i = 0; i < inputs.size(); ++i) arguments[i] = reinterpret_cast<uintptr_t>(inputs[i].data);
+    for (size_t r = 0; r < results; ++r) arguments[inputs.size() + r] = reinterpret_cast<uintptr_t>(outputs[r]);
+    if (plan->second == nullptr) {
+      void* parameters[] = {arguments.data()};
+      cuda::Launch(*device_, plan->first, plan->launch, stream, parameters);
+      return;
+    }
+    // ORT's allocator hands freed memory only to later work of the same stream, so it may be freed after the launches.
+    void* scratch = run.scratch(memory_, plan->scratch_bytes);
+    void* parameters[] = {arguments.data(), &scratch};
+    std::exception_ptr failure;
+    try {
+      cuda::Launch(*device_, plan->first, plan->launch, stream, parameters);
+      cuda::Launch(*device_, plan->second, plan->launch, stream, parameters);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    Check(api_, ort::AllocatorFree(api_, allocator_, scratch));
+    if (failure != nullptr) std::rethrow_exception(failure);
+  }
+
+ private:
+  using Key = std::pair<std::vector<Shape>, bool>;
+
+  // Compiles for the shapes that the model declares, so that errors come with the session and runs find the kernel
+  // there. A dimension that is not known is taken for two; if that guess is wrong the first run compiles.
+  void Prepare(const NodeInfo& info) {
+    std::vector<Shape> shapes;
+    warn_ = [](const std::string& message) { std::fprintf(stderr, "ortplugin: %s\n", message.c_str()); };
+    for (size_t i = 0; i < info.input_count(); ++i) {
+      TensorType type = info.input(i);
+      CheckType(norm_, i, type.type);
+      if (!type.has_shape) return;
+      for (int64_t& size : type.shape)
+        if (size < 0) size = 2;
+      shapes.push_back(type.shape);
+    }
+    if (ElementCount(FitShapes(norm_, shapes).shape) > 0) Make(shapes, true);
+  }
+
+  const Plan* Find(const std::vector<Shape>& shapes, bool aligned) const {
+    const std::shared_lock<std::shared_mutex> lock(mutex_);
+    const auto found = plans_.find(Key(shapes, aligned));
+    return found == plans_.end() ? nullptr : found->second.get();
+  }
+
+  const Plan& Make(const std::vector<Shape>& shapes, bool aligned) const {
+    auto plan = std::make_unique<Plan>();
+    plan->shape = FitShapes(norm_, shapes);
+    const NormShape& shape = plan->shape;
+    if (shape.width >= int64_t{1} << 30)
+      Fail("rows of ", shape.width, " elements are longer than the 2^30 that the kernel counts");
+    const GpuLimits limits{device_->multiprocessors, device_->shared_bytes, device_->l2_bytes};
+    const NormSchedule schedule = ScheduleLayerNorm(norm_, shape, limits, aligned);
+    const std::string source = LayerNormSource(norm_, shape, schedule);
+    plan->first = cuda::Load(*device_, source, schedule.streamed ? "row_moments" : "layer_norm", warn_);
+    plan->second = schedule.streamed ? cuda::Load(*device_, source, "normalize_rows", warn_) : nullptr;
+    const int threads = schedule.lanes * schedule.groups;
+    const int shared = static_cast<int>(schedule.staged_bytes);
+    if (shared > 0) cuda::AllowSharedMemory(*device_, plan->first, shared);
+    const int resident = cuda::BlocksPerMultiprocessor(*device_, plan->first, threads, shared);
+    if (resident == 0) Fail("the kernel does not fit a multiprocessor of this GPU");
+    // Blocks stay and take row after row, so that what rows share is read once by each; a multiple of the phases, so
+    // that each keeps to one.
+    const int64_t pieces = schedule.streamed ? shape.rows * schedule.chunks
+                                             : DivideUp(DivideUp(shape.rows, schedule.phases),
+                                                        int64_t{schedule.groups} * schedule.rows_at_once) * schedule.phases;
+    int64_t blocks = std::min<int64_t>(pieces, int64_t{resident} * device_->multiprocessors);
+    blocks = std::max<int64_t>(schedule.phases, blocks / schedule.phases * schedule.phases);
+    plan->launch = {static_cast<unsigned>(blocks), static_cast<unsigned>(threads), static_cast<unsigned>(shared)};
+    plan->arguments = ArgumentBlock(shape.accesses, norm_.program.results().size(), shape.rows, schedule.chunks);
+    const size_t moments = norm_.program.value(norm_.summed).dtype == DType::kDouble ? 24 : 12;
+    plan->scratch_bytes = schedule.streamed ? static_cast<size_t>(pieces) * moments : 0;
+
+    const std::unique_lock<std::shared_mutex> lock(mutex_);
+    return *plans_.emplace(Key(shapes, aligned), std::move(plan)).first->second;
+  }
+
+  NormProgram norm_;
+  const ort::Api* api_;
+  ort::Allocator* allocator_;
+  const ort::MemoryInfo* memory_ = nullptr;
+  const cuda::DeviceFacts* device_ = nullptr;
+  std::function<void(const std::string&)> warn_;
+  mutable std::shared_mutex mutex_;
+  mutable std::map<Key, std::unique_ptr<Plan>> plans_;  // grows with the shapes seen; a plan is a few hundred bytes
+};
+
+}  // namespace
+
+std::unique_ptr<Kernel> CreateCudaLayerNorm(const NodeInfo& info) { return std::make_unique<CudaLayerNorm>(info); }
+
+}  // namespace ortplugin

@@ -1,0 +1,65 @@
+"""FusedLayerNorm in NumPy, in float64: what the kernels, the decomposition and the rewrites are compared with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ortplugin.ops.decompose import NUMPY_DTYPES
+from ortplugin.ops.pointwise_reference import evaluate
+from ortplugin.program import Program
+
+Array = npt.NDArray[Any]
+
+
+def layer_norm(program: Program, inputs: Sequence[Array], rounded: bool = True) -> list[Array]:
+    """The outputs of a FusedLayerNorm with this program: one array of the shape S for each result.
+
+    The arithmetic is float64 throughout; a Cast to float16, bfloat16 or float rounds. `rounded`: each output has its
+    result's dtype. Otherwise outputs are float64 before that last rounding (bool where the result is bool), which is
+    what a tolerance is measured from. Raises ValueError if the inputs are not as many as the parameters or if a
+    parameter of the epilogue does not broadcast to S.
+    """
+    if len(inputs) != len(program.parameters):
+        raise ValueError(f"the program has {len(program.parameters)} parameters, {len(inputs)} inputs are given")
+    values: dict[str, Array] = {}
+    for parameter, array in zip(program.parameters, inputs, strict=True):
+        values[parameter.name] = np.asarray(array).astype(bool if parameter.dtype == "bool" else np.float64)
+    shape: tuple[int, ...] | None = None
+    with np.errstate(all="ignore"):
+        for statement in program.statements:
+            operands = [values[x] if isinstance(x, str) else np.asarray(x, np.float64) for x in statement.operands]
+            if statement.spec.core:
+                shape = np.shape(operands[0])
+                axis, epsilon = int(statement.number("axis")), statement.number("epsilon")
+                values[statement.name] = normalise(statement.op, np.asarray(operands[0]), axis, epsilon)
+            else:
+                values[statement.name] = evaluate(statement, operands)
+    if shape is None:
+        raise ValueError("the program of a FusedLayerNorm needs a LayerNormalization or RMSNormalization")
+    outputs = []
+    for result in program.results:
+        value = np.broadcast_to(values[result.name], shape)
+        with np.errstate(over="ignore"):
+            outputs.append(value.astype(NUMPY_DTYPES[result.dtype]) if rounded else np.array(value))
+    return outputs
+
+
+def normalise(op: str, s: Array, axis: int, epsilon: float) -> Array:
+    """LayerNormalization: (s - mean(s)) / sqrt(var(s) + epsilon); RMSNormalization: s / sqrt(mean(s^2) + epsilon).
+
+    Over the axes from `axis` to the last. `s` is float64; so is what comes back, in the same shape.
+    """
+    first = axis + s.ndim if axis < 0 else axis
+    if not 0 <= first < s.ndim:
+        raise ValueError(f"axis {axis} is out of range for the shape {s.shape}")
+    axes = tuple(range(first, s.ndim))
+    if math.prod(s.shape) == 0:
+        return s
+    centred = s - s.mean(axis=axes, keepdims=True) if op == "LayerNormalization" else s
+    normalised: Array = centred / np.sqrt(np.square(centred).mean(axis=axes, keepdims=True) + epsilon)
+    return normalised

@@ -1,0 +1,280 @@
+"""The pipeline: load, fix input shapes, passes in order until nothing changes, annotate, check, verify, report."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from onnx import ModelProto
+
+from . import verify as verification
+from .errors import ModelError, OrtPluginError, UsageError, VerificationError, near_names, one_line
+from .graph.model import annotate, export_model, import_model
+from .input_shapes import Shapes, fix_input_shapes
+from .modelcheck import check_structure, check_tensors
+from .passes.base import Change, NearMiss, Pass
+from .passes.common_subexpressions import COMMON_SUBEXPRESSIONS
+from .passes.dead_nodes import DEAD_NODES
+from .passes.fold_constants import FOLD_CONSTANTS
+from .passes.fuse_layer_norm import FUSE_LAYER_NORM
+from .passes.fuse_rms_norm import FUSE_RMS_NORM
+from .passes.norm_epilogue import NORM_EPILOGUE
+from .passes.norm_prologue import NORM_PROLOGUE
+from .passes.remove_identities import REMOVE_IDENTITIES
+from .passes.shape_arithmetic import SHAPE_ARITHMETIC
+from .report import ProviderVerification, Report, count_operators
+from .storage import PathLike, StoredModel, load
+
+# Each pass in its place, and why it stands there. To add a rewrite, add a line.
+PIPELINE: tuple[Pass, ...] = (
+    REMOVE_IDENTITIES,  # first: exporters put Identity and empty Casts between the nodes that patterns look for
+    SHAPE_ARITHMETIC,  # before folding, which then removes what hangs on a known Shape
+    FOLD_CONSTANTS,  # patterns ask for constants: axes, exponents, epsilons computed by nodes become ones
+    COMMON_SUBEXPRESSIONS,  # after folding, since equal constants make equal nodes; TorchScript computes x - mean twice
+    FUSE_LAYER_NORM,  # before RMS normalisation, whose pattern is a part of this one
+    FUSE_RMS_NORM,
+    NORM_PROLOGUE,  # bias and residual adds: need a fused norm to be drawn into
+    NORM_EPILOGUE,  # after the prologue, so that a sum it shares with the norm is an output already
+    DEAD_NODES,  # last: sweeps up what the others cut off
+)
+
+# A pass is idempotent, but may open the way for an earlier one; models need two or three rounds.
+MAX_ROUNDS = 8
+
+Progress = Callable[[str], None]
+
+
+def select_passes(only: Iterable[str] | None = None, skip: Iterable[str] | None = None) -> tuple[Pass, ...]:
+    """The passes of PIPELINE that `only` names (None: all) and `skip` does not. UsageError on an unknown name."""
+    known = [step.name for step in PIPELINE]
+    chosen = None if only is None else list(only)
+    left_out = list(skip or ())
+    for name in [*(chosen or ()), *left_out]:
+        if name not in known:
+            raise UsageError(f"there is no pass '{name}'{near_names(name, known)} (--list-passes shows them)")
+    return tuple(step for step in PIPELINE if (chosen is None or step.name in chosen) and step.name not in left_out)
+
+
+def run_passes(
+    model: ModelProto, passes: Sequence[Pass], limit: int | None = None, progress: Progress | None = None
+) -> tuple[ModelProto, list[Change], list[NearMiss]]:
+    """`model` after `passes`, with the changes in order and the near misses that remain.
+
+    Args:
+        model: not changed.
+        passes: run in order, again and again until a round changes nothing.
+        limit: stop after so many changes; the first `limit` ones are the same for every limit.
+        progress: told the name of each pass as it starts.
+    """
+    graph = import_model(model)
+    changes: list[Change] = []
+    misses: list[NearMiss] = []
+    for _ in range(MAX_ROUNDS):
+        found = len(changes)
+        misses = []
+        annotate(graph)  # every round: what a rewrite computed or removed may tell more shapes
+        for step in passes:
+            left = None if limit is None else limit - len(changes)
+            if left == 0:
+                break
+            if progress is not None:
+                progress(step.name)
+            try:
+                result = step(graph, left)
+            except OrtPluginError:
+                raise
+            except Exception as error:
+                raise PassError(step.name, [change.rewrite for change in changes], error) from error
+            changes += result.changes
+            misses += result.near_misses
+        if len(changes) == found:
+            break
+    if not changes:
+        result_model = ModelProto()  # nothing to do is nothing changed, to the byte
+        result_model.CopyFrom(model)
+        return result_model, [], _unique(misses)
+    annotate(graph)
+    return export_model(graph, model), changes, _unique(misses)
+
+
+class PassError(Exception):
+    """A pass failed: a defect of this package, not of the model."""
+
+    def __init__(self, name: str, before: Sequence[str], error: Exception) -> None:
+        ran = ", ".join(dict.fromkeys(before)) or "none"
+        super().__init__(f"the pass '{name}' failed after rewrites by {ran}: {error}; --skip {name} leaves it out")
+
+
+def _unique(misses: Iterable[NearMiss]) -> list[NearMiss]:
+    return list(dict.fromkeys(misses))
+
+
+def optimize(
+    model_or_path: ModelProto | PathLike | StoredModel,
+    *,
+    only: Iterable[str] | None = None,
+    skip: Iterable[str] | None = None,
+    input_shapes: Shapes | None = None,
+    verify: bool = False,
+    providers: Sequence[str] | None = None,
+    inputs: Mapping[str, object] | PathLike | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    limit: int | None = None,
+    progress: Progress | None = None,
+) -> tuple[ModelProto, Report]:
+    """The model with fused operators in it, and what was done.
+
+    Args:
+        model_or_path: a model (not changed), the path of one, or one that `ortplugin.storage.load` has read.
+        only: names of the passes to run; None runs all. `ortplugin.optimizer.PIPELINE` lists them.
+        skip: names of passes to leave out.
+        input_shapes: input name to shape, to fix dynamic dimensions before the passes run.
+        verify: run original and optimized in ONNX Runtime and compare.
+        providers: execution providers to verify on; None takes the CPU, and CUDA where it is present.
+        inputs: arrays by input name, or the path of an .npz file, to verify on besides generated ones.
+        rtol: relative tolerance of the verification; None takes the dtype's own.
+        atol: absolute tolerance of the verification; None takes the dtype's own, scaled by the output's magnitude.
+        limit: the most changes to make; None makes all.
+        progress: called with a few words at each step.
+
+    Raises:
+        UsageError: an argument is wrong. ModelError: the model is invalid.
+        VerificationError: outputs differ; `report` on the error holds the report with the guilty change.
+    """
+    passes = select_passes(only, skip)
+    if limit is not None and limit < 0:
+        raise UsageError(f"the limit {limit} is negative; give the number of changes to make")
+    report = Report()
+    tell = progress or (lambda _: None)
+    with _timed(report, "load"):
+        tell("loading")
+        original, path = _original(model_or_path)
+    report.input = None if path is None else str(path)
+    report.before = count_operators(original)
+    with _timed(report, "passes"):
+        start = original
+        if input_shapes:
+            start = ModelProto()
+            start.CopyFrom(original)
+            fix_input_shapes(start, input_shapes)
+        optimized, report.changes, report.near_misses = run_passes(start, passes, limit, tell)
+    with _timed(report, "check"):
+        tell("checking the result")
+        check_result(optimized)
+    report.after = count_operators(optimized)
+    if verify and (report.changes or input_shapes):
+        with _timed(report, "verify"):
+            _verify(original, path, start, optimized, passes, report, providers, inputs, input_shapes, rtol, atol, tell)
+    return optimized, report
+
+
+def check_result(model: ModelProto) -> None:
+    """Checks what the passes made; an error here is a defect of this package."""
+    try:
+        check_tensors(model)
+        check_structure(model)
+    except ModelError as error:
+        raise RuntimeError(f"the rewritten model is invalid, which is a defect of ortplugin: {error}") from error
+
+
+def _original(model_or_path: ModelProto | PathLike | StoredModel) -> tuple[ModelProto, Path | None]:
+    if isinstance(model_or_path, StoredModel):
+        return model_or_path.proto, model_or_path.path
+    if isinstance(model_or_path, ModelProto):
+        check_tensors(model_or_path)
+        check_structure(model_or_path)
+        return model_or_path, None
+    if not isinstance(model_or_path, (str, os.PathLike)):
+        raise UsageError(f"optimize takes an onnx.ModelProto or a path, not {type(model_or_path).__name__}")
+    stored = load(model_or_path)
+    return stored.proto, stored.path
+
+
+@contextmanager
+def _timed(report: Report, step: str) -> Iterator[None]:
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        report.seconds[step] = time.perf_counter() - start
+
+
+def _verify(
+    original: ModelProto,
+    path: Path | None,
+    start: ModelProto,
+    optimized: ModelProto,
+    passes: Sequence[Pass],
+    report: Report,
+    providers: Sequence[str] | None,
+    inputs: Mapping[str, object] | PathLike | None,
+    input_shapes: Shapes | None,
+    rtol: float | None,
+    atol: float | None,
+    tell: Progress,
+) -> None:
+    """Compares and, when outputs differ, finds the guilty change; raises VerificationError then."""
+    with closing(
+        verification.Verifier(
+            original,
+            path=path,
+            providers=providers,
+            inputs=inputs,
+            input_shapes=input_shapes,
+            tolerance=verification.Tolerance(rtol, atol),
+            progress=tell,
+        )
+    ) as verifier:
+        report.verification = verifier.verify(optimized)
+        if report.passed:
+            return
+        failed = next(result for result in report.verification if not result.passed)
+
+        def passes_with(limit: int) -> bool:
+            tell(f"looking for the guilty rewrite, with {limit} of {len(report.changes)} changes")
+            candidate, _, _ = run_passes(start, passes, limit)
+            return verifier.agrees(candidate, failed.provider)
+
+        guilty = find_guilty(len(report.changes), passes_with)
+        report.guilty = None if guilty is None else report.changes[guilty - 1]
+        error = VerificationError(_verdict(failed, report.guilty))
+        error.report = report
+        raise error
+
+
+def _verdict(failed: ProviderVerification, guilty: Change | None) -> str:
+    """One line that says which output differs, where, by how much, and which rewrite is to blame."""
+    case, output = next(
+        (comparison.name, output) for comparison in failed.inputs for output in comparison.outputs if not output.passed
+    )
+    place = f"{failed.provider.removesuffix('ExecutionProvider')}, {case}"
+    what = f"output '{output.name}' differs ({place})" if output.name else f"the check failed ({place})"
+    if guilty is None:
+        return f"{what} even without a rewrite: {one_line(output.message, 250)}"
+    nodes = ", ".join(guilty.nodes[:3]) + (f" and {len(guilty.nodes) - 3} more" if len(guilty.nodes) > 3 else "")
+    return (
+        f"{what} from the rewrite '{guilty.rewrite}' of {one_line(nodes, 200)} on: {one_line(output.message, 250)}; "
+        f"--skip {guilty.rewrite} leaves it out"
+    )
+
+
+def find_guilty(count: int, passes_with: Callable[[int], bool]) -> int | None:
+    """The number (from 1) of the change that makes the comparison fail, given that it fails with all `count`.
+
+    Bisection over the number of changes made: it keeps one number that passes and one that fails until they are
+    neighbours. None when the comparison fails with no change at all.
+    """
+    if not passes_with(0):
+        return None
+    good, bad = 0, count
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if passes_with(middle):
+            good = middle
+        else:
+            bad = middle
+    return bad

@@ -1,0 +1,124 @@
+"""Nodes of constants are computed once, here: cheap and deterministic operators only, within a budget of memory.
+
+What a node will make is known before it is computed, from shape inference on its constant inputs, so that a small file
+cannot ask for a huge tensor. Random and quantising operators, control flow and heavy arithmetic stay.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx_graphsurgeon as gs
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from ortplugin.graph.convert import attached, node_proto, type_of
+from ortplugin.graph.facts import Scope
+from ortplugin.graph.labels import label
+from ortplugin.graph.shapes import element_count
+from ortplugin.passes.driver import Applied, Outcome, RulePass
+
+GROWTH_BYTES = 1 << 20  # one node may add so much to the model, beyond the constants that it replaces
+TOTAL_BYTES = 1 << 26  # all folded constants of a graph together
+INPUT_ELEMENTS = 1 << 26
+SHAPE_BYTES = 1 << 16  # inputs up to this size may be what the output's shape depends on
+
+_FOLDABLE = """
+    Abs Add And Cast Ceil Concat ConstantOfShape Cos Div Equal Exp Expand Floor Gather Greater GreaterOrEqual
+    Less LessOrEqual Log Max Min Mod Mul Neg Not Or Pow Range Reciprocal ReduceMax ReduceMin ReduceProd ReduceSum
+    Reshape Round Shape Sigmoid Sign Sin Size Slice Split Sqrt Squeeze Sub Tile Transpose Trilu Unsqueeze Where Xor
+"""
+FOLDABLE = frozenset(_FOLDABLE.split())
+
+
+def fold(scope: Scope, node: gs.Node) -> Outcome:
+    """Replaces the outputs of a node of constants by constants."""
+    if scope.op(node) not in FOLDABLE or any(scope.is_output(tensor) for tensor in node.outputs):
+        return None
+    if not all(scope.is_constant(tensor) or tensor.is_empty() for tensor in node.inputs):
+        return None
+    arrays = [None if t.is_empty() else scope.constant(t, INPUT_ELEMENTS) for t in node.inputs]
+    if any(array is None and not t.is_empty() for array, t in zip(arrays, node.inputs, strict=True)):
+        return None
+    given = [(t.name, array) for t, array in zip(node.inputs, arrays, strict=True) if array is not None]
+    if not _defined(scope.op(node), node, [array for _, array in given]) or not _within_budget(scope, node, given):
+        return None
+    values = _evaluate(scope, node, given)
+    if values is None:
+        return None
+    name, outputs = label(node), list(node.outputs)
+    scope.remove(node)
+    for tensor, value in zip(outputs, values, strict=True):
+        if not tensor.is_empty():
+            scope.substitute(tensor, scope.add_constant(value, f"{tensor.name}_value"))
+    return Applied((name,), None)
+
+
+def _defined(op: str, node: gs.Node, arrays: list[npt.NDArray[Any]]) -> bool:
+    """Whether ONNX says what the result is, and NumPy gives the same."""
+    if any(array.dtype.kind in "OSU" for array in arrays):
+        return False
+    if op in ("Div", "Mod") and arrays[0].dtype.kind in "iu":  # rounding and zero differ between languages
+        return bool((arrays[0] >= 0).all() and (arrays[1] > 0).all())
+    if op == "Pow" and arrays[0].dtype.kind in "iu":
+        return bool((arrays[1] >= 0).all())
+    if op == "Cast":
+        target = np.dtype(helper.tensor_dtype_to_np_dtype(node.attrs["to"]))
+        if target.kind in "iu" and arrays[0].dtype.kind not in "iub":
+            info = np.iinfo(target)
+            wide = arrays[0].astype(np.float64)
+            return bool(np.isfinite(wide).all() and (wide > info.min).all() and (wide < info.max).all())
+        return target.kind in "iufb" or target.name == "bfloat16"
+    return True
+
+
+def _model(scope: Scope, node: gs.Node, initializers: list[onnx.TensorProto]) -> onnx.ModelProto:
+    outputs = [onnx.ValueInfoProto(name=tensor.name) for tensor in node.outputs if not tensor.is_empty()]
+    graph = helper.make_graph([node_proto(node)], "node", [], outputs, initializers)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", scope.opset)])
+
+
+def _within_budget(scope: Scope, node: gs.Node, given: list[tuple[str, npt.NDArray[Any]]]) -> bool:
+    """Whether the outputs' sizes are known before they are computed, and small enough."""
+    small = [numpy_helper.from_array(array, name) for name, array in given if array.nbytes <= SHAPE_BYTES]
+    model = _model(scope, node, small)
+    model.graph.input.extend(
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        for name, array in given
+        if array.nbytes > SHAPE_BYTES
+    )
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model, check_type=False, strict_mode=False, data_prop=True)
+    except Exception:
+        return False
+    size = 0
+    for info in inferred.graph.output:
+        dtype, shape = type_of(info.type)
+        elements = element_count(shape)
+        if dtype is None or elements is None:
+            return False
+        size += elements * dtype.itemsize
+    replaced = sum(array.nbytes for (_, array), t in zip(given, node.inputs, strict=False) if len(t.outputs) == 1)
+    made = [each for each in (attached(scope.graph, "constants") or {}).values() if attached(each, "imported") is None]
+    return size - replaced <= GROWTH_BYTES and sum(each.values.nbytes for each in made) + size <= TOTAL_BYTES
+
+
+def _evaluate(scope: Scope, node: gs.Node, given: list[tuple[str, npt.NDArray[Any]]]) -> list[npt.NDArray[Any]] | None:
+    model = _model(scope, node, [])
+    model.graph.input.extend(
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        for name, array in dict(given).items()
+    )
+    try:
+        with np.errstate(all="ignore"):
+            values = ReferenceEvaluator(model).run(None, dict(given))
+    except Exception:  # the node is invalid or the evaluator lacks it: it stays for the runtime to judge
+        return None
+    found = iter(values if isinstance(values, list) else list(values.values()))
+    return [np.empty(0) if tensor.is_empty() else np.asarray(next(found)) for tensor in node.outputs]
+
+
+FOLD_CONSTANTS = RulePass("fold-constants", "nodes of constants are computed, within a budget", fold)

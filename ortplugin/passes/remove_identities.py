@@ -1,0 +1,88 @@
+"""Nodes that give back their input are removed: Identity, Dropout in inference, a Cast to the same dtype, a Reshape,
+Expand or Transpose that changes nothing, a Concat, Sum, Mean, Max or Min of one input.
+
+Arithmetic such as x + 0 or x * 1 stays: it may broadcast, and x + 0 turns -0 into 0.
+"""
+
+from __future__ import annotations
+
+import onnx_graphsurgeon as gs
+
+from ortplugin.graph.facts import Scope
+from ortplugin.graph.labels import label
+from ortplugin.graph.shapes import equal
+from ortplugin.passes.driver import Applied, Outcome, RulePass
+
+
+def remove_identity(scope: Scope, node: gs.Node) -> Outcome:
+    """Lets what reads the node's output read its input; a graph output keeps its name."""
+    if not is_identity(scope, node):
+        return None
+    x, y = node.inputs[0], node.outputs[0]
+    producer = scope.producer(x)
+    name = label(node)
+    if not scope.is_output(y):
+        scope.remove(node)
+        scope.substitute(y, x)
+        return Applied((name,), None)
+    # The output keeps its name: x's producer makes it instead, unless x has to keep its own.
+    if producer is None or scope.is_output(x):
+        return None
+    scope.remove(node)
+    scope.substitute(x, y)
+    producer.outputs[[tensor is x for tensor in producer.outputs].index(True)] = y
+    return Applied((name,), None)
+
+
+def is_identity(scope: Scope, node: gs.Node) -> bool:
+    """Whether the first output is the first input, and no other output is used."""
+    op = scope.op(node)
+    if op not in _TESTS or not node.inputs or node.inputs[0].is_empty():
+        return False
+    if any(scope.used_beyond(tensor, []) for tensor in node.outputs[1:] if not tensor.is_empty()):
+        return False
+    return _TESTS[op](scope, node)
+
+
+def _always(scope: Scope, node: gs.Node) -> bool:
+    return True
+
+
+def _one_input(scope: Scope, node: gs.Node) -> bool:
+    return len(node.inputs) == 1
+
+
+def _dropout(scope: Scope, node: gs.Node) -> bool:
+    if len(node.inputs) < 3 or node.inputs[2].is_empty():  # training_mode: before opset 12 and by default false
+        return True
+    training = scope.constant(node.inputs[2], 1)
+    return training is not None and not training.any()
+
+
+def _cast(scope: Scope, node: gs.Node) -> bool:
+    return node.inputs[0].dtype is not None and node.inputs[0].dtype == node.outputs[0].dtype
+
+
+def _same_shape(scope: Scope, node: gs.Node) -> bool:
+    return equal(scope.shape(node.inputs[0]), scope.shape(node.outputs[0]))
+
+
+def _transpose(scope: Scope, node: gs.Node) -> bool:
+    perm = node.attrs.get("perm")
+    if perm is None:  # reversed by default
+        rank = scope.rank(node.inputs[0])
+        return rank is not None and rank <= 1
+    return list(perm) == list(range(len(perm)))
+
+
+_TESTS = {
+    "Identity": _always,
+    "Dropout": _dropout,
+    "Cast": _cast,
+    "Reshape": _same_shape,
+    "Expand": _same_shape,
+    "Transpose": _transpose,
+    **dict.fromkeys(("Concat", "Sum", "Mean", "Max", "Min"), _one_input),
+}
+
+REMOVE_IDENTITIES = RulePass("remove-identities", "nodes that give back their input are removed", remove_identity)

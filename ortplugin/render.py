@@ -1,0 +1,101 @@
+"""A report as text: tables for a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from .report import ProviderVerification, Report
+
+
+def print_report(report: Report, console: Console, explain: bool = False) -> None:
+    """Prints operators before and after, rewrites, near misses (if `explain`), errors and times."""
+    console.print(_operators(report))
+    if report.rewrites:
+        table = Table(title="Rewrites", title_justify="left")
+        table.add_column("rewrite")
+        table.add_column("times", justify="right")
+        for name, count in report.rewrites.items():
+            table.add_row(escape(name), str(count))
+        console.print(table)
+    if explain:
+        _print_near_misses(report, console)
+    for result in report.verification:
+        _print_verification(result, console)
+    if report.action == "restore":
+        if not report.changes:
+            console.print("[bold yellow]Nothing to restore: no operator of ortplugin; the model is as it was.[/]")
+    elif not report.changes:
+        console.print("[bold yellow]Nothing to rewrite: 0 rewrites; the model is as it was.[/]")
+    elif not report.fused:
+        console.print("[bold yellow]Nothing was fused; the graph was only simplified.[/]")
+    if not report.fused and not explain and report.near_misses:
+        console.print(f"{len(report.near_misses)} places were nearly rewritten; --explain says why they were not.")
+    steps = ", ".join(f"{step} {seconds:.2f} s" for step, seconds in report.seconds.items())
+    console.print(f"[dim]{steps}[/]")
+
+
+def _operators(report: Report) -> Table:
+    table = Table(title="Operators", title_justify="left")
+    table.add_column("operator")
+    for header in ("before", "after", "change"):
+        table.add_column(header, justify="right")
+    for name in sorted({*report.before, *report.after}):
+        before, after = report.before.get(name, 0), report.after.get(name, 0)
+        style = "" if before == after else "green" if name.startswith("ortplugin::") or after < before else "yellow"
+        table.add_row(
+            escape(name.removeprefix("ai.onnx::")),
+            str(before),
+            str(after),
+            f"{after - before:+d}" if before != after else "",
+            style=style,
+        )
+    before, after = sum(report.before.values()), sum(report.after.values())
+    table.add_section()
+    table.add_row("all", str(before), str(after), f"{after - before:+d}" if before != after else "", style="bold")
+    return table
+
+
+def _print_near_misses(report: Report, console: Console) -> None:
+    if not report.near_misses:
+        console.print("No near misses: nothing resembled a rewrite without being rewritten.")
+        return
+    table = Table("rewrite", "node", "why it was not rewritten", title="Near misses", title_justify="left")
+    for miss in report.near_misses:
+        table.add_row(escape(miss.rewrite), escape(miss.node), escape(miss.reason))
+    console.print(table)
+
+
+def _print_verification(result: ProviderVerification, console: Console) -> None:
+    provider = result.provider.removesuffix("ExecutionProvider")
+    if result.skipped:
+        console.print(f"[yellow]{escape(provider)}: not compared, {escape(result.skipped)}[/]")
+        return
+    table = Table(title=f"Original against optimized on {escape(provider)}", title_justify="left")
+    for header in ("inputs", "output"):
+        table.add_column(header)
+    for header in ("largest error", "largest relative error"):
+        table.add_column(header, justify="right")
+    table.add_column("")
+    for comparison in result.inputs:
+        for output in comparison.outputs:
+            verdict = "[green]agrees[/]" if output.passed else "[bold red]differs[/]"
+            table.add_row(
+                escape(comparison.name),
+                escape(output.name),
+                _number(output.max_abs_error),
+                _number(output.max_rel_error),
+                verdict + (f": {escape(output.message)}" if output.message else ""),
+            )
+    console.print(table)
+    if result.original_ms is not None and result.optimized_ms is not None:
+        factor = result.original_ms / max(result.optimized_ms, 1e-9)
+        console.print(
+            f"{escape(provider)}: original {result.original_ms:.3f} ms, optimized {result.optimized_ms:.3f} ms, "
+            f"{factor:.2f} times as fast"
+        )
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2e}"

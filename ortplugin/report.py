@@ -1,0 +1,152 @@
+"""What the optimizer did: operators before and after, each rewrite, what nearly was rewritten, errors and times.
+
+`Report.to_dict` is the JSON report. Its keys are stable:
+
+    version           of ortplugin
+    action            "optimize" or "restore"
+    input, output     paths, or null for models in memory
+    operators         {"before": {"domain::Type": count}, "after": {...}}; the standard domain is "ai.onnx"
+    rewrites          {"name": count}, of the rewrites that fired
+    changes           [{"rewrite", "nodes": [label], "result": label}], in the order in which they were made
+    near_misses       [{"rewrite", "node", "reason"}]
+    fused             how many of the changes are fusions; 0 means that nothing was fused
+    seconds           {"load", "passes", ...}: wall time of each step
+    verification      [{"provider", "inputs": [{"name", "outputs": [{"name", "passed", "max_abs_error",
+                      "max_rel_error", "message"}]}], "original_ms", "optimized_ms", "skipped", "passed"}]; errors are
+                      null where an output is not numeric; times are medians and null where they were not taken;
+                      skipped says why nothing was compared, "" if it was
+    guilty            the change that made verification fail, or null
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from onnx import ModelProto
+
+from .modelcheck import walk_nodes
+from .ops import OPERATORS
+from .passes.base import Change, NearMiss
+
+
+@dataclass(frozen=True)
+class OutputComparison:
+    """One output of the optimized model against the original's.
+
+    Attributes:
+        name: of the output.
+        passed: whether it agrees within the tolerance of its dtype.
+        max_abs_error: the largest |optimized - original| where both are finite; None if it is not numeric.
+        max_rel_error: the largest |optimized - original| / |original| where the original is not zero; None likewise.
+        message: why it failed, or a remark; empty otherwise.
+    """
+
+    name: str
+    passed: bool
+    max_abs_error: float | None = None
+    max_rel_error: float | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class InputComparison:
+    """All outputs on one set of inputs."""
+
+    name: str  # "generated, batch=2" or the path of the user's file
+    outputs: tuple[OutputComparison, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every output agrees."""
+        return all(output.passed for output in self.outputs)
+
+
+@dataclass(frozen=True)
+class ProviderVerification:
+    """Original against optimized on one execution provider. Times are medians in milliseconds."""
+
+    provider: str
+    inputs: tuple[InputComparison, ...]
+    original_ms: float | None = None
+    optimized_ms: float | None = None
+    skipped: str = ""  # why nothing was compared here; empty if it was
+
+    @property
+    def passed(self) -> bool:
+        """Whether all inputs give the same outputs; true where nothing was compared."""
+        return all(comparison.passed for comparison in self.inputs)
+
+
+@dataclass
+class Report:
+    """What one call of `optimize` did; see the module for the JSON form."""
+
+    action: str = "optimize"  # or "restore"
+    input: str | None = None
+    output: str | None = None
+    before: dict[str, int] = field(default_factory=dict)
+    after: dict[str, int] = field(default_factory=dict)
+    changes: list[Change] = field(default_factory=list)
+    near_misses: list[NearMiss] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    verification: list[ProviderVerification] = field(default_factory=list)
+    guilty: Change | None = None
+
+    @property
+    def rewrites(self) -> dict[str, int]:
+        """How often each rewrite fired, in the order in which they first did."""
+        return dict(Counter(change.rewrite for change in self.changes))
+
+    @property
+    def fused(self) -> int:
+        """How many changes made or extended a fused operator, rather than simplified the graph."""
+        names = tuple(f"({operator.name})" for operator in OPERATORS)
+        return sum(change.result.endswith(names) for change in self.changes)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every verification that was made passed."""
+        return all(result.passed for result in self.verification)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON report as Python values."""
+        from . import __version__
+
+        return {
+            "version": __version__,
+            "action": self.action,
+            "input": self.input,
+            "output": self.output,
+            "operators": {"before": self.before, "after": self.after},
+            "rewrites": self.rewrites,
+            "changes": [asdict(change) for change in self.changes],
+            "near_misses": [asdict(miss) for miss in self.near_misses],
+            "fused": self.fused,
+            "seconds": {step: round(value, 6) for step, value in self.seconds.items()},
+            "verification": [{**asdict(result), "passed": result.passed} for result in self.verification],
+            "guilty": asdict(self.guilty) if self.guilty is not None else None,
+        }
+
+    def to_json(self) -> str:
+        """The JSON report; a number that JSON lacks (an infinite error) is the string "inf" or "nan"."""
+        return json.dumps(_plain(self.to_dict()), indent=2, allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def count_operators(model: ModelProto) -> dict[str, int]:
+    """How many nodes of each 'domain::Type' there are, bodies and local functions included, by name."""
+    counts = Counter(f"{node.domain or 'ai.onnx'}::{node.op_type}" for node in walk_nodes(model))
+    return dict(sorted(counts.items()))

@@ -1,0 +1,137 @@
+// What every kernel stands on: storage types, conversions and wide accesses. No CUDA header is included, so that NVRTC
+// needs nothing but itself. Tensors hold half_t, bfloat_t, float, double or bool_t; arithmetic runs in float or double.
+#pragma once
+
+struct half_t {
+  unsigned short bits;
+};
+struct bfloat_t {
+  unsigned short bits;
+};
+struct bool_t {
+  unsigned char bits;
+};
+
+__device__ __forceinline__ float to_compute(half_t x) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+  return y;
+}
+__device__ __forceinline__ float to_compute(bfloat_t x) { return __uint_as_float((unsigned)x.bits << 16); }
+__device__ __forceinline__ float to_compute(float x) { return x; }
+__device__ __forceinline__ double to_compute(double x) { return x; }
+__device__ __forceinline__ bool to_compute(bool_t x) { return x.bits != 0; }
+
+// Rounds to nearest, ties to even; a NaN stays one.
+__device__ __forceinline__ void from_compute(float x, half_t& y) {
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+}
+__device__ __forceinline__ void from_compute(float x, bfloat_t& y) {
+#if __CUDA_ARCH__ >= 800
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+#else
+  const unsigned bits = __float_as_uint(x);
+  y.bits = x != x ? 0x7fff : (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+#endif
+}
+__device__ __forceinline__ void from_compute(float x, float& y) { y = x; }
+__device__ __forceinline__ void from_compute(double x, double& y) { y = x; }
+__device__ __forceinline__ void from_compute(bool x, bool_t& y) { y.bits = x; }
+
+// N elements that lie side by side, held as they lie in memory and taken apart only where they are used: a row that is
+// loaded ahead then costs half the registers, and nothing waits for it early. Memory is reached in accesses of up to 16
+// bytes; an address must be a multiple of 16, or of N * sizeof(T) where that is less.
+template <int BYTES>
+struct Chunk;
+template <>
+struct Chunk<16> {
+  typedef uint4 type;
+};
+template <>
+struct Chunk<8> {
+  typedef uint2 type;
+};
+template <>
+struct Chunk<4> {
+  typedef unsigned type;
+};
+template <>
+struct Chunk<2> {
+  typedef unsigned short type;
+};
+template <>
+struct Chunk<1> {
+  typedef unsigned char type;
+};
+
+// Data that is read once goes past the L1 cache, which keeps the operands that every row shares.
+__device__ __forceinline__ void load_once(uint4& x, const void* p) {
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "l"(p));
+}
+__device__ __forceinline__ void load_once(uint2& x, const void* p) {
+  asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(p));
+}
+template <typename T>
+__device__ __forceinline__ void load_once(T& x, const void* p) {
+  x = __ldg((const T*)p);
+}
+
+// Results that fill the cache many times over are marked as the first to leave it.
+__device__ __forceinline__ void store_once(void* p, const uint4& x) { __stcs((uint4*)p, x); }
+__device__ __forceinline__ void store_once(void* p, const uint2& x) { __stcs((uint2*)p, x); }
+template <typename T>
+__device__ __forceinline__ void store_once(void* p, const T& x) {
+  *(T*)p = x;
+}
+
+// Element j of the words of a vector.
+__device__ __forceinline__ void take(const unsigned* words, int j, half_t& x) { x.bits = words[j / 2] >> j % 2 * 16; }
+__device__ __forceinline__ void take(const unsigned* words, int j, bfloat_t& x) { x.bits = words[j / 2] >> j % 2 * 16; }
+__device__ __forceinline__ void take(const unsigned* words, int j, bool_t& x) { x.bits = words[j / 4] >> j % 4 * 8; }
+__device__ __forceinline__ void take(const unsigned* words, int j, float& x) { x = __uint_as_float(words[j]); }
+__device__ __forceinline__ void take(const unsigned* words, int j, double& x) {
+  x = __hiloint2double((int)words[2 * j + 1], (int)words[2 * j]);
+}
+
+template <typename T, int N>
+struct Vector {
+  static const int kBytes = N * (int)sizeof(T);
+  static const int kStep = kBytes < 16 ? kBytes : 16;
+  typedef typename Chunk<kStep>::type chunk_t;
+  union {
+    chunk_t chunks[kBytes / kStep];
+    unsigned words[(kBytes + 3) / 4];
+    T elements[N];
+  };
+
+  __device__ __forceinline__ Vector() {}
+  __device__ __forceinline__ T operator[](int j) const {
+    T x;
+    take(words, j, x);
+    return x;
+  }
+  __device__ __forceinline__ void set(int j, T x) { elements[j] = x; }
+
+  __device__ __forceinline__ void load_once(const T* p) {
+#pragma unroll
+    for (int i = 0; i < kBytes / kStep; ++i) ::load_once(chunks[i], (const chunk_t*)p + i);
+  }
+  __device__ __forceinline__ void load(const T* p) {
+#pragma unroll
+    for (int i = 0; i < kBytes / kStep; ++i) chunks[i] = __ldg((const chunk_t*)p + i);
+  }
+  __device__ __forceinline__ void read_shared(const T* p) {
+#pragma unroll
+    for (int i = 0; i < kBytes / kStep; ++i) chunks[i] = ((const chunk_t*)p)[i];
+  }
+  __device__ __forceinline__ void store_once(T* p) const {
+#pragma unroll
+    for (int i = 0; i < kBytes / kStep; ++i) ::store_once((chunk_t*)p + i, chunks[i]);
+  }
+  __device__ __forceinline__ void store(T* p) const {
+#pragma unroll
+    for (int i = 0; i < kBytes / kStep; ++i) ((chunk_t*)p)[i] = chunks[i];
+  }
+};

@@ -1,0 +1,56 @@
+// The CUDA driver and NVRTC, opened when the first CUDA kernel is created: the library itself needs nothing of CUDA to
+// be built, loaded or run on the CPU. Kernels are compiled for the GPU at hand and kept by kernel_cache.h.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace ortplugin::cuda {
+
+using Function = struct CUfunc_st*;
+using Stream = void*;
+
+struct DeviceFacts {
+  int ordinal;
+  int major, minor;         // compute capability
+  int multiprocessors;
+  int64_t l2_bytes;
+  int shared_bytes;         // most shared memory a block may ask for
+};
+
+// Throws Error naming the package to install where the driver can't be opened.
+const DeviceFacts& Device(int ordinal);
+
+// The virtual or real architecture that NVRTC compiles for: "sm_90", or "compute_90" for a GPU that the NVRTC at hand
+// does not know yet.
+std::string Architecture(const DeviceFacts& device);
+
+// Compiles CUDA C++ to machine code for `architecture`. Throws Error with NVRTC's log, the options and the numbered
+// source. `log` (may be null) receives the compiler's remarks.
+std::string Compile(const std::string& source, const std::string& architecture, std::string* log);
+
+// "nvrtc 13.0"
+std::string CompilerVersion();
+
+// A kernel of a source, loaded in the primary context of a device; compiled at most once for each source, architecture
+// and compiler. Modules stay loaded until the process ends. `warn` gets the kernel cache's complaints.
+Function Load(const DeviceFacts& device, const std::string& source, const char* kernel,
+              const std::function<void(const std::string&)>& warn);
+
+// Lets blocks of a kernel use `bytes` of dynamic shared memory.
+void AllowSharedMemory(const DeviceFacts& device, Function function, int bytes);
+int BlocksPerMultiprocessor(const DeviceFacts& device, Function function, int threads, int shared_bytes);
+
+struct LaunchShape {
+  unsigned blocks, threads, shared_bytes;
+};
+// Launches on ORT's stream, asynchronously. `arguments` are pointers to the kernel's parameters.
+void Launch(const DeviceFacts& device, Function function, const LaunchShape& shape, Stream stream, void** arguments);
+
+// Whether a CUDA graph is being captured on the stream: nothing may be compiled, loaded or allocated then.
+bool IsCapturing(const DeviceFacts& device, Stream stream);
+
+}  // namespace ortplugin::cuda

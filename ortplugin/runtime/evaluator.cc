@@ -1,0 +1,425 @@
+// One loop per operator and dtype, over the lanes of a block; the compiler vectorises them. Every loop exists once per
+// instruction set that is worth it, and the best one of the machine is chosen at run time; all give the same bits.
+//
+// Compile with -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math: the last two let square roots, roundings and
+// selections vectorise, and change no result.
+#include "ortplugin/runtime/evaluator.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "ortplugin/runtime/half.h"
+#include "ortplugin/runtime/vector_math.h"
+
+#ifdef __FAST_MATH__
+#error "the evaluator promises IEEE 754: compile it without -ffast-math"
+#endif
+
+namespace ortplugin {
+namespace {
+
+// Lanes of different values never overlap in part: they are distinct blocks, or the very same one.
+// (clang finds that out at run time.)
+#if defined(__GNUC__) && !defined(__clang__)
+#define ORTPLUGIN_LANES _Pragma("GCC ivdep")
+#else
+#define ORTPLUGIN_LANES
+#endif
+
+// What a loop does to one lane: inlined into every copy of the loop, or the loop does not vectorise.
+#if defined(__GNUC__)
+#define ORTPLUGIN_LANE __attribute__((always_inline))
+#else
+#define ORTPLUGIN_LANE
+#endif
+
+// Bytes of bool lanes hold 0 or 1.
+using Bool = uint8_t;
+
+// ---- The loops, inlined into each instruction set's copy ----------------------------------------------------------
+
+struct Job {
+  const Statement* statement;
+  DType from;  // of the last operand: T, or what Cast reads
+  DType to;    // of the result
+  // How a Pow by a literal is computed: 0 for any exponent, 2 and 3 by multiplication.
+  int power;
+  const void* a;
+  const void* b;
+  const void* c;
+  void* result;
+  size_t count;
+};
+
+template <typename A, typename R, typename F>
+ORTPLUGIN_INLINE void Map(const Job& job, F f) {
+  const A* a = static_cast<const A*>(job.a);
+  R* result = static_cast<R*>(job.result);
+  ORTPLUGIN_LANES
+  for (size_t i = 0; i < job.count; ++i) result[i] = static_cast<R>(f(a[i]));
+}
+
+template <typename A, typename R, typename F>
+ORTPLUGIN_INLINE void Map2(const Job& job, F f) {
+  const A* a = static_cast<const A*>(job.a);
+  const A* b = static_cast<const A*>(job.b);
+  R* result = static_cast<R*>(job.result);
+  ORTPLUGIN_LANES
+  for (size_t i = 0; i < job.count; ++i) result[i] = static_cast<R>(f(a[i], b[i]));
+}
+
+template <typename A, typename T, typename F>
+ORTPLUGIN_INLINE void Map3(const Job& job, F f) {
+  const A* a = static_cast<const A*>(job.a);
+  const T* b = static_cast<const T*>(job.b);
+  const T* c = static_cast<const T*>(job.c);
+  T* result = static_cast<T*>(job.result);
+  ORTPLUGIN_LANES
+  for (size_t i = 0; i < job.count; ++i) result[i] = f(a[i], b[i], c[i]);
+}
+
+// A lane of any operand dtype as what a Cast makes of it.
+ORTPLUGIN_INLINE float Narrow(float x) { return x; }
+ORTPLUGIN_INLINE float Narrow(double x) { return RoundToOdd(x); }
+ORTPLUGIN_INLINE float Narrow(Bool x) { return static_cast<float>(x); }
+
+template <typename A>
+ORTPLUGIN_INLINE void RunCast(const Job& job) {
+  switch (job.to) {
+    case DType::kFloat16:
+      return Map<A, float>(job, [](A x) ORTPLUGIN_LANE { return HalfToFloat(FloatToHalf(Narrow(x))); });
+    case DType::kBFloat16:
+      return Map<A, float>(job, [](A x) ORTPLUGIN_LANE { return BFloat16ToFloat(FloatToBFloat16(Narrow(x))); });
+    case DType::kFloat:
+      return Map<A, float>(job, [](A x) ORTPLUGIN_LANE { return static_cast<float>(x); });
+    case DType::kDouble:
+      return Map<A, double>(job, [](A x) ORTPLUGIN_LANE { return static_cast<double>(x); });
+    case DType::kBool:
+      return Map<A, Bool>(job, [](A x) ORTPLUGIN_LANE { return x != A(0); });
+  }
+}
+
+ORTPLUGIN_INLINE void RunLogical(const Job& job) {
+  switch (job.statement->op) {
+    case Op::kAnd:
+      return Map2<Bool, Bool>(job, [](Bool a, Bool b) ORTPLUGIN_LANE { return a & b; });
+    case Op::kOr:
+      return Map2<Bool, Bool>(job, [](Bool a, Bool b) ORTPLUGIN_LANE { return a | b; });
+    case Op::kXor:
+      return Map2<Bool, Bool>(job, [](Bool a, Bool b) ORTPLUGIN_LANE { return a ^ b; });
+    case Op::kNot:
+      return Map<Bool, Bool>(job, [](Bool a) ORTPLUGIN_LANE { return a ^ 1; });
+    default:
+      return;
+  }
+}
+
+// The operators of T, float or double.
+template <typename T>
+ORTPLUGIN_INLINE void RunFloating(const Job& job) {
+  const T p = static_cast<T>(job.statement->attributes[0]);
+  const T q = static_cast<T>(job.statement->attributes[1]);
+  switch (job.statement->op) {
+#define ORTPLUGIN_UNARY(Name) \
+  case Op::k##Name:           \
+    return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::Name(x); });
+    ORTPLUGIN_UNARY(Abs)
+    ORTPLUGIN_UNARY(Neg)
+    ORTPLUGIN_UNARY(Reciprocal)
+    ORTPLUGIN_UNARY(Sqrt)
+    ORTPLUGIN_UNARY(Exp)
+    ORTPLUGIN_UNARY(Log)
+    ORTPLUGIN_UNARY(Floor)
+    ORTPLUGIN_UNARY(Ceil)
+    ORTPLUGIN_UNARY(Round)
+    ORTPLUGIN_UNARY(Sign)
+    ORTPLUGIN_UNARY(Sin)
+    ORTPLUGIN_UNARY(Cos)
+    ORTPLUGIN_UNARY(Tan)
+    ORTPLUGIN_UNARY(Asin)
+    ORTPLUGIN_UNARY(Acos)
+    ORTPLUGIN_UNARY(Atan)
+    ORTPLUGIN_UNARY(Sinh)
+    ORTPLUGIN_UNARY(Cosh)
+    ORTPLUGIN_UNARY(Tanh)
+    ORTPLUGIN_UNARY(Asinh)
+    ORTPLUGIN_UNARY(Acosh)
+    ORTPLUGIN_UNARY(Atanh)
+    ORTPLUGIN_UNARY(Erf)
+    ORTPLUGIN_UNARY(Relu)
+    ORTPLUGIN_UNARY(Sigmoid)
+    ORTPLUGIN_UNARY(Softplus)
+    ORTPLUGIN_UNARY(Softsign)
+    ORTPLUGIN_UNARY(HardSwish)
+    ORTPLUGIN_UNARY(Mish)
+#undef ORTPLUGIN_UNARY
+    case Op::kLeakyRelu:
+      return Map<T, T>(job, [p](T x) ORTPLUGIN_LANE { return lane::LeakyRelu(x, p); });
+    case Op::kElu:
+      return Map<T, T>(job, [p](T x) ORTPLUGIN_LANE { return lane::Elu(x, p); });
+    case Op::kCelu:
+      return Map<T, T>(job, [p](T x) ORTPLUGIN_LANE { return lane::Celu(x, p); });
+    case Op::kSelu:
+      return Map<T, T>(job, [p, q](T x) ORTPLUGIN_LANE { return lane::Selu(x, p, q); });
+    case Op::kHardSigmoid:
+      return Map<T, T>(job, [p, q](T x) ORTPLUGIN_LANE { return lane::HardSigmoid(x, p, q); });
+    case Op::kThresholdedRelu:
+      return Map<T, T>(job, [p](T x) ORTPLUGIN_LANE { return lane::ThresholdedRelu(x, p); });
+    case Op::kShrink:
+      return Map<T, T>(job, [p, q](T x) ORTPLUGIN_LANE { return lane::Shrink(x, p, q); });
+    case Op::kSwish:
+    case Op::kQuickGelu:
+      return Map<T, T>(job, [p](T x) ORTPLUGIN_LANE { return lane::Swish(x, p); });
+    case Op::kGelu:
+      if (p != 0) return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::GeluTanh(x); });
+      return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::Gelu(x); });
+    case Op::kAdd:
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a + b; });
+    case Op::kSub:
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a - b; });
+    case Op::kMul:
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a * b; });
+    case Op::kDiv:
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a / b; });
+    case Op::kPow:
+      if (job.power == 2) return Map<T, T>(job, [](T a) ORTPLUGIN_LANE { return a * a; });
+      if (job.power == 3) return Map<T, T>(job, [](T a) ORTPLUGIN_LANE { return a * a * a; });
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::Pow(a, b); });
+    case Op::kMin:
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::Min(a, b); });
+    case Op::kMax:
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::Max(a, b); });
+    case Op::kPRelu:
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::LeakyRelu(a, b); });
+    case Op::kClip:
+      return Map3<T, T>(job, [](T a, T b, T c) ORTPLUGIN_LANE { return lane::Clip(a, b, c); });
+    case Op::kEqual:
+      return Map2<T, Bool>(job, [](T a, T b) ORTPLUGIN_LANE { return a == b; });
+    case Op::kLess:
+      return Map2<T, Bool>(job, [](T a, T b) ORTPLUGIN_LANE { return a < b; });
+    case Op::kLessOrEqual:
+      return Map2<T, Bool>(job, [](T a, T b) ORTPLUGIN_LANE { return a <= b; });
+    case Op::kGreater:
+      return Map2<T, Bool>(job, [](T a, T b) ORTPLUGIN_LANE { return a > b; });
+    case Op::kGreaterOrEqual:
+      return Map2<T, Bool>(job, [](T a, T b) ORTPLUGIN_LANE { return a >= b; });
+    case Op::kIsNaN:
+      return Map<T, Bool>(job, [](T a) ORTPLUGIN_LANE { return lane::IsNaN(a); });
+    case Op::kIsInf:
+      return Map<T, Bool>(job, [](T a) ORTPLUGIN_LANE { return lane::IsInf(a); });
+    case Op::kWhere:
+      return Map3<Bool, T>(job, [](Bool a, T b, T c) ORTPLUGIN_LANE { return a != 0 ? b : c; });
+    case Op::kCast:
+      return RunCast<T>(job);
+    case Op::kAnd:
+    case Op::kOr:
+    case Op::kXor:
+    case Op::kNot:
+    case Op::kLayerNormalization:
+    case Op::kRMSNormalization:
+      return;
+  }
+}
+
+ORTPLUGIN_INLINE void RunJob(const Job& job) {
+  switch (job.from) {
+    case DType::kFloat16:
+    case DType::kBFloat16:
+    case DType::kFloat:
+      return RunFloating<float>(job);
+    case DType::kDouble:
+      return RunFloating<double>(job);
+    case DType::kBool:
+      return job.statement->op == Op::kCast ? RunCast<Bool>(job) : RunLogical(job);
+  }
+}
+
+// 16-bit elements to lanes and back; the other dtypes are copied.
+ORTPLUGIN_INLINE void Load16(DType dtype, const void* elements, size_t count, float* lanes) {
+  const uint16_t* from = static_cast<const uint16_t*>(elements);
+  if (dtype == DType::kFloat16) {
+    ORTPLUGIN_LANES
+    for (size_t i = 0; i < count; ++i) lanes[i] = HalfToFloat(from[i]);
+  } else {
+    ORTPLUGIN_LANES
+    for (size_t i = 0; i < count; ++i) lanes[i] = BFloat16ToFloat(from[i]);
+  }
+}
+
+ORTPLUGIN_INLINE void Store16(DType dtype, const float* lanes, size_t count, void* elements) {
+  uint16_t* to = static_cast<uint16_t*>(elements);
+  if (dtype == DType::kFloat16) {
+    ORTPLUGIN_LANES
+    for (size_t i = 0; i < count; ++i) to[i] = FloatToHalf(lanes[i]);
+  } else {
+    ORTPLUGIN_LANES
+    for (size_t i = 0; i < count; ++i) to[i] = FloatToBFloat16(lanes[i]);
+  }
+}
+
+// The highest x86-64 level to use: 4 is AVX-512, 3 AVX2, anything lower SSE2. The tests build it for each.
+#ifndef ORTPLUGIN_X86_LEVEL
+#define ORTPLUGIN_X86_LEVEL 4
+#endif
+
+// ---- The copies ---------------------------------------------------------------------------------------------------
+
+struct Functions {
+  void (*run)(const Job&);
+  void (*load16)(DType, const void*, size_t, float*);
+  void (*store16)(DType, const float*, size_t, void*);
+};
+
+#define ORTPLUGIN_COPY(Name, ...)                                                               \
+  __VA_ARGS__ void Run##Name(const Job& job) { RunJob(job); }                                   \
+  __VA_ARGS__ void Load##Name(DType dtype, const void* elements, size_t count, float* lanes) {  \
+    Load16(dtype, elements, count, lanes);                                                      \
+  }                                                                                             \
+  __VA_ARGS__ void Store##Name(DType dtype, const float* lanes, size_t count, void* elements) { \
+    Store16(dtype, lanes, count, elements);                                                     \
+  }                                                                                             \
+  constexpr Functions k##Name{Run##Name, Load##Name, Store##Name};
+
+ORTPLUGIN_COPY(Baseline)
+
+#if defined(__x86_64__) && defined(__GNUC__)
+ORTPLUGIN_COPY(Avx2, __attribute__((target("avx2"))))
+ORTPLUGIN_COPY(Avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))))
+
+Functions Choose() {
+  __builtin_cpu_init();
+  if (ORTPLUGIN_X86_LEVEL >= 4 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+    return kAvx512;
+  }
+  return ORTPLUGIN_X86_LEVEL >= 3 && __builtin_cpu_supports("avx2") ? kAvx2 : kBaseline;
+}
+#else
+Functions Choose() { return kBaseline; }
+#endif
+
+const Functions& Best() {
+  static const Functions best = Choose();
+  return best;
+}
+
+constexpr size_t kAlignment = 64;
+
+size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+template <typename T>
+void Fill(T lane, size_t count, void* lanes) {
+  T* to = static_cast<T*>(lanes);
+  for (size_t i = 0; i < count; ++i) to[i] = lane;
+}
+
+}  // namespace
+
+size_t LaneSize(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16:
+    case DType::kBFloat16:
+    case DType::kFloat:
+      break;
+    case DType::kDouble:
+      return sizeof(double);
+    case DType::kBool:
+      return sizeof(Bool);
+  }
+  return sizeof(float);
+}
+
+void LoadLanes(DType dtype, const void* elements, size_t count, void* lanes) {
+  if (dtype == DType::kFloat16 || dtype == DType::kBFloat16) {
+    Best().load16(dtype, elements, count, static_cast<float*>(lanes));
+  } else if (count > 0) {
+    std::memcpy(lanes, elements, count * LaneSize(dtype));
+  }
+}
+
+void FillLanes(DType dtype, const void* element, size_t count, void* lanes) {
+  double lane[1];  // large enough for a lane of any dtype
+  LoadLanes(dtype, element, 1, lane);
+  switch (LaneSize(dtype)) {
+    case sizeof(double):
+      return Fill(lane[0], count, lanes);
+    case sizeof(float): {
+      float narrow;
+      std::memcpy(&narrow, lane, sizeof(narrow));
+      return Fill(narrow, count, lanes);
+    }
+    default: {
+      Bool truth;
+      std::memcpy(&truth, lane, sizeof(truth));
+      return Fill(truth, count, lanes);
+    }
+  }
+}
+
+void StoreLanes(DType dtype, const void* lanes, size_t count, void* elements) {
+  if (dtype == DType::kFloat16 || dtype == DType::kBFloat16) {
+    Best().store16(dtype, static_cast<const float*>(lanes), count, elements);
+  } else if (count > 0) {
+    std::memcpy(elements, lanes, count * LaneSize(dtype));
+  }
+}
+
+Evaluator::Evaluator(const Program& program, std::vector<uint32_t> statements)
+    : program_(&program), statements_(std::move(statements)) {
+  for (const uint32_t index : statements_) {
+    const Op op = program.statements().at(index).op;
+    if (IsCore(op)) Fail("program: ", NameOf(op), " is a core operator, the evaluator runs pointwise ones only");
+  }
+}
+
+Evaluator::Workspace::Workspace(const Evaluator& evaluator) {
+  const std::vector<Value>& values = evaluator.program_->values();
+  size_t bytes = kAlignment;
+  for (const Value& value : values) bytes += Aligned(kBlock * LaneSize(value.dtype));
+  memory_.reset(new unsigned char[bytes]);
+  unsigned char* at = memory_.get();
+  at += (kAlignment - reinterpret_cast<uintptr_t>(at) % kAlignment) % kAlignment;
+  slots_.reserve(values.size());
+  for (const Value& value : values) {
+    slots_.push_back(at);
+    if (value.kind == Value::Kind::kLiteral) {
+      const double literal = RoundTo(value.dtype, value.literal);
+      switch (LaneSize(value.dtype)) {
+        case sizeof(double):
+          Fill(literal, kBlock, at);
+          break;
+        case sizeof(float):
+          Fill(static_cast<float>(literal), kBlock, at);
+          break;
+        default:
+          Fill(static_cast<Bool>(literal != 0), kBlock, at);
+      }
+    }
+    at += Aligned(kBlock * LaneSize(value.dtype));
+  }
+}
+
+void Evaluator::Run(Workspace& workspace, size_t count) const {
+  void (*const run)(const Job&) = Best().run;
+  void* const* slots = workspace.slots_.data();
+  for (const uint32_t index : statements_) {
+    const Statement& statement = program_->statements()[index];
+    const std::vector<ValueId>& operands = statement.operands;
+    Job job{};
+    job.statement = &statement;
+    const Value& last = program_->value(operands.back());
+    job.from = last.dtype;
+    job.to = program_->value(statement.result).dtype;
+    if (statement.op == Op::kPow && last.kind == Value::Kind::kLiteral) {
+      job.power = last.literal == 2 ? 2 : last.literal == 3 ? 3 : 0;
+    }
+    job.a = slots[operands[0]];
+    job.b = operands.size() > 1 ? slots[operands[1]] : nullptr;
+    job.c = operands.size() > 2 ? slots[operands[2]] : nullptr;
+    job.result = slots[statement.result];
+    job.count = count;
+    run(job);
+  }
+}
+
+}  // namespace ortplugin

@@ -1,0 +1,52 @@
+// Pointwise programs on the CPU: every statement runs as one vectorised loop over a block of elements.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "ortplugin/runtime/program.h"
+
+namespace ortplugin {
+
+// Elements of a block: small enough that all live values of a program stay in the L1 and L2 caches.
+constexpr size_t kBlock = 512;
+
+// A value's elements are held as `lanes`: float for float16, bfloat16 and float; double for double; uint8_t (0 or 1) for
+// bool. `count` is at most kBlock wherever an Evaluator is concerned, and anything for these three.
+size_t LaneSize(DType dtype);                                                            // bytes of one lane
+void LoadLanes(DType dtype, const void* elements, size_t count, void* lanes);            // contiguous elements
+void FillLanes(DType dtype, const void* element, size_t count, void* lanes);             // one element, repeated
+void StoreLanes(DType dtype, const void* lanes, size_t count, void* elements);           // rounds to nearest, ties to even
+
+// Runs some of a program's pointwise statements, a block at a time. Immutable once built, so one Evaluator serves any
+// number of threads; what changes lives in a Workspace, one for each thread.
+class Evaluator {
+ public:
+  Evaluator(const Program& program, std::vector<uint32_t> statements);
+
+  class Workspace {
+   public:
+    explicit Workspace(const Evaluator& evaluator);
+    // The lanes of a value: kBlock of them, 64-byte aligned. Parameters and a core operator's result are written by
+    // the caller before Run; literals are already filled.
+    void* lanes(ValueId value) { return slots_[value]; }
+    // Makes a value's lanes be the caller's own memory (for instance a float tensor's rows, read in place).
+    void Bind(ValueId value, const void* memory) { slots_[value] = const_cast<void*>(memory); }
+
+   private:
+    friend class Evaluator;
+    std::unique_ptr<unsigned char[]> memory_;
+    std::vector<void*> slots_;  // by ValueId
+  };
+
+  // Computes `count` (at most kBlock) elements of every statement's result.
+  void Run(Workspace& workspace, size_t count) const;
+
+ private:
+  const Program* program_;
+  std::vector<uint32_t> statements_;
+};
+
+}  // namespace ortplugin

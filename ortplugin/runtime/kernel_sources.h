@@ -1,0 +1,10 @@
+// The CUDA C++ files, embedded in the library when it is built (cmake/embed.cmake).
+#pragma once
+
+namespace ortplugin {
+
+extern const char kCommonSource[];     // runtime/common.cuh
+extern const char kPointwiseSource[];  // runtime/pointwise.cuh
+extern const char kLayerNormSource[];  // ops/layer_norm/layer_norm.cu
+
+}  // namespace ortplugin

@@ -1,0 +1,262 @@
+#include "ortplugin/runtime/ort.h"
+
+#include <exception>
+#include <mutex>
+
+namespace ortplugin {
+namespace {
+
+TensorType Describe(const ort::Api* api, const ort::TensorInfo* info) {
+  TensorType type;
+  Check(api, ort::GetTensorElementType(api, info, &type.type));
+  size_t rank = 0;
+  Check(api, ort::GetDimensionsCount(api, info, &rank));
+  type.shape.resize(rank);
+  type.symbols.resize(rank);
+  type.has_shape = true;
+  if (rank == 0) return type;
+  Check(api, ort::GetDimensions(api, info, type.shape.data(), rank));
+  std::vector<const char*> symbols(rank, nullptr);
+  Check(api, ort::GetSymbolicDimensions(api, info, symbols.data(), rank));
+  for (size_t i = 0; i < rank; ++i) {
+    if (symbols[i] != nullptr) type.symbols[i] = symbols[i];
+    if (type.shape[i] < 0 || !type.symbols[i].empty()) type.shape[i] = -1;
+  }
+  return type;
+}
+
+// Runs the destructor function of an ORT object at the end of a scope.
+template <typename Release>
+class Finally {
+ public:
+  explicit Finally(Release release) : release_(release) {}
+  ~Finally() { release_(); }
+  Finally(const Finally&) = delete;
+  Finally& operator=(const Finally&) = delete;
+
+ private:
+  Release release_;
+};
+
+}  // namespace
+
+std::string ToString(const Shape& shape) {
+  std::string text = "[";
+  for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
+  return text + "]";
+}
+
+int64_t ElementCount(const Shape& shape) {
+  int64_t count = 1;
+  for (const int64_t size : shape) {
+    if (size < 0 || __builtin_mul_overflow(count, size, &count) || count > (int64_t{1} << 62))
+      Fail("the shape ", ToString(shape), " has no valid number of elements");
+  }
+  return count;
+}
+
+std::optional<DType> FromOrt(ort::ElementType type) {
+  switch (type) {
+    case ort::kFloat16:
+      return DType::kFloat16;
+    case ort::kBFloat16:
+      return DType::kBFloat16;
+    case ort::kFloat:
+      return DType::kFloat;
+    case ort::kDouble:
+      return DType::kDouble;
+    case ort::kBool:
+      return DType::kBool;
+    default:
+      return std::nullopt;
+  }
+}
+
+ort::ElementType ToOrt(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return ort::kFloat16;
+    case DType::kBFloat16:
+      return ort::kBFloat16;
+    case DType::kFloat:
+      return ort::kFloat;
+    case DType::kDouble:
+      return ort::kDouble;
+    case DType::kBool:
+      return ort::kBool;
+  }
+  return ort::kUndefined;
+}
+
+std::string NameOfOrt(ort::ElementType type) {
+  const std::optional<DType> dtype = FromOrt(type);
+  return dtype ? NameOf(*dtype) : "ONNX element type " + std::to_string(type);
+}
+
+void Check(const ort::Api* api, ort::Status* status) {
+  if (status == nullptr) return;
+  const std::string message = ort::GetErrorMessage(api, static_cast<const ort::Status*>(status));
+  ort::ReleaseStatus(api, status);
+  throw Error(message);
+}
+
+size_t ShapeContext::input_count() const {
+  size_t count = 0;
+  Check(api_, ort::ShapeInferContext_GetInputCount(api_, static_cast<const ort::ShapeInferContext*>(context_), &count));
+  return count;
+}
+
+TensorType ShapeContext::input(size_t index) const {
+  ort::TensorInfo* info = nullptr;  // ORT keeps it
+  Check(api_, ort::ShapeInferContext_GetInputTypeShape(api_, static_cast<const ort::ShapeInferContext*>(context_), index,
+                                                       &info));
+  return Describe(api_, info);
+}
+
+std::string ShapeContext::string_attribute(const char* name) const {
+  const ort::OpAttr* attribute = nullptr;
+  Check(api_, ort::ShapeInferContext_GetAttribute(api_, static_cast<const ort::ShapeInferContext*>(context_), name,
+                                                  &attribute));
+  if (attribute == nullptr) Fail("the attribute '", name, "' is missing");
+  size_t size = 0;
+  ort::Status* too_small = ort::ReadOpAttr(api_, attribute, ort::kAttrString, static_cast<void*>(nullptr), size_t{0}, &size);
+  if (too_small != nullptr) ort::ReleaseStatus(api_, too_small);
+  std::string text(size, '\0');
+  Check(api_, ort::ReadOpAttr(api_, attribute, ort::kAttrString, static_cast<void*>(text.data()), text.size(), &size));
+  text.resize(size);
+  while (!text.empty() && text.back() == '\0') text.pop_back();
+  return text;
+}
+
+void ShapeContext::set_output(size_t index, const TensorType& type) {
+  ort::TensorInfo* info = nullptr;
+  Check(api_, ort::CreateTensorTypeAndShapeInfo(api_, &info));
+  const Finally release([&] { ort::ReleaseTensorTypeAndShapeInfo(api_, info); });
+  Check(api_, ort::SetTensorElementType(api_, info, type.type));
+  if (type.has_shape) {
+    Check(api_, ort::SetDimensions(api_, info, type.shape.data(), type.shape.size()));
+    std::vector<const char*> symbols;
+    for (const std::string& symbol : type.symbols) symbols.push_back(symbol.c_str());
+    if (!symbols.empty()) Check(api_, ort::SetSymbolicDimensions(api_, info, symbols.data(), symbols.size()));
+  }
+  Check(api_, ort::ShapeInferContext_SetOutputTypeShape(api_, static_cast<const ort::ShapeInferContext*>(context_), index,
+                                                        static_cast<const ort::TensorInfo*>(info)));
+}
+
+std::string NodeInfo::name() const {
+  size_t size = 0;
+  Check(api_, ort::KernelInfo_GetNodeName(api_, info_, static_cast<char*>(nullptr), &size));
+  std::string text(size, '\0');
+  Check(api_, ort::KernelInfo_GetNodeName(api_, info_, text.data(), &size));
+  text.resize(size ? size - 1 : 0);  // ORT counts the terminator
+  return text;
+}
+
+size_t NodeInfo::input_count() const {
+  size_t count = 0;
+  Check(api_, ort::KernelInfo_GetInputCount(api_, info_, &count));
+  return count;
+}
+
+size_t NodeInfo::output_count() const {
+  size_t count = 0;
+  Check(api_, ort::KernelInfo_GetOutputCount(api_, info_, &count));
+  return count;
+}
+
+TensorType NodeInfo::input(size_t index) const {
+  ort::TypeInfo* info = nullptr;
+  Check(api_, ort::KernelInfo_GetInputTypeInfo(api_, info_, index, &info));
+  const Finally release([&] { ort::ReleaseTypeInfo(api_, info); });
+  const ort::TensorInfo* tensor = nullptr;
+  Check(api_, ort::CastTypeInfoToTensorInfo(api_, static_cast<const ort::TypeInfo*>(info), &tensor));
+  if (tensor == nullptr) return {};
+  return Describe(api_, tensor);
+}
+
+std::string NodeInfo::string_attribute(const char* name) const {
+  size_t size = 0;
+  Check(api_, ort::KernelInfoGetAttribute_string(api_, info_, name, static_cast<char*>(nullptr), &size));
+  std::string text(size, '\0');
+  Check(api_, ort::KernelInfoGetAttribute_string(api_, info_, name, text.data(), &size));
+  text.resize(size ? size - 1 : 0);
+  return text;
+}
+
+ort::Allocator* NodeInfo::allocator() const {
+  ort::Allocator* allocator = nullptr;
+  Check(api_, ort::KernelInfoGetAllocator(api_, info_, ort::kMemTypeDefault, &allocator));
+  return allocator;
+}
+
+void NodeInfo::warn(const std::string& message) const {
+  const ort::Logger* logger = nullptr;
+  Check(api_, ort::KernelInfo_GetLogger(api_, info_, &logger));
+  Check(api_, ort::Logger_LogMessage(api_, logger, ort::kWarning, message.c_str(), "ortplugin", 0, "ortplugin"));
+}
+
+Tensor Run::input(size_t index) const {
+  const ort::Value* value = nullptr;
+  Check(api_, ort::KernelContext_GetInput(api_, static_cast<const ort::KernelContext*>(context_), index, &value));
+  if (value == nullptr) Fail("input ", index, " is absent");
+  ort::TensorInfo* info = nullptr;
+  Check(api_, ort::GetTensorTypeAndShape(api_, value, &info));
+  const Finally release([&] { ort::ReleaseTensorTypeAndShapeInfo(api_, info); });
+  Tensor tensor{};
+  const ort::TensorInfo* described = info;
+  Check(api_, ort::GetTensorElementType(api_, described, &tensor.type));
+  size_t rank = 0;
+  Check(api_, ort::GetDimensionsCount(api_, described, &rank));
+  tensor.shape.resize(rank);
+  if (rank > 0) Check(api_, ort::GetDimensions(api_, described, tensor.shape.data(), rank));
+  void* data = nullptr;
+  Check(api_, ort::GetTensorMutableData(api_, const_cast<ort::Value*>(value), &data));
+  tensor.data = data;
+  return tensor;
+}
+
+void* Run::output(size_t index, const Shape& shape) {
+  ort::Value* value = nullptr;
+  Check(api_, ort::KernelContext_GetOutput(api_, context_, index, shape.data(), shape.size(), &value));
+  void* data = nullptr;
+  Check(api_, ort::GetTensorMutableData(api_, value, &data));
+  return data;
+}
+
+void Run::parallel_for(size_t count, const std::function<void(size_t)>& body) {
+  struct Call {
+    const std::function<void(size_t)>* body;
+    std::mutex mutex;
+    std::exception_ptr failure;
+  } call{&body, {}, nullptr};
+  // No exception may cross ORT's thread pool: the first one is kept and thrown when all threads are back.
+  const auto step = [](void* data, size_t index) {
+    Call& the = *static_cast<Call*>(data);
+    try {
+      (*the.body)(index);
+    } catch (...) {
+      const std::lock_guard<std::mutex> lock(the.mutex);
+      if (the.failure == nullptr) the.failure = std::current_exception();
+    }
+  };
+  void (*function)(void*, size_t) = step;
+  Check(api_, ort::KernelContext_ParallelFor(api_, static_cast<const ort::KernelContext*>(context_), function, count,
+                                             size_t{0}, static_cast<void*>(&call)));
+  if (call.failure != nullptr) std::rethrow_exception(call.failure);
+}
+
+void* Run::stream() const {
+  void* stream = nullptr;
+  Check(api_, ort::KernelContext_GetGPUComputeStream(api_, static_cast<const ort::KernelContext*>(context_), &stream));
+  return stream;
+}
+
+void* Run::scratch(const ort::MemoryInfo* memory, size_t bytes) {
+  void* buffer = nullptr;
+  Check(api_, ort::KernelContext_GetScratchBuffer(api_, static_cast<const ort::KernelContext*>(context_), memory, bytes,
+                                                  &buffer));
+  if (buffer == nullptr) Fail("ONNX Runtime gave no scratch memory of ", bytes, " bytes");
+  return buffer;
+}
+
+}  // namespace ortplugin

@@ -1,0 +1,108 @@
+// ONNX Runtime's C interface, wrapped once: tensors, shapes and attributes as C++ values, errors as exceptions that stop
+// at the boundary (registry.cc). Operators see nothing of the interface itself.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ortplugin/runtime/ort_abi.h"
+#include "ortplugin/runtime/program.h"
+
+namespace ortplugin {
+
+using Shape = std::vector<int64_t>;
+
+std::string ToString(const Shape& shape);        // "[2, 128, 768]"; -1 stands for a dimension that is not known
+int64_t ElementCount(const Shape& shape);        // throws Error where the product exceeds 2^62
+std::optional<DType> FromOrt(ort::ElementType);  // empty for a type that programs lack
+ort::ElementType ToOrt(DType dtype);
+std::string NameOfOrt(ort::ElementType type);
+
+// Throws Error with ORT's message and frees the status.
+void Check(const ort::Api* api, ort::Status* status);
+
+// A tensor's dtype and shape as far as they are known before a run.
+struct TensorType {
+  ort::ElementType type = ort::kUndefined;
+  bool has_shape = false;
+  Shape shape;                       // -1: not known
+  std::vector<std::string> symbols;  // the name of each unknown dimension, or ""
+};
+
+// What an operator's shape inference may ask and say.
+class ShapeContext {
+ public:
+  ShapeContext(const ort::Api* api, ort::ShapeInferContext* context) : api_(api), context_(context) {}
+  size_t input_count() const;
+  TensorType input(size_t index) const;
+  std::string string_attribute(const char* name) const;
+  void set_output(size_t index, const TensorType& type);
+
+ private:
+  const ort::Api* api_;
+  ort::ShapeInferContext* context_;
+};
+
+// What a kernel may ask when it is created.
+class NodeInfo {
+ public:
+  NodeInfo(const ort::Api* api, const ort::KernelInfo* info) : api_(api), info_(info) {}
+  const ort::Api* api() const { return api_; }
+  std::string name() const;
+  size_t input_count() const;
+  size_t output_count() const;
+  TensorType input(size_t index) const;
+  std::string string_attribute(const char* name) const;
+  // ORT's allocator of the memory that the node's provider computes in; the caller owns it.
+  ort::Allocator* allocator() const;
+  // Writes to ORT's log; valid while the node is being created.
+  void warn(const std::string& message) const;
+
+ private:
+  const ort::Api* api_;
+  const ort::KernelInfo* info_;
+};
+
+struct Tensor {
+  const void* data;
+  ort::ElementType type;
+  Shape shape;
+};
+
+// One run of a kernel.
+class Run {
+ public:
+  Run(const ort::Api* api, ort::KernelContext* context) : api_(api), context_(context) {}
+  Tensor input(size_t index) const;
+  void* output(size_t index, const Shape& shape);
+  // Calls body(0) .. body(count - 1) on ORT's threads and returns when all are done. An exception in one is thrown here.
+  void parallel_for(size_t count, const std::function<void(size_t)>& body);
+  void* stream() const;  // the CUstream of a CUDA node
+  void* scratch(const ort::MemoryInfo* memory, size_t bytes);
+
+ private:
+  const ort::Api* api_;
+  ort::KernelContext* context_;
+};
+
+// A kernel is immutable once created, but for caches that guard themselves: Compute may run on many threads at once.
+class Kernel {
+ public:
+  virtual ~Kernel() = default;
+  virtual void Compute(Run& run) const = 0;
+};
+
+// One row of the operator table in registry.cc. Inputs and outputs are variadic and of any dtype: an operator checks
+// its own, in `infer` where types are known early and in `create` always.
+struct Operator {
+  const char* name;
+  void (*infer)(ShapeContext& context);
+  std::unique_ptr<Kernel> (*create_cpu)(const NodeInfo& info);
+  std::unique_ptr<Kernel> (*create_cuda)(const NodeInfo& info);
+};
+
+}  // namespace ortplugin

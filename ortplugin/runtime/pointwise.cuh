@@ -1,0 +1,218 @@
+// The pointwise operators of docs/programs.md: op_<Name>(operands..., attributes...), in float, double or bool.
+// EmitCuda (program.cc) writes the calls. The meaning is ONNX's, NaN, infinities and signed zeros included; no
+// fast-math. Nothing is included: NVRTC knows these mathematical functions by itself.
+#pragma once
+
+// ---- Rounding to the 16-bit dtypes: to nearest, ties to even; NaN stays NaN
+// -------------------------------------------
+
+__device__ __forceinline__ float round_to_float16(float x) {
+  float y;
+  asm("{\n\t.reg .b16 half;\n\tcvt.rn.f16.f32 half, %1;\n\tcvt.f32.f16 %0, half;\n\t}" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float round_to_bfloat16(float x) {
+#if __CUDA_ARCH__ >= 800
+  unsigned short bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return __uint_as_float((unsigned)bits << 16);
+#else
+  const unsigned bits = __float_as_uint(x);
+  return x != x ? x : __uint_as_float((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u);
+#endif
+}
+
+// The float towards zero, its last bit set if that is inexact ("round to odd"): rounded further to a 16-bit dtype it
+// gives what rounding x at once would.
+__device__ __forceinline__ float round_to_odd(double x) {
+  float y;
+  asm("cvt.rz.f32.f64 %0, %1;" : "=f"(y) : "d"(x));
+  return x != x || (double)y == x ? y : __uint_as_float(__float_as_uint(y) | 1);
+}
+__device__ __forceinline__ float round_to_float16(double x) { return round_to_float16(round_to_odd(x)); }
+__device__ __forceinline__ float round_to_bfloat16(double x) { return round_to_bfloat16(round_to_odd(x)); }
+
+// ---- Cast: EmitCuda names the target
+// ---------------------------------------------------------------------------------
+
+template <typename T>
+__device__ __forceinline__ float op_CastFloat16(T x) {
+  return round_to_float16(x);
+}
+template <typename T>
+__device__ __forceinline__ float op_CastBFloat16(T x) {
+  return round_to_bfloat16(x);
+}
+__device__ __forceinline__ float op_CastFloat16(bool x) { return x ? 1.0f : 0.0f; }
+__device__ __forceinline__ float op_CastBFloat16(bool x) { return x ? 1.0f : 0.0f; }
+template <typename T>
+__device__ __forceinline__ float op_CastFloat(T x) {
+  return (float)x;
+}
+template <typename T>
+__device__ __forceinline__ double op_CastDouble(T x) {
+  return (double)x;
+}
+template <typename T>
+__device__ __forceinline__ bool op_CastBool(T x) {
+  return x != T(0);
+}
+
+// ---- The mathematical library's functions
+// ----------------------------------------------------------------------------
+
+#define OP_LIBRARY(Name, function)                                               \
+  __device__ __forceinline__ float op_##Name(float x) { return function##f(x); } \
+  __device__ __forceinline__ double op_##Name(double x) { return function(x); }
+OP_LIBRARY(Abs, fabs)
+OP_LIBRARY(Sqrt, sqrt)
+OP_LIBRARY(Exp, exp)
+OP_LIBRARY(Log, log)
+OP_LIBRARY(Floor, floor)
+OP_LIBRARY(Ceil, ceil)
+OP_LIBRARY(Round, rint)  // ties to even
+OP_LIBRARY(Sin, sin)
+OP_LIBRARY(Cos, cos)
+OP_LIBRARY(Tan, tan)
+OP_LIBRARY(Asin, asin)
+OP_LIBRARY(Acos, acos)
+OP_LIBRARY(Atan, atan)
+OP_LIBRARY(Sinh, sinh)
+OP_LIBRARY(Cosh, cosh)
+OP_LIBRARY(Tanh, tanh)
+OP_LIBRARY(Asinh, asinh)
+OP_LIBRARY(Acosh, acosh)
+OP_LIBRARY(Atanh, atanh)
+OP_LIBRARY(Erf, erf)
+// No operators of their own: what the ones below stand on.
+OP_LIBRARY(Expm1, expm1)
+OP_LIBRARY(Log1p, log1p)
+OP_LIBRARY(NormalCdf, normcdf)
+#undef OP_LIBRARY
+
+// ---- Arithmetic and comparison
+// ---------------------------------------------------------------------------------------
+
+#define OP_UNARY(Name, T, R, expression)        \
+  template <typename T>                         \
+  __device__ __forceinline__ R op_##Name(T x) { \
+    return expression;                          \
+  }
+#define OP_BINARY(Name, T, R, expression)            \
+  template <typename T>                              \
+  __device__ __forceinline__ R op_##Name(T a, T b) { \
+    return expression;                               \
+  }
+OP_UNARY(Neg, T, T, -x)
+OP_UNARY(Reciprocal, T, T, T(1) / x)
+OP_UNARY(Sign, T, T, x > T(0) ? T(1) : (x < T(0) ? T(-1) : x))  // zeros and NaN are kept
+OP_UNARY(Relu, T, T, x < T(0) ? T(0) : x)
+OP_UNARY(Softsign, T, T, x / (T(1) + op_Abs(x)))
+OP_UNARY(IsNaN, T, bool, x != x)
+OP_UNARY(IsInf, T, bool, x == x && x - x != x - x)  // infinity less itself is NaN
+OP_BINARY(Add, T, T, a + b)
+OP_BINARY(Sub, T, T, a - b)
+OP_BINARY(Mul, T, T, a* b)
+OP_BINARY(Div, T, T, a / b)
+OP_BINARY(Min, T, T, a < b || a != a ? a : b)  // NaN in either gives NaN
+OP_BINARY(Max, T, T, a > b || a != a ? a : b)
+OP_BINARY(PRelu, T, T, a < T(0) ? b * a : a)
+OP_BINARY(Equal, T, bool, a == b)
+OP_BINARY(Less, T, bool, a < b)
+OP_BINARY(LessOrEqual, T, bool, a <= b)
+OP_BINARY(Greater, T, bool, a > b)
+OP_BINARY(GreaterOrEqual, T, bool, a >= b)
+#undef OP_UNARY
+#undef OP_BINARY
+
+// The usual exponents are literals: nothing remains of the tests then.
+__device__ __forceinline__ float op_Pow(float x, float y) {
+  return y == 2.0f ? x * x : (y == 3.0f ? x * x * x : powf(x, y));
+}
+__device__ __forceinline__ double op_Pow(double x, double y) {
+  return y == 2.0 ? x * x : (y == 3.0 ? x * x * x : pow(x, y));
+}
+
+template <typename T>
+__device__ __forceinline__ T op_Clip(T x, T low, T high) {
+  return op_Min(op_Max(x, low), high);
+}
+template <typename T>
+__device__ __forceinline__ T op_Where(bool condition, T a, T b) {
+  return condition ? a : b;
+}
+__device__ __forceinline__ bool op_And(bool a, bool b) { return a && b; }
+__device__ __forceinline__ bool op_Or(bool a, bool b) { return a || b; }
+__device__ __forceinline__ bool op_Xor(bool a, bool b) { return a != b; }
+__device__ __forceinline__ bool op_Not(bool a) { return !a; }
+
+// ---- Activations
+// -----------------------------------------------------------------------------------------------------
+
+template <typename T>
+__device__ __forceinline__ T op_LeakyRelu(T x, T alpha) {
+  return x < T(0) ? alpha * x : x;
+}
+template <typename T>
+__device__ __forceinline__ T op_ThresholdedRelu(T x, T alpha) {
+  return x > alpha ? x : T(0);
+}
+template <typename T>
+__device__ __forceinline__ T op_Shrink(T x, T bias, T lambd) {
+  return x < -lambd ? x + bias : (x > lambd ? x - bias : T(0));
+}
+template <typename T>
+__device__ __forceinline__ T op_HardSigmoid(T x, T alpha, T beta) {
+  return op_Clip(alpha * x + beta, T(0), T(1));
+}
+template <typename T>
+__device__ __forceinline__ T op_HardSwish(T x) {
+  return x * op_HardSigmoid(x, T(1) / T(6), T(0.5));
+}
+
+// 1 / (1 + exp(-x)), from exp(-|x|), which does not overflow.
+template <typename T>
+__device__ __forceinline__ T op_Sigmoid(T x) {
+  const T z = op_Exp(-op_Abs(x));
+  return (x < T(0) ? z : T(1)) / (T(1) + z);
+}
+// log(1 + exp(x)) = max(x, 0) + log(1 + exp(-|x|)).
+template <typename T>
+__device__ __forceinline__ T op_Softplus(T x) {
+  return op_Relu(x) + op_Log1p(op_Exp(-op_Abs(x)));
+}
+// x tanh(log(1 + exp(x))) = x n / (n + 2), n = exp(x) (exp(x) + 2); from x = 20 on that is x, in double too.
+template <typename T>
+__device__ __forceinline__ T op_Mish(T x) {
+  const T z = op_Exp(x);
+  const T n = z * (z + T(2));
+  return x > T(20) ? x : x * (n / (n + T(2)));
+}
+template <typename T>
+__device__ __forceinline__ T op_Elu(T x, T alpha) {
+  return x > T(0) ? x : alpha * op_Expm1(x);
+}
+template <typename T>
+__device__ __forceinline__ T op_Celu(T x, T alpha) {
+  return op_Max(T(0), x) + op_Min(T(0), alpha * op_Expm1(x / alpha));
+}
+template <typename T>
+__device__ __forceinline__ T op_Selu(T x, T alpha, T gamma) {
+  return gamma * op_Elu(x, alpha);
+}
+template <typename T>
+__device__ __forceinline__ T op_Swish(T x, T alpha) {
+  return x * op_Sigmoid(alpha * x);
+}
+template <typename T>
+__device__ __forceinline__ T op_QuickGelu(T x, T alpha) {
+  return x * op_Sigmoid(alpha * x);
+}
+// Exact: x Phi(x), without the cancellation that 1 + erf has at negative x. Approximate ("tanh"):
+// x (1 + tanh(u)) / 2 = x sigmoid(2u), u = sqrt(2 / pi) (x + 0.044715 x^3).
+template <typename T>
+__device__ __forceinline__ T op_Gelu(T x, bool approximate) {
+  if (!approximate) return x * op_NormalCdf(x);
+  return x * op_Sigmoid(T(1.59576912160573071176) * (x + T(0.044715) * (x * x * x)));
+}

@@ -1,0 +1,847 @@
+// The language of docs/programs.md: the table of operators, the parser, the canonical text and the CUDA text.
+//
+// The text comes from a model, so it is hostile until proved otherwise: the parser is a flat loop without recursion,
+// every count is limited before anything grows with it, and nothing of the text but numbers, dtypes and the words of
+// the table survives into what EmitCuda writes.
+#include "ortplugin/runtime/program.h"
+
+#include <charconv>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <unordered_map>
+#include <utility>
+
+#include "ortplugin/runtime/half.h"
+
+namespace ortplugin {
+namespace {
+
+constexpr size_t kMaxCharacters = 65536;
+constexpr size_t kMaxParameters = 32;
+constexpr size_t kMaxResults = 16;
+constexpr size_t kMaxStatements = 256;
+constexpr size_t kMaxName = 64;
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+// ---- The operators ----------------------------------------------------------------------------------------------
+
+// What an operator takes and gives; T is one floating dtype.
+enum class Rule : uint8_t {
+  kFloating,  // T, ... -> T
+  kTest,      // T, ... -> bool
+  kLogical,   // bool, ... -> bool
+  kWhere,     // bool, T, T -> T
+  kCast,      // any -> the attribute's
+  kCore,      // T -> T, and no pointwise operator
+};
+
+enum class Kind : uint8_t { kNone, kNumber, kInteger, kWord, kDType };
+
+struct Attribute {
+  const char* name = nullptr;
+  Kind kind = Kind::kNone;
+  double preset = 0;  // the value when the text leaves it out; kDType has none and must be there
+};
+
+// What a kWord attribute may be. Its value is the index.
+constexpr const char* kWords[] = {"none", "tanh"};
+
+struct Row {
+  Op op;
+  const char* name;
+  size_t arity;
+  Rule rule;
+  std::array<Attribute, 2> attributes;
+};
+
+constexpr Attribute Number(const char* name, double preset) { return {name, Kind::kNumber, preset}; }
+
+// clang-format off
+constexpr Row kOperators[] = {
+    {Op::kAbs, "Abs", 1, Rule::kFloating, {}},
+    {Op::kNeg, "Neg", 1, Rule::kFloating, {}},
+    {Op::kReciprocal, "Reciprocal", 1, Rule::kFloating, {}},
+    {Op::kSqrt, "Sqrt", 1, Rule::kFloating, {}},
+    {Op::kExp, "Exp", 1, Rule::kFloating, {}},
+    {Op::kLog, "Log", 1, Rule::kFloating, {}},
+    {Op::kFloor, "Floor", 1, Rule::kFloating, {}},
+    {Op::kCeil, "Ceil", 1, Rule::kFloating, {}},
+    {Op::kRound, "Round", 1, Rule::kFloating, {}},
+    {Op::kSign, "Sign", 1, Rule::kFloating, {}},
+    {Op::kSin, "Sin", 1, Rule::kFloating, {}},
+    {Op::kCos, "Cos", 1, Rule::kFloating, {}},
+    {Op::kTan, "Tan", 1, Rule::kFloating, {}},
+    {Op::kAsin, "Asin", 1, Rule::kFloating, {}},
+    {Op::kAcos, "Acos", 1, Rule::kFloating, {}},
+    {Op::kAtan, "Atan", 1, Rule::kFloating, {}},
+    {Op::kSinh, "Sinh", 1, Rule::kFloating, {}},
+    {Op::kCosh, "Cosh", 1, Rule::kFloating, {}},
+    {Op::kTanh, "Tanh", 1, Rule::kFloating, {}},
+    {Op::kAsinh, "Asinh", 1, Rule::kFloating, {}},
+    {Op::kAcosh, "Acosh", 1, Rule::kFloating, {}},
+    {Op::kAtanh, "Atanh", 1, Rule::kFloating, {}},
+    {Op::kErf, "Erf", 1, Rule::kFloating, {}},
+    {Op::kRelu, "Relu", 1, Rule::kFloating, {}},
+    {Op::kSigmoid, "Sigmoid", 1, Rule::kFloating, {}},
+    {Op::kSoftplus, "Softplus", 1, Rule::kFloating, {}},
+    {Op::kSoftsign, "Softsign", 1, Rule::kFloating, {}},
+    {Op::kHardSwish, "HardSwish", 1, Rule::kFloating, {}},
+    {Op::kMish, "Mish", 1, Rule::kFloating, {}},
+    {Op::kLeakyRelu, "LeakyRelu", 1, Rule::kFloating, {Number("alpha", 0.01)}},
+    {Op::kElu, "Elu", 1, Rule::kFloating, {Number("alpha", 1)}},
+    {Op::kCelu, "Celu", 1, Rule::kFloating, {Number("alpha", 1)}},
+    {Op::kSelu, "Selu", 1, Rule::kFloating,
+        {Number("alpha", 1.67326319217681884765625), Number("gamma", 1.05070102214813232421875)}},
+    {Op::kHardSigmoid, "HardSigmoid", 1, Rule::kFloating, {Number("alpha", 0.2), Number("beta", 0.5)}},
+    {Op::kThresholdedRelu, "ThresholdedRelu", 1, Rule::kFloating, {Number("alpha", 1)}},
+    {Op::kShrink, "Shrink", 1, Rule::kFloating, {Number("bias", 0), Number("lambd", 0.5)}},
+    {Op::kSwish, "Swish", 1, Rule::kFloating, {Number("alpha", 1)}},
+    {Op::kQuickGelu, "QuickGelu", 1, Rule::kFloating, {Number("alpha", 1.702)}},
+    {Op::kGelu, "Gelu", 1, Rule::kFloating, {Attribute{"approximate", Kind::kWord, 0}}},
+    {Op::kAdd, "Add", 2, Rule::kFloating, {}},
+    {Op::kSub, "Sub", 2, Rule::kFloating, {}},
+    {Op::kMul, "Mul", 2, Rule::kFloating, {}},
+    {Op::kDiv, "Div", 2, Rule::kFloating, {}},
+    {Op::kPow, "Pow", 2, Rule::kFloating, {}},
+    {Op::kMin, "Min", 2, Rule::kFloating, {}},
+    {Op::kMax, "Max", 2, Rule::kFloating, {}},
+    {Op::kPRelu, "PRelu", 2, Rule::kFloating, {}},
+    {Op::kClip, "Clip", 3, Rule::kFloating, {}},
+    {Op::kEqual, "Equal", 2, Rule::kTest, {}},
+    {Op::kLess, "Less", 2, Rule::kTest, {}},
+    {Op::kLessOrEqual, "LessOrEqual", 2, Rule::kTest, {}},
+    {Op::kGreater, "Greater", 2, Rule::kTest, {}},
+    {Op::kGreaterOrEqual, "GreaterOrEqual", 2, Rule::kTest, {}},
+    {Op::kAnd, "And", 2, Rule::kLogical, {}},
+    {Op::kOr, "Or", 2, Rule::kLogical, {}},
+    {Op::kXor, "Xor", 2, Rule::kLogical, {}},
+    {Op::kNot, "Not", 1, Rule::kLogical, {}},
+    {Op::kWhere, "Where", 3, Rule::kWhere, {}},
+    {Op::kIsNaN, "IsNaN", 1, Rule::kTest, {}},
+    {Op::kIsInf, "IsInf", 1, Rule::kTest, {}},
+    {Op::kCast, "Cast", 1, Rule::kCast, {Attribute{"to", Kind::kDType, 0}}},
+    {Op::kLayerNormalization, "LayerNormalization", 1, Rule::kCore,
+        {Attribute{"axis", Kind::kInteger, -1}, Number("epsilon", 1e-05)}},
+    {Op::kRMSNormalization, "RMSNormalization", 1, Rule::kCore,
+        {Attribute{"axis", Kind::kInteger, -1}, Number("epsilon", 1e-05)}},
+};
+// clang-format on
+
+constexpr bool InOrder() {
+  size_t index = 0;
+  for (const Row& row : kOperators) {
+    if (static_cast<size_t>(row.op) != index++) return false;
+  }
+  return index == static_cast<size_t>(Op::kRMSNormalization) + 1;
+}
+static_assert(InOrder(), "the table has one row for every Op, in Op's order");
+
+const Row& RowOf(Op op) { return kOperators[static_cast<size_t>(op)]; }
+
+struct DTypeRow {
+  DType dtype;
+  const char* name;
+  size_t size;
+};
+constexpr DTypeRow kDTypes[] = {{DType::kFloat16, "float16", 2},
+                                {DType::kBFloat16, "bfloat16", 2},
+                                {DType::kFloat, "float", 4},
+                                {DType::kDouble, "double", 8},
+                                {DType::kBool, "bool", 1}};
+
+const DTypeRow* FindDType(std::string_view name) {
+  for (const DTypeRow& row : kDTypes) {
+    if (name == row.name) return &row;
+  }
+  return nullptr;
+}
+
+// ONNX keeps attributes as 32-bit floats, so an attribute means the float nearest to its text.
+double AttributeValue(double number) { return static_cast<double>(static_cast<float>(number)); }
+
+// ---- Tokens -----------------------------------------------------------------------------------------------------
+
+// The character classes are ASCII's whatever the locale is.
+bool IsDigit(char c) { return c >= '0' && c <= '9'; }
+bool IsLetter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
+
+struct Token {
+  enum class Type : uint8_t { kEnd, kName, kNumber, kString, kSymbol };
+  Type type = Type::kEnd;
+  std::string_view text;  // of a string: without the quotes
+  double number = 0;
+  size_t line = 1, column = 1;  // from 1, in bytes
+};
+
+// Text from a model for a message: at most 40 characters, what is not printable ASCII as \xNN.
+std::string Quoted(std::string_view text) {
+  constexpr char kHex[] = "0123456789abcdef";
+  std::string quoted = "'";
+  for (const char c : text.substr(0, 40)) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x20 && byte < 0x7f) {
+      quoted += c;
+    } else {
+      quoted += {'\\', 'x', kHex[byte >> 4], kHex[byte & 15]};
+    }
+  }
+  return quoted + (text.size() > 40 ? "...'" : "'");
+}
+
+std::string Describe(const Token& token) {
+  return token.type == Token::Type::kEnd ? "the end of the text" : Quoted(token.text);
+}
+
+template <typename... Parts>
+[[noreturn]] void FailAt(const Token& token, const Parts&... parts) {
+  Fail("program, line ", token.line, ", column ", token.column, ": ", parts...);
+}
+
+class Lexer {
+ public:
+  explicit Lexer(std::string_view text) : text_(text) {}
+
+  Token Next() {
+    SkipSpace();
+    Token token;
+    token.line = line_;
+    token.column = at_ - line_start_ + 1;
+    if (at_ == text_.size()) return token;
+    const size_t begin = at_;
+    const char c = text_[at_];
+    if (IsLetter(c)) {
+      SkipWord();
+      token.type = Token::Type::kName;
+      if (at_ - begin > kMaxName) {
+        FailAt(token, "found ", Quoted(text_.substr(begin, at_ - begin)), " of ", at_ - begin,
+               " characters, expected a name of at most ", kMaxName);
+      }
+    } else if (IsDigit(c) || c == '-' || c == '+') {
+      token.type = Token::Type::kNumber;
+      Number(&token);
+    } else if (c == '"') {
+      ++at_;
+      while (at_ < text_.size() && IsLetter(text_[at_]) && text_[at_] != '_') ++at_;
+      if (Peek() != '"') {
+        FailAt(token, "found ", Quoted(text_.substr(begin, at_ - begin + 1)), ", expected letters and a closing '\"'");
+      }
+      ++at_;
+      token.type = Token::Type::kString;
+      token.text = text_.substr(begin + 1, at_ - begin - 2);
+      return token;
+    } else if (std::memchr("(){}<>=,", c, 8) != nullptr) {
+      ++at_;
+      if (c == '=' && Peek() == '>') ++at_;
+      token.type = Token::Type::kSymbol;
+    } else {
+      FailAt(token, "found ", Quoted(text_.substr(at_, 1)),
+             ", expected a name, a number, a string or one of ( ) { } < > = ,");
+    }
+    token.text = text_.substr(begin, at_ - begin);
+    return token;
+  }
+
+ private:
+  char Peek() const { return at_ < text_.size() ? text_[at_] : '\0'; }
+
+  void SkipSpace() {
+    for (; at_ < text_.size(); ++at_) {
+      const char c = text_[at_];
+      if (c == '\n') {
+        ++line_;
+        line_start_ = at_ + 1;
+      } else if (c != ' ' && c != '\t' && c != '\r') {
+        return;
+      }
+    }
+  }
+
+  void SkipWord() {
+    while (at_ < text_.size() && (IsLetter(text_[at_]) || IsDigit(text_[at_]))) ++at_;
+  }
+
+  bool SkipDigits() {
+    const size_t begin = at_;
+    while (IsDigit(Peek())) ++at_;
+    return at_ > begin;
+  }
+
+  void Number(Token* token) {
+    const size_t begin = at_;
+    const bool negative = Peek() == '-';
+    if (negative || Peek() == '+') ++at_;
+    const size_t digits = at_;
+    bool good = true;
+    if (IsLetter(Peek())) {
+      SkipWord();
+      const std::string_view word = text_.substr(digits, at_ - digits);
+      good = word == "inf" || word == "nan";
+      token->number = word == "inf" ? (negative ? -kInf : kInf) : kNaN;
+    } else {
+      good = SkipDigits();
+      if (good && Peek() == '.') {
+        ++at_;
+        good = SkipDigits();
+      }
+      if (good && (Peek() == 'e' || Peek() == 'E')) {
+        ++at_;
+        if (Peek() == '-' || Peek() == '+') ++at_;
+        good = SkipDigits();
+      }
+      if (IsLetter(Peek()) || Peek() == '.') {  // 1x, 1.2.3
+        ++at_;
+        good = false;
+      }
+    }
+    const std::string_view text = text_.substr(begin, at_ - begin);
+    if (!good) FailAt(*token, "found ", Quoted(text), ", expected a number such as 1, -0.5, 1e-05, inf or nan");
+    if (!IsDigit(text_[digits])) return;
+    double magnitude = 0;
+    const char* end = text_.data() + at_;
+    const std::from_chars_result result = std::from_chars(text_.data() + digits, end, magnitude);
+    if (result.ec != std::errc() || result.ptr != end) {
+      FailAt(*token, "found ", Quoted(text), ", expected a number within the range of double");
+    }
+    token->number = negative ? -magnitude : magnitude;
+  }
+
+  std::string_view text_;
+  size_t at_ = 0, line_ = 1, line_start_ = 0;
+};
+
+// ---- The parser -------------------------------------------------------------------------------------------------
+
+// What the parser fills: Program's members.
+struct Parts {
+  std::vector<Value> values;
+  std::vector<ValueId> parameters, results;
+  std::vector<Statement> statements;
+};
+
+class Parser {
+ public:
+  explicit Parser(std::string_view text) : lexer_(text) { Advance(); }
+
+  Parts Run() {
+    std::vector<Declaration> parameters = Declarations(kMaxParameters, "parameters", true);
+    for (const Declaration& declaration : parameters) {
+      const auto index = static_cast<uint32_t>(parts_.parameters.size());
+      parts_.parameters.push_back(Define(declaration.name, Value::Kind::kParameter, declaration.dtype, index));
+    }
+    Symbol("=>");
+    const std::vector<Declaration> results = Declarations(kMaxResults, "results", false);
+    Symbol("{");
+    while (!IsSymbol("}")) StatementLine();
+    Advance();
+    if (token_.type != Token::Type::kEnd) Expected("the end of the text");
+    for (const Declaration& declaration : results) Result(declaration);
+    for (ValueId id = 0; id < parts_.values.size(); ++id) {
+      if (!used_[id])
+        FailAt(tokens_[id], "found ", Describe(tokens_[id]), ", which is never used, expected a use of it");
+    }
+    return std::move(parts_);
+  }
+
+ private:
+  struct Declaration {
+    DType dtype;
+    Token name;
+  };
+
+  struct Operand {
+    Token token;
+    bool is_number;
+    ValueId id;  // of a name
+  };
+
+  void Advance() { token_ = lexer_.Next(); }
+
+  [[noreturn]] void Expected(const char* what) const {
+    FailAt(token_, "found ", Describe(token_), ", expected ", what);
+  }
+
+  bool IsSymbol(const char* symbol) const { return token_.type == Token::Type::kSymbol && token_.text == symbol; }
+
+  void Symbol(const char* symbol) {
+    if (!IsSymbol(symbol)) Expected((std::string("'") + symbol + "'").c_str());
+    Advance();
+  }
+
+  bool IsNumber() const {
+    return token_.type == Token::Type::kNumber ||
+           (token_.type == Token::Type::kName && (token_.text == "inf" || token_.text == "nan"));
+  }
+
+  double NumberValue() const {
+    if (token_.type == Token::Type::kNumber) return token_.number;
+    return token_.text == "inf" ? kInf : kNaN;
+  }
+
+  Token Name(const char* what) {
+    if (token_.type != Token::Type::kName) Expected(what);
+    if (IsNumber() || FindDType(token_.text) != nullptr) {
+      FailAt(token_, "found ", Describe(token_), ", which is reserved, expected ", what);
+    }
+    Token name = token_;
+    Advance();
+    return name;
+  }
+
+  // "(" declarations ")".
+  std::vector<Declaration> Declarations(size_t limit, const char* what, bool may_be_empty) {
+    std::vector<Declaration> declarations;
+    Symbol("(");
+    if (may_be_empty && IsSymbol(")")) {
+      Advance();
+      return declarations;
+    }
+    for (;;) {
+      if (declarations.size() == limit) {
+        FailAt(token_, "found more than ", limit, " ", what, ", expected at most ", limit);
+      }
+      const DTypeRow* row = token_.type == Token::Type::kName ? FindDType(token_.text) : nullptr;
+      if (row == nullptr) Expected("a dtype: float16, bfloat16, float, double or bool");
+      Advance();
+      declarations.push_back({row->dtype, Name("a name after the dtype")});
+      if (!IsSymbol(",")) break;
+      Advance();
+    }
+    if (!IsSymbol(")")) Expected("',' or ')'");
+    Advance();
+    return declarations;
+  }
+
+  ValueId Define(const Token& name, Value::Kind kind, DType dtype, uint32_t index) {
+    const auto id = static_cast<ValueId>(parts_.values.size());
+    const auto [known, is_new] = ids_.emplace(name.text, id);
+    if (!is_new) {
+      FailAt(name, "found ", Describe(name), " again, expected a new name: it was assigned on line ",
+             tokens_[known->second].line);
+    }
+    parts_.values.push_back({kind, dtype, index, 0, std::string(name.text)});
+    tokens_.push_back(name);
+    used_.push_back(false);
+    return id;
+  }
+
+  ValueId Literal(const Token& token, double number, DType dtype) {
+    if (dtype == DType::kBool && number != 0 && number != 1) {
+      FailAt(token, "found ", Describe(token), ", expected 0 or 1 in the place of a bool");
+    }
+    parts_.values.push_back({Value::Kind::kLiteral, dtype, 0, number, std::string()});
+    tokens_.push_back(token);
+    used_.push_back(true);
+    return static_cast<ValueId>(parts_.values.size() - 1);
+  }
+
+  void Result(const Declaration& declaration) {
+    const auto known = ids_.find(declaration.name.text);
+    if (known == ids_.end()) {
+      FailAt(declaration.name, "found the result ", Describe(declaration.name),
+             ", which is never assigned, expected a statement that assigns it");
+    }
+    for (const ValueId other : parts_.results) {
+      if (other == known->second) {
+        FailAt(declaration.name, "found the result ", Describe(declaration.name), " twice, expected it once");
+      }
+    }
+    const DType dtype = parts_.values[known->second].dtype;
+    if (dtype != declaration.dtype) {
+      FailAt(declaration.name, "found the result ", Describe(declaration.name), " declared ", NameOf(declaration.dtype),
+             ", expected ", NameOf(dtype), ", the dtype of its value");
+    }
+    used_[known->second] = true;
+    parts_.results.push_back(known->second);
+  }
+
+  // name "=" operator [ "<" attributes ">" ] "(" operands ")"
+  void StatementLine() {
+    if (parts_.statements.size() == kMaxStatements) {
+      FailAt(token_, "found more than ", kMaxStatements, " statements, expected at most ", kMaxStatements);
+    }
+    const Token name = Name("a statement, or '}'");
+    Symbol("=");
+    const Token op_token = token_;
+    const Row& row = Operator();
+    Statement statement{row.op, 0, {}, {}};
+    DType target = DType::kFloat;
+    Attributes(row, op_token, &statement, &target);
+    const std::vector<Operand> operands = Operands(row);
+    const DType result = Types(row, op_token, operands, target, &statement);
+    statement.result = Define(name, Value::Kind::kResult, result, static_cast<uint32_t>(parts_.statements.size()));
+    parts_.statements.push_back(std::move(statement));
+  }
+
+  const Row& Operator() {
+    if (token_.type != Token::Type::kName) Expected("an operator");
+    for (const Row& row : kOperators) {
+      if (token_.text != row.name) continue;
+      if (row.rule == Rule::kCore) {
+        for (const Statement& statement : parts_.statements) {
+          if (IsCore(statement.op)) {
+            FailAt(token_, "found ", Describe(token_), " after ", NameOf(statement.op),
+                   ", expected at most one core operator");
+          }
+        }
+      }
+      Advance();
+      return row;
+    }
+    FailAt(token_, "found the operator ", Describe(token_), ", expected one of docs/programs.md's table");
+  }
+
+  void Attributes(const Row& row, const Token& op_token, Statement* statement, DType* target) {
+    std::array<bool, 2> given{};
+    if (IsSymbol("<")) {
+      do {
+        Advance();
+        const Token name = token_;
+        if (name.type != Token::Type::kName) Expected("an attribute's name");
+        size_t index = 0;
+        while (index < row.attributes.size() &&
+               (row.attributes[index].kind == Kind::kNone || name.text != row.attributes[index].name)) {
+          ++index;
+        }
+        if (index == row.attributes.size()) {
+          FailAt(name, "found the attribute ", Describe(name), ", expected ", AttributeNames(row));
+        }
+        if (given[index]) FailAt(name, "found the attribute ", Describe(name), " again, expected it once");
+        given[index] = true;
+        Advance();
+        Symbol("=");
+        AttributeText(row.attributes[index], &statement->attributes[index], target);
+      } while (IsSymbol(","));
+      if (!IsSymbol(">")) Expected("',' or '>'");
+      Advance();
+    }
+    for (size_t index = 0; index < row.attributes.size(); ++index) {
+      if (given[index] || row.attributes[index].kind == Kind::kNone) continue;
+      if (row.attributes[index].kind == Kind::kDType) {
+        FailAt(op_token, "found ", row.name, " without the attribute '", row.attributes[index].name, "', expected ",
+               row.name, "<", row.attributes[index].name, "=dtype>");
+      }
+      statement->attributes[index] = AttributeValue(row.attributes[index].preset);
+    }
+  }
+
+  static std::string AttributeNames(const Row& row) {
+    std::string names = std::string(row.name) + "'s ";
+    if (row.attributes[0].kind == Kind::kNone) return std::string(row.name) + " without attributes";
+    names += row.attributes[0].name;
+    if (row.attributes[1].kind != Kind::kNone) names += std::string(" or ") + row.attributes[1].name;
+    return names;
+  }
+
+  void AttributeText(const Attribute& attribute, double* value, DType* target) {
+    switch (attribute.kind) {
+      case Kind::kNumber:
+        if (!IsNumber()) Expected("a number");
+        *value = AttributeValue(NumberValue());
+        if (std::isinf(*value) && !std::isinf(NumberValue())) Expected("a number within the range of float");
+        break;
+      case Kind::kInteger:
+        // An axis. Tensors have far fewer dimensions; the limit keeps the number exact in every type.
+        if (!IsNumber() || !(std::fabs(NumberValue()) <= 1024) || NumberValue() != std::trunc(NumberValue())) {
+          Expected("an integer from -1024 to 1024");
+        }
+        *value = NumberValue() + 0.0;  // no -0
+        break;
+      case Kind::kWord: {
+        size_t word = 0;
+        while (word < std::size(kWords) && (token_.type != Token::Type::kString || token_.text != kWords[word])) ++word;
+        if (word == std::size(kWords)) Expected("\"none\" or \"tanh\"");
+        *value = static_cast<double>(word);
+        break;
+      }
+      case Kind::kDType: {
+        const DTypeRow* row = token_.type == Token::Type::kName ? FindDType(token_.text) : nullptr;
+        if (row == nullptr) Expected("a dtype: float16, bfloat16, float, double or bool");
+        *target = row->dtype;
+        break;
+      }
+      case Kind::kNone:
+        break;
+    }
+    Advance();
+  }
+
+  std::vector<Operand> Operands(const Row& row) {
+    std::vector<Operand> operands;
+    Symbol("(");
+    for (;;) {
+      if (operands.size() == row.arity) {
+        FailAt(token_, "found more than ", row.arity, " operands, expected ", row.arity, " for ", row.name);
+      }
+      if (IsNumber()) {
+        operands.push_back({token_, true, 0});
+        operands.back().token.number = NumberValue();
+      } else if (token_.type == Token::Type::kName) {
+        const auto known = ids_.find(token_.text);
+        if (known == ids_.end()) {
+          FailAt(token_, "found ", Describe(token_),
+                 ", expected a parameter, the name of an earlier statement or a number");
+        }
+        used_[known->second] = true;
+        operands.push_back({token_, false, known->second});
+      } else {
+        Expected("an operand: a name or a number");
+      }
+      Advance();
+      if (!IsSymbol(",")) break;
+      Advance();
+    }
+    if (operands.size() != row.arity && IsSymbol(")")) {
+      FailAt(token_, "found ", operands.size(), operands.size() == 1 ? " operand" : " operands", ", expected ",
+             row.arity, " for ", row.name);
+    }
+    if (!IsSymbol(")")) Expected("',' or ')'");
+    Advance();
+    return operands;
+  }
+
+  // Checks the operands' dtypes, makes the literals, returns the result's dtype.
+  DType Types(const Row& row, const Token& op_token, const std::vector<Operand>& operands, DType target,
+              Statement* statement) {
+    size_t first = 0;  // of the operands that share one dtype
+    if (row.rule == Rule::kWhere) {
+      const Operand& condition = operands[0];
+      if (condition.is_number || parts_.values[condition.id].dtype != DType::kBool) {
+        FailAt(condition.token, "found ", DescribeOperand(condition), ", expected a bool value for Where's condition");
+      }
+      statement->operands.push_back(condition.id);
+      first = 1;
+    }
+    const Operand* giver = nullptr;  // the first operand that gives the dtype
+    for (size_t i = first; i < operands.size() && giver == nullptr; ++i) {
+      if (!operands[i].is_number) giver = &operands[i];
+    }
+    if (giver == nullptr) {
+      FailAt(op_token, "found ", row.name, " of numbers alone, expected a named operand that gives the dtype");
+    }
+    const DType dtype = parts_.values[giver->id].dtype;
+    const bool logical = row.rule == Rule::kLogical;
+    if (row.rule != Rule::kCast && logical == IsFloating(dtype)) {
+      FailAt(giver->token, "found ", DescribeOperand(*giver), ", expected ", logical ? "bool" : "a floating dtype",
+             " for ", row.name);
+    }
+    for (size_t i = first; i < operands.size(); ++i) {
+      const Operand& operand = operands[i];
+      if (operand.is_number) {
+        statement->operands.push_back(Literal(operand.token, operand.token.number, dtype));
+        continue;
+      }
+      if (parts_.values[operand.id].dtype != dtype) {
+        FailAt(operand.token, "found ", DescribeOperand(operand), ", expected ", NameOf(dtype), " as ",
+               Quoted(giver->token.text), " is");
+      }
+      statement->operands.push_back(operand.id);
+    }
+    switch (row.rule) {
+      case Rule::kCast:
+        return target;
+      case Rule::kTest:
+      case Rule::kLogical:
+        return DType::kBool;
+      case Rule::kFloating:
+      case Rule::kWhere:
+      case Rule::kCore:
+        break;
+    }
+    return dtype;
+  }
+
+  std::string DescribeOperand(const Operand& operand) const {
+    if (operand.is_number) return "the number " + Quoted(operand.token.text);
+    return Quoted(operand.token.text) + " of " + NameOf(parts_.values[operand.id].dtype);
+  }
+
+  Lexer lexer_;
+  Token token_;
+  Parts parts_;
+  std::vector<Token> tokens_;  // by ValueId: where it was defined
+  std::vector<bool> used_;     // by ValueId
+  std::unordered_map<std::string_view, ValueId> ids_;
+};
+
+// ---- Numbers as text --------------------------------------------------------------------------------------------
+
+// The shortest text that parses to the same number.
+template <typename T>
+std::string Shortest(T number) {
+  if (std::isnan(number)) return "nan";
+  if (std::isinf(number)) return number < 0 ? "-inf" : "inf";
+  char text[64];
+  const std::to_chars_result end = std::to_chars(text, text + sizeof(text), number);
+  return std::string(text, end.ptr);
+}
+
+// A CUDA literal of exactly `number`'s bits.
+template <typename T>
+std::string CudaNumber(T number) {
+  constexpr bool kIsFloat = std::is_same_v<T, float>;
+  if (std::isnan(number)) return kIsFloat ? "__int_as_float(0x7fc00000)" : "__longlong_as_double(0x7ff8000000000000LL)";
+  if (std::isinf(number)) {
+    const std::string magnitude =
+        kIsFloat ? "__int_as_float(0x7f800000)" : "__longlong_as_double(0x7ff0000000000000LL)";
+    return (number < 0 ? "-" : "") + magnitude;
+  }
+  char text[64];
+  const double magnitude = static_cast<double>(std::fabs(number));
+  const std::to_chars_result end = std::to_chars(text, text + sizeof(text), magnitude, std::chars_format::hex);
+  return std::string(std::signbit(number) ? "-0x" : "0x") + std::string(text, end.ptr) + (kIsFloat ? "f" : "");
+}
+
+std::string CudaNumber(double number, DType dtype) {
+  switch (dtype) {
+    case DType::kBool:
+      return number != 0 ? "true" : "false";
+    case DType::kDouble:
+      return CudaNumber<double>(number);
+    case DType::kFloat16:
+    case DType::kBFloat16:
+    case DType::kFloat:
+      break;
+  }
+  return CudaNumber<float>(static_cast<float>(RoundTo(dtype, number)));
+}
+
+const char* CudaType(DType dtype) {
+  return dtype == DType::kBool ? "bool" : dtype == DType::kDouble ? "double" : "float";
+}
+
+// op_Cast's five forms, in DType's order.
+const char* CudaCast(DType to) {
+  constexpr const char* kNames[] = {"op_CastFloat16", "op_CastBFloat16", "op_CastFloat", "op_CastDouble",
+                                    "op_CastBool"};
+  return kNames[static_cast<size_t>(to)];
+}
+
+}  // namespace
+
+size_t SizeOf(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].size; }
+const char* NameOf(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].name; }
+bool IsFloating(DType dtype) { return dtype != DType::kBool; }
+const char* NameOf(Op op) { return RowOf(op).name; }
+bool IsCore(Op op) { return RowOf(op).rule == Rule::kCore; }
+
+double RoundTo(DType dtype, double number) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return static_cast<double>(HalfToFloat(FloatToHalf(RoundToOdd(number))));
+    case DType::kBFloat16:
+      return static_cast<double>(BFloat16ToFloat(FloatToBFloat16(RoundToOdd(number))));
+    case DType::kFloat:
+      return static_cast<double>(static_cast<float>(number));
+    case DType::kDouble:
+    case DType::kBool:
+      break;
+  }
+  return number;
+}
+
+Program Program::Parse(std::string_view text) {
+  if (text.size() > kMaxCharacters) {
+    Fail("program, line 1, column 1: found ", text.size(), " characters, expected at most ", kMaxCharacters);
+  }
+  Parts parts = Parser(text).Run();
+  Program program;
+  program.values_ = std::move(parts.values);
+  program.parameters_ = std::move(parts.parameters);
+  program.results_ = std::move(parts.results);
+  program.statements_ = std::move(parts.statements);
+  return program;
+}
+
+std::vector<uint32_t> Program::Closure(const std::vector<ValueId>& targets,
+                                       const std::vector<ValueId>& available) const {
+  std::vector<bool> needed(values_.size()), at_hand(values_.size());
+  for (const ValueId id : available) at_hand.at(id) = true;
+  for (const ValueId id : targets) needed.at(id) = true;
+  std::vector<uint32_t> backwards;
+  for (size_t i = statements_.size(); i-- > 0;) {
+    const Statement& statement = statements_[i];
+    if (!needed[statement.result] || at_hand[statement.result]) continue;
+    backwards.push_back(static_cast<uint32_t>(i));
+    for (const ValueId operand : statement.operands) needed[operand] = true;
+  }
+  return {backwards.rbegin(), backwards.rend()};
+}
+
+std::string Program::ToString() const {
+  const auto declarations = [this](const std::vector<ValueId>& ids) {
+    std::string text = "(";
+    for (const ValueId id : ids) {
+      if (text.size() > 1) text += ", ";
+      text += std::string(NameOf(values_[id].dtype)) + " " + values_[id].name;
+    }
+    return text + ")";
+  };
+  std::string text = declarations(parameters_) + " => " + declarations(results_) + " {\n";
+  for (const Statement& statement : statements_) {
+    const Row& row = RowOf(statement.op);
+    text += "  " + values_[statement.result].name + " = " + row.name;
+    std::string attributes;
+    for (size_t i = 0; i < row.attributes.size(); ++i) {
+      const Attribute& attribute = row.attributes[i];
+      const double value = statement.attributes[i];
+      if (attribute.kind == Kind::kNone) continue;
+      if (attribute.kind != Kind::kDType && value == AttributeValue(attribute.preset) &&
+          std::signbit(value) == std::signbit(attribute.preset)) {
+        continue;
+      }
+      attributes += std::string(attributes.empty() ? "<" : ", ") + attribute.name + "=";
+      switch (attribute.kind) {
+        case Kind::kWord:
+          attributes += std::string("\"") + kWords[static_cast<size_t>(value)] + "\"";
+          break;
+        case Kind::kDType:
+          attributes += NameOf(values_[statement.result].dtype);
+          break;
+        case Kind::kNumber:
+        case Kind::kInteger:
+        case Kind::kNone:
+          attributes += Shortest(static_cast<float>(value));
+          break;
+      }
+    }
+    if (!attributes.empty()) text += attributes + ">";
+    text += "(";
+    for (size_t i = 0; i < statement.operands.size(); ++i) {
+      const Value& operand = values_[statement.operands[i]];
+      text += i == 0 ? "" : ", ";
+      text += operand.kind == Value::Kind::kLiteral ? Shortest(operand.literal) : operand.name;
+    }
+    text += ")\n";
+  }
+  return text + "}";
+}
+
+std::string EmitCuda(const Program& program, const std::vector<uint32_t>& statements, const std::string& indent) {
+  std::string text;
+  for (const uint32_t index : statements) {
+    const Statement& statement = program.statements().at(index);
+    const Row& row = RowOf(statement.op);
+    if (IsCore(statement.op)) Fail("program: ", row.name, " is a core operator, EmitCuda writes pointwise ones only");
+    const DType result = program.value(statement.result).dtype;
+    text += indent + "const " + CudaType(result) + " v" + std::to_string(statement.result) + " = ";
+    text += statement.op == Op::kCast ? CudaCast(result) : std::string("op_") + row.name;
+    for (size_t i = 0; i < statement.operands.size(); ++i) {
+      const Value& operand = program.value(statement.operands[i]);
+      text += i == 0 ? "(" : ", ";
+      text += operand.kind == Value::Kind::kLiteral ? CudaNumber(operand.literal, operand.dtype)
+                                                    : "v" + std::to_string(statement.operands[i]);
+    }
+    for (size_t i = 0; i < row.attributes.size(); ++i) {
+      const Kind kind = row.attributes[i].kind;
+      if (kind == Kind::kWord) text += statement.attributes[i] != 0 ? ", true" : ", false";
+      if (kind == Kind::kNumber) text += ", " + CudaNumber(statement.attributes[i], result);
+    }
+    text += ");\n";
+  }
+  return text;
+}
+
+}  // namespace ortplugin

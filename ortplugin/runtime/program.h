@@ -1,0 +1,87 @@
+// Pointwise programs: docs/programs.md has the language. This is the parsed form, shared by every fused operator.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ortplugin/runtime/error.h"
+
+namespace ortplugin {
+
+enum class DType : uint8_t { kFloat16, kBFloat16, kFloat, kDouble, kBool };
+
+size_t SizeOf(DType dtype);       // bytes of one element in a tensor
+const char* NameOf(DType dtype);  // "float16", as programs write it
+bool IsFloating(DType dtype);
+double RoundTo(DType dtype, double number);  // the value of that dtype nearest to `number`, ties to even
+
+// The closed set of operators, in the order of the table in program.cc.
+enum class Op : uint8_t {
+  // clang-format off
+  kAbs, kNeg, kReciprocal, kSqrt, kExp, kLog, kFloor, kCeil, kRound, kSign, kSin, kCos, kTan, kAsin, kAcos, kAtan,
+  kSinh, kCosh, kTanh, kAsinh, kAcosh, kAtanh, kErf, kRelu, kSigmoid, kSoftplus, kSoftsign, kHardSwish, kMish,
+  kLeakyRelu, kElu, kCelu, kSelu, kHardSigmoid, kThresholdedRelu, kShrink, kSwish, kQuickGelu, kGelu,
+  kAdd, kSub, kMul, kDiv, kPow, kMin, kMax, kPRelu, kClip,
+  kEqual, kLess, kLessOrEqual, kGreater, kGreaterOrEqual, kAnd, kOr, kXor, kNot, kWhere, kIsNaN, kIsInf, kCast,
+  kLayerNormalization, kRMSNormalization,
+  // clang-format on
+};
+
+const char* NameOf(Op op);
+bool IsCore(Op op);  // LayerNormalization, RMSNormalization: implemented by one fused operator, not pointwise
+
+using ValueId = uint32_t;  // index into Program::values()
+
+struct Value {
+  enum class Kind : uint8_t { kParameter, kLiteral, kResult };
+  Kind kind;
+  DType dtype;
+  uint32_t index;    // of the parameter, or of the statement that makes it; unused for a literal
+  double literal;    // of a literal, not yet rounded to dtype
+  std::string name;  // as the text has it; empty for a literal
+};
+
+struct Statement {
+  Op op;
+  ValueId result;
+  std::vector<ValueId> operands;
+  // The operator's attributes in the order of its table row, defaults filled in. Words are numbers:
+  // Gelu's approximate is 0 for "none" and 1 for "tanh"; Cast has none, its target is the result's dtype.
+  // As in ONNX they are 32-bit floats: each is exactly the float nearest to its text.
+  std::array<double, 2> attributes;
+};
+
+class Program {
+ public:
+  // Throws Error with line, column, what was found and what was expected.
+  static Program Parse(std::string_view text);
+
+  const std::vector<Value>& values() const { return values_; }
+  const std::vector<ValueId>& parameters() const { return parameters_; }  // in the order of the node's inputs
+  const std::vector<ValueId>& results() const { return results_; }        // in the order of the node's outputs
+  const std::vector<Statement>& statements() const { return statements_; }
+  const Value& value(ValueId id) const { return values_[id]; }
+
+  // The indices, ascending, of the statements needed to compute `targets` when every value in `available` is at hand.
+  std::vector<uint32_t> Closure(const std::vector<ValueId>& targets, const std::vector<ValueId>& available) const;
+
+  // The text again, in canonical form: one statement a line, two spaces of indentation, every attribute that is not
+  // the default. Parse(ToString()) is the same program.
+  std::string ToString() const;
+
+ private:
+  std::vector<Value> values_;
+  std::vector<ValueId> parameters_, results_;
+  std::vector<Statement> statements_;
+};
+
+// CUDA C++ for the given statements, a line each: `const float v7 = op_Add(v3, v4);`. Value number N is the variable
+// `vN`, of the type float (for float16, bfloat16 and float), double or bool; literals stand in place. The caller
+// declares the variables of the parameters and of a core operator's result. The op_* functions are in pointwise.cuh.
+std::string EmitCuda(const Program& program, const std::vector<uint32_t>& statements, const std::string& indent);
+
+}  // namespace ortplugin

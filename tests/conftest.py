@@ -1,0 +1,90 @@
+"""Fixtures of all tests, and the rule for tests that need a GPU.
+
+unit/ needs no ONNX Runtime, ort/ runs sessions on the CPU provider with the library, gpu/ needs a GPU and carries
+the marker ``gpu``. Without a GPU these are skipped and the report's header says why; ``--require-gpu`` (what
+``make test-gpu`` passes) turns that into an error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import sys
+import zlib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = ROOT / "tests" / "data"
+
+# Makes `models` importable. Appended, so that an installed ortplugin comes before the source folder.
+sys.path.append(str(ROOT))
+
+
+@cache
+def why_no_gpu() -> str | None:
+    """What is missing for the tests in gpu/, or None if they can run."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "there is no NVIDIA driver (libcuda.so.1)"
+    devices = ctypes.c_int(0)
+    if cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(devices)) != 0 or devices.value == 0:
+        return "the NVIDIA driver finds no GPU"
+    import onnxruntime
+
+    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        return "this onnxruntime has no CUDA provider; install the extra 'gpu'"
+    if importlib.util.find_spec("cupy") is None:
+        return "CuPy is not installed; install the extra 'gpu'"
+    return None
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--require-gpu", action="store_true", help="fail, instead of skipping, where there is no GPU")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    reason = why_no_gpu()
+    if reason and config.getoption("--require-gpu"):
+        raise pytest.UsageError(f"--require-gpu: {reason}")
+
+
+def pytest_report_header() -> str:
+    reason = why_no_gpu()
+    return f"GPU tests: skipped, because {reason}" if reason else "GPU tests: run"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reason = why_no_gpu()
+    for item in items:
+        if (ROOT / "tests" / "gpu") in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
+        if reason and item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {reason}"))
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """A generator seeded by the test's name and parameters: the same numbers in every run and order."""
+    return np.random.default_rng(zlib.crc32(request.node.name.encode()))
+
+
+@pytest.fixture(scope="session")
+def library() -> Path:
+    """The path of libortplugin.so. A test that needs it fails without it."""
+    import ortplugin
+
+    return Path(ortplugin.library_path())
+
+
+@pytest.fixture(scope="session")
+def exported() -> dict[str, dict[str, Any]]:
+    """The entries of tests/data/expected.json by model name."""
+    entries: dict[str, dict[str, Any]] = json.loads((DATA / "expected.json").read_text())
+    return entries

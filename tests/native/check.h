@@ -1,0 +1,35 @@
+// The smallest test framework: CHECK counts, Summary prints the counts and is main's exit status.
+#pragma once
+
+#include <cmath>
+#include <cstdio>
+#include <string>
+
+namespace test {
+
+inline int passed = 0, failed = 0;
+
+inline void Check(bool good, const char* expression, const char* file, int line, const std::string& detail = "") {
+  ++(good ? passed : failed);
+  if (good || failed > 40) return;  // enough to see what is wrong
+  std::printf("%s:%d: %s%s%s\n", file, line, expression, detail.empty() ? "" : ": ", detail.c_str());
+}
+#define CHECK(...) ::test::Check((__VA_ARGS__), #__VA_ARGS__, __FILE__, __LINE__)
+// With what to print when it fails; `detail` is evaluated only then.
+#define CHECK_WITH(condition, detail)                                                                       \
+  do {                                                                                                      \
+    const bool check_is_good = (condition);                                                                 \
+    ::test::Check(check_is_good, #condition, __FILE__, __LINE__, check_is_good ? std::string() : (detail)); \
+  } while (false)
+
+// Equal numbers with equal signs, or both NaN.
+inline bool Same(double a, double b) {
+  return std::isnan(a) ? std::isnan(b) : a == b && std::signbit(a) == std::signbit(b);
+}
+
+inline int Summary() {
+  std::printf("%d passed, %d failed\n", passed, failed);
+  return failed == 0 ? 0 : 1;
+}
+
+}  // namespace test

@@ -1,0 +1,847 @@
+// The CPU evaluator and the 16-bit conversions: every operator against a long double reference over awkward and over
+// dense values, in every dtype, in blocks of several sizes, and bit for bit against a scalar build of the same
+// functions.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+
+#include "ortplugin/runtime/evaluator.h"
+#include "ortplugin/runtime/half.h"
+#include "ortplugin/runtime/vector_math.h"
+#include "tests/native/check.h"
+
+// Of how many floats the dense samples take one: a prime, so that all low bits occur.
+#ifndef SAMPLE_STRIDE
+#define SAMPLE_STRIDE 4099
+#endif
+
+namespace {
+
+using namespace ortplugin;
+using test::Same;
+using Real = long double;
+using Numbers = std::vector<double>;
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+const char* const kFloating[] = {"float16", "bfloat16", "float", "double"};
+const size_t kCounts[] = {1, 3, 511, 512};
+
+std::string Text(double number) {
+  char text[64];
+  std::snprintf(text, sizeof(text), "%.17g", number);
+  return text;
+}
+
+// ---- Running one program ------------------------------------------------------------------------------------------
+
+// One element of a tensor of `dtype`, and back.
+std::vector<unsigned char> Element(DType dtype, double number) {
+  std::vector<unsigned char> bytes(SizeOf(dtype));
+  const auto put = [&bytes](auto element) { std::memcpy(bytes.data(), &element, sizeof(element)); };
+  switch (dtype) {
+    case DType::kFloat16:
+      put(FloatToHalf(static_cast<float>(RoundTo(dtype, number))));
+      break;
+    case DType::kBFloat16:
+      put(FloatToBFloat16(static_cast<float>(RoundTo(dtype, number))));
+      break;
+    case DType::kFloat:
+      put(static_cast<float>(number));
+      break;
+    case DType::kDouble:
+      put(number);
+      break;
+    case DType::kBool:
+      put(static_cast<uint8_t>(number != 0));
+      break;
+  }
+  return bytes;
+}
+
+double Number(DType dtype, const unsigned char* element) {
+  const auto get = [element](auto as) {
+    std::memcpy(&as, element, sizeof(as));
+    return as;
+  };
+  switch (dtype) {
+    case DType::kFloat16:
+      return static_cast<double>(HalfToFloat(get(uint16_t())));
+    case DType::kBFloat16:
+      return static_cast<double>(BFloat16ToFloat(get(uint16_t())));
+    case DType::kFloat:
+      return static_cast<double>(get(float()));
+    case DType::kDouble:
+      return get(double());
+    case DType::kBool:
+      break;
+  }
+  return get(uint8_t());
+}
+
+// Runs a program without a core on tensors: `inputs` by parameter, all of one size. Works in blocks of `block`
+// elements, each in memory of its very size, so that the address sanitizer sees every access beyond it.
+std::vector<Numbers> Evaluate(const std::string& text, const std::vector<Numbers>& inputs, size_t block = kBlock) {
+  const Program program = Program::Parse(text);
+  std::vector<uint32_t> all(program.statements().size());
+  for (uint32_t i = 0; i < all.size(); ++i) all[i] = i;
+  const Evaluator evaluator(program, all);
+  Evaluator::Workspace workspace(evaluator);
+  const size_t size = inputs.at(0).size();
+  std::vector<Numbers> outputs(program.results().size());
+  for (size_t begin = 0; begin < size; begin += block) {
+    const size_t count = std::min(block, size - begin);
+    std::vector<std::unique_ptr<unsigned char[]>> lanes;
+    const auto bind = [&](ValueId id) {
+      lanes.emplace_back(new unsigned char[count * LaneSize(program.value(id).dtype)]);
+      workspace.Bind(id, lanes.back().get());
+      return lanes.back().get();
+    };
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const DType dtype = program.value(program.parameters()[i]).dtype;
+      std::vector<unsigned char> elements;
+      for (size_t j = begin; j < begin + count; ++j) {
+        const std::vector<unsigned char> element = Element(dtype, inputs[i][j]);
+        elements.insert(elements.end(), element.begin(), element.end());
+      }
+      LoadLanes(dtype, elements.data(), count, bind(program.parameters()[i]));
+    }
+    for (const Statement& statement : program.statements()) bind(statement.result);
+    evaluator.Run(workspace, count);
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      const DType dtype = program.value(program.results()[i]).dtype;
+      std::vector<unsigned char> elements(count * SizeOf(dtype));
+      StoreLanes(dtype, workspace.lanes(program.results()[i]), count, elements.data());
+      for (size_t j = 0; j < count; ++j) outputs[i].push_back(Number(dtype, elements.data() + j * SizeOf(dtype)));
+    }
+  }
+  return outputs;
+}
+
+DType DTypeOf(const std::string& name) {
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat, DType::kDouble, DType::kBool}) {
+    if (name == NameOf(dtype)) return dtype;
+  }
+  Fail("no dtype ", name);
+}
+
+// ---- 16-bit conversions -------------------------------------------------------------------------------------------
+
+// The value of a half from the definition of the format.
+double HalfByDefinition(unsigned half) {
+  const int exponent = half >> 10 & 31, mantissa = half & 1023;
+  double value = exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
+  if (exponent == 31) value = mantissa == 0 ? kInf : kNaN;
+  return half >> 15 ? -value : value;
+}
+
+void CheckHalves() {
+  // Every half to float and back; the float between two neighbours goes to the even one, others to the nearer.
+  for (unsigned bits = 0; bits < 65536; ++bits) {
+    const auto half = static_cast<uint16_t>(bits);
+    const float value = HalfToFloat(half);
+    const double expected = HalfByDefinition(bits);
+    CHECK(Same(static_cast<double>(value), expected));
+    const uint16_t back = FloatToHalf(value);
+    CHECK(std::isnan(value) ? back == (half | 0x200) : back == half);
+    if ((bits & 0x7fff) >= 0x7c00) continue;
+    const double next = (bits & 0x7fff) == 0x7bff ? std::copysign(65536, expected) : HalfByDefinition(bits + 1);
+    const auto middle = static_cast<float>((expected + next) / 2);
+    CHECK(FloatToHalf(middle) == (bits & 1 ? bits + 1 : bits));
+    CHECK(FloatToHalf(std::nextafter(middle, value)) == bits);
+    CHECK(FloatToHalf(std::nextafter(middle, static_cast<float>(next) * 2)) == bits + 1);
+    // From double at once: a little off the middle that a float cannot hold.
+    const double wide = static_cast<double>(middle);
+    CHECK(RoundTo(DType::kFloat16, std::nextafter(wide, expected)) == expected);
+    CHECK(RoundTo(DType::kFloat16, std::nextafter(wide, next * 2)) == HalfByDefinition(bits + 1));
+  }
+  for (unsigned bits = 0; bits < 65536; ++bits) {
+    const auto number = static_cast<uint16_t>(bits);
+    const float value = BFloat16ToFloat(number);
+    CHECK(BitCast<uint32_t>(value) == bits << 16);
+    const uint16_t back = FloatToBFloat16(value);
+    CHECK(std::isnan(value) ? back == (number | 0x40) : back == number);
+    if ((bits & 0x7fff) >= 0x7f80) continue;
+    CHECK(FloatToBFloat16(BitCast<float>((bits << 16) + 0x7fff)) == bits);
+    CHECK(FloatToBFloat16(BitCast<float>((bits << 16) + 0x8000)) == (bits & 1 ? bits + 1 : bits));
+    CHECK(FloatToBFloat16(BitCast<float>((bits << 16) + 0x8001)) == bits + 1);
+  }
+  for (const uint32_t nan : {0x7f800001u, 0xff800001u, 0x7fffffffu, 0xffffffffu, 0x7f80ffffu}) {
+    CHECK(std::isnan(HalfToFloat(FloatToHalf(BitCast<float>(nan)))));
+    CHECK(std::isnan(BFloat16ToFloat(FloatToBFloat16(BitCast<float>(nan)))));
+    CHECK((FloatToHalf(BitCast<float>(nan)) >> 15) == nan >> 31);
+  }
+  CHECK(FloatToHalf(65519.996f) == 0x7bff && FloatToHalf(65520.0f) == 0x7c00 && FloatToHalf(-1e30f) == 0xfc00);
+  CHECK(FloatToHalf(2.98023224e-8f) == 0 && FloatToHalf(2.9802326e-8f) == 1 && FloatToHalf(-1e-30f) == 0x8000);
+  CHECK(Same(RoundTo(DType::kFloat16, 1e300), kInf) && Same(RoundTo(DType::kBFloat16, -1e300), -kInf));
+  CHECK(Same(RoundTo(DType::kFloat16, -1e-300), -0.0) && Same(RoundTo(DType::kBFloat16, kNaN), kNaN));
+  CHECK(RoundTo(DType::kBFloat16, 1 + std::ldexp(1, -8)) == 1);
+  CHECK(RoundTo(DType::kBFloat16, 1 + std::ldexp(1, -8) + std::ldexp(1, -40)) == 1 + std::ldexp(1, -7));
+}
+
+// The vectorised loops agree with the functions, whatever the size and the alignment.
+void CheckLanes() {
+  std::vector<uint16_t> all(65536 + 1);
+  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    for (const size_t offset : {0, 1}) {
+      for (const size_t count : {size_t{0}, size_t{1}, size_t{3}, size_t{511}, size_t{512}, size_t{65536}}) {
+        std::vector<float> lanes(count + 1, 7.0f);
+        LoadLanes(dtype, all.data() + offset, count, lanes.data());
+        bool good = lanes[count] == 7.0f;
+        for (size_t i = 0; i < count; ++i) {
+          const uint16_t from = all[i + offset];
+          const float expected = dtype == DType::kFloat16 ? HalfToFloat(from) : BFloat16ToFloat(from);
+          good &= BitCast<uint32_t>(lanes[i]) == BitCast<uint32_t>(expected);
+        }
+        CHECK(good);
+        std::vector<uint16_t> back(count + 1 + offset, 7);
+        StoreLanes(dtype, lanes.data(), count, back.data() + offset);
+        good = back[count + offset] == 7;
+        for (size_t i = 0; i < count; ++i) {
+          const uint16_t expected = dtype == DType::kFloat16 ? FloatToHalf(lanes[i]) : FloatToBFloat16(lanes[i]);
+          good &= back[i + offset] == expected;
+        }
+        CHECK(good);
+      }
+    }
+  }
+  for (const char* name : {"float16", "bfloat16", "float", "double", "bool"}) {
+    const DType dtype = DTypeOf(name);
+    std::vector<unsigned char> lanes(513 * LaneSize(dtype), 0xee);
+    FillLanes(dtype, Element(dtype, 1).data(), 512, lanes.data());
+    std::vector<unsigned char> elements(512 * SizeOf(dtype));
+    StoreLanes(dtype, lanes.data(), 512, elements.data());
+    bool good = std::all_of(lanes.end() - static_cast<std::ptrdiff_t>(LaneSize(dtype)), lanes.end(),
+                            [](unsigned char byte) { return byte == 0xee; });
+    for (size_t i = 0; i < 512; ++i) good &= Number(dtype, elements.data() + i * SizeOf(dtype)) == 1;
+    CHECK_WITH(good, name);
+  }
+}
+
+// A session may flush denormal floats to zero; 16-bit denormals are none and stay.
+void CheckFlushing() {
+#if defined(__SSE2__)
+  const unsigned before = _mm_getcsr();
+  _mm_setcsr(before | 0x8040);
+  std::vector<uint16_t> halves(1024), back(1024);
+  std::vector<float> lanes(1024);
+  for (size_t i = 0; i < 1024; ++i) halves[i] = static_cast<uint16_t>(i);
+  LoadLanes(DType::kFloat16, halves.data(), 1024, lanes.data());
+  StoreLanes(DType::kFloat16, lanes.data(), 1024, back.data());
+  _mm_setcsr(before);
+  CHECK(halves == back);
+  CHECK(lanes[1] == std::ldexp(1.0f, -24));
+#endif
+}
+
+// ---- The operators ------------------------------------------------------------------------------------------------
+
+const Numbers kAwkward = {
+    kNaN,   kInf,   -kInf,     0.0,        -0.0,       1e-45,  -1e-45, 1e-40,  -1e-40,  1.17549435e-38,
+    1e-30,  -1e-30, 1e-10,     -1e-10,     1e-5,       -1e-5,  0.1,    -0.1,   0.25,    -0.25,
+    0.3,    -0.3,   0.5,       -0.5,       0.70710678, 0.75,   -0.75,  0.9,    -0.9,    0.92,
+    1.0,    -1.0,   1.4142135, 1.5,        -1.5,       2.0,    -2.0,   2.5,    -2.5,    3.0,
+    -3.0,   3.5,    4.0,       -4.0,       5.0,        -5.0,   6.0,    -6.0,   9.0,     -9.0,
+    10.5,   -10.5,  14.0,      -14.0,      17.0,       -17.0,  20.0,   -20.0,  20.5,    50.0,
+    -50.0,  87.0,   -87.0,     88.7,       -88.7,      89.5,   -89.5,  103.0,  -103.0,  104.5,
+    -104.5, 127.5,  -128.0,    500.0,      -500.0,     710.0,  -746.0, 2048.0, 65504.0, -65504.0,
+    1e6,    -1e6,   8388607.5, -8388609.0, 16777215.0, 1e10,   -1e10,  1e20,   -1e20,   1e30,
+    -1e30,  3e38,   -3.4e38,   1e300,      -1e300,     5e-324, 1e-310};
+
+// What an operator is: the exact result, how close it must come.
+struct Reference {
+  std::string call;  // "Elu<alpha=2>(a)": operands a, b, c
+  std::function<Real(Real, Real, Real)> exact;
+  double ulps = 0;  // allowed, in the last place of the compute type
+  // More ulps where an inner rounding is magnified: for instance |u| times for exp(u), u rounded.
+  std::function<Real(Real, Real)> more = nullptr;
+};
+
+Real Sigmoid(Real x) { return x < 0 ? std::exp(x) / (1 + std::exp(x)) : 1 / (1 + std::exp(-x)); }
+Real Softplus(Real x) { return x > 0 ? x + std::log1p(std::exp(-x)) : std::log1p(std::exp(x)); }
+Real Elu(Real x, Real alpha) { return x > 0 ? x : alpha * std::expm1(x); }
+Real MinOf(Real a, Real b) { return std::isnan(a) || std::isnan(b) ? static_cast<Real>(kNaN) : std::fmin(a, b); }
+Real MaxOf(Real a, Real b) { return std::isnan(a) || std::isnan(b) ? static_cast<Real>(kNaN) : std::fmax(a, b); }
+Real TanhArgument(Real x) { return std::sqrt(8 / std::acos(Real(-1))) * (x + Real(0.044715) * x * x * x); }
+Real Attribute(float value) { return static_cast<Real>(value); }
+
+// Exact but for the sign of a zero, which ONNX leaves open.
+constexpr double kEitherZero = 1e-6;
+
+#define X [](Real x, Real, Real)->Real
+#define AB [](Real a, Real b, Real)->Real
+#define ABC [](Real a, Real b, Real c)->Real
+
+const std::vector<Reference>& Unary() { static const std::vector<Reference> table = {{"Abs(a)", X{return std::fabs(x); }
+}  // namespace
+, {"Neg(a)", X{return -x;
+}
+}
+, {"Reciprocal(a)", X{return 1 / x;
+}
+}
+, {"Sqrt(a)", X{return std::sqrt(x);
+}
+}
+, {"Exp(a)", X{return std::exp(x);
+}
+, 1.1
+}
+, {"Log(a)", X{return std::log(x);
+}
+, 1.1
+}
+, {"Floor(a)", X{return std::floor(x);
+}
+}
+, {"Ceil(a)", X{return std::ceil(x);
+}
+}
+, {"Round(a)", X{return std::rint(x);
+}
+}
+, {"Sign(a)", X{return x > 0 ? 1 : x < 0 ? -1 : x;
+}
+}
+, {"Sin(a)", X{return std::sin(x);
+}
+, 2
+}
+, {"Cos(a)", X{return std::cos(x);
+}
+, 2
+}
+, {"Tan(a)", X{return std::tan(x);
+}
+, 2
+}
+, {"Asin(a)", X{return std::asin(x);
+}
+, 2
+}
+, {"Acos(a)", X{return std::acos(x);
+}
+, 2
+}
+, {"Atan(a)", X{return std::atan(x);
+}
+, 2
+}
+, {"Sinh(a)", X{return std::sinh(x);
+}
+, 3
+}
+, {"Cosh(a)", X{return std::cosh(x);
+}
+, 3
+}
+, {"Tanh(a)", X{return std::tanh(x);
+}
+, 2.5
+}
+, {"Asinh(a)", X{return std::asinh(x);
+}
+, 3
+}
+, {"Acosh(a)", X{return std::acosh(x);
+}
+, 3
+}
+, {"Atanh(a)", X{return std::atanh(x);
+}
+, 3
+}
+, {"Erf(a)", X{return std::erf(x);
+}
+, 1.5
+}
+, {"Relu(a)", X{return x < 0 ? 0 : x;
+}
+}
+, {"Sigmoid(a)", X{return Sigmoid(x);
+}
+, 3
+}
+, {"Softplus(a)", X{return Softplus(x);
+}
+, 2
+}
+, {"Softsign(a)", X{return x / (1 + std::fabs(x));
+}
+, 2
+}
+, {"HardSwish(a)", X{return x * MaxOf(0, MinOf(1, x / 6 + Real(0.5)));
+}
+, 3, [](Real x, Real y) { return std::fabs(x * x / 6 / y); }
+}
+, {"Mish(a)", X{return x * std::tanh(Softplus(x));
+}
+, 4
+}
+, {"LeakyRelu(a)", X{return x < 0 ? Attribute(0.01f) * x : x;
+}
+, 0.5
+}
+, {"LeakyRelu<alpha=-3>(a)", X{return x < 0 ? -3 * x : x;
+}
+, 0.5
+}
+, {"Elu(a)", X{return Elu(x, 1);
+}
+, 2
+}
+, {"Elu<alpha=2.5>(a)", X{return Elu(x, 2.5);
+}
+, 3
+}
+, {"Celu(a)", X{return MaxOf(0, x) + MinOf(0, std::expm1(x));
+}
+, 2
+}
+, {"Celu<alpha=2>(a)", X{return MaxOf(0, x) + MinOf(0, 2 * std::expm1(x / 2));
+}
+, 2
+}
+, {"Celu<alpha=-0.5>(a)", X{return MaxOf(0, x) + MinOf(0, Real(-0.5) * std::expm1(x / Real(-0.5)));
+}
+, 2
+}
+, {"Selu(a)", X{return Attribute(1.0507010221481323f) * Elu(x, Attribute(1.6732631921768188f));
+}
+, 3
+}
+, {"HardSigmoid(a)", X{return MaxOf(0, MinOf(1, Attribute(0.2f) * x + Real(0.5)));
+}
+, 1, [](Real x, Real y) { return std::fabs(x / y); }
+}
+, {"HardSigmoid<alpha=1, beta=0>(a)", X{return MaxOf(0, MinOf(1, x));
+}
+}
+, {"ThresholdedRelu(a)", X{return x > 1 ? x : 0;
+}
+}
+, {"Shrink(a)", X{return x < Real(-0.5) || x > Real(0.5) ? x : 0;
+}
+}
+, {"Shrink<bias=1, lambd=2>(a)", X{return x < -2 ? x + 1 : x > 2 ? x - 1 : 0;
+}
+, 0.5
+}
+, {"Swish(a)", X{return x * Sigmoid(x);
+}
+, 3.5
+}
+, {"Swish<alpha=-2>(a)", X{return x * Sigmoid(-2 * x);
+}
+, 3.5
+}
+, {"QuickGelu(a)", X{return x * Sigmoid(Attribute(1.702f) * x);
+}
+, 3.5, [](Real x, Real) { return std::fabs(x); }
+}
+, {"Gelu(a)", X{return x * std::erfc(-x / std::sqrt(Real(2))) / 2;
+}
+, 4
+}
+, {"Gelu<approximate=\"tanh\">(a)", X{return x * Sigmoid(TanhArgument(x));
+}
+, 3.5, [](Real x, Real) { return 4 * std::fabs(TanhArgument(x)); }
+}
+,
+    // With literals, in either place.
+    {"Add(a, 1.5)", X{return x + Real(1.5);
+}
+, 0.5
+}
+, {"Sub(-inf, a)", X{return -static_cast<Real>(kInf) - x;
+}
+}
+, {"Mul(a, -0)", X{return x * Real(-0.0);
+}
+}
+, {"Div(1, a)", X{return 1 / x;
+}
+, 0.5
+}
+, {"Pow(a, 2)", X{return x * x;
+}
+, 0.5
+}
+, {"Pow(a, 3)", X{return x * x * x;
+}
+, 1.5
+}
+, {"Pow(a, 0.5)", X{return std::pow(x, Real(0.5));
+}
+, 1
+}
+, {"Pow(2, a)", X{return std::pow(Real(2), x);
+}
+, 1
+}
+, {"Clip(a, -1, 6)", X{return MinOf(MaxOf(x, -1), 6);
+}
+, kEitherZero
+}
+, {"Clip(a, nan, 6)", X{return static_cast<Real>(kNaN) + 0 * x;
+}
+}
+, {"Max(nan, a)", X{return static_cast<Real>(kNaN) + 0 * x;
+}
+}
+,
+}
+;
+return table;
+}
+
+const std::vector<Reference>& Binary() { static const std::vector<Reference> table = {{"Add(a, b)", AB{return a + b; }
+, 0.5
+}
+, {"Sub(a, b)", AB{return a - b;
+}
+, 0.5
+}
+, {"Mul(a, b)", AB{return a * b;
+}
+, 0.5
+}
+, {"Div(a, b)", AB{return a / b;
+}
+, 0.5
+}
+, {"Pow(a, b)", AB{return std::pow(a, b);
+}
+, 1
+}
+, {"Min(a, b)", AB{return MinOf(a, b);
+}
+, kEitherZero
+}
+, {"Max(a, b)", AB{return MaxOf(a, b);
+}
+, kEitherZero
+}
+, {"PRelu(a, b)", AB{return a < 0 ? b * a : a;
+}
+, 0.5
+}
+, {"Clip(a, b, 1)", AB{return MinOf(MaxOf(a, b), 1);
+}
+, kEitherZero
+}
+, {"Equal(a, b)", AB{return a == b;
+}
+}
+, {"Less(a, b)", AB{return a < b;
+}
+}
+, {"LessOrEqual(a, b)", AB{return a <= b;
+}
+}
+, {"Greater(a, b)", AB{return a > b;
+}
+}
+, {"GreaterOrEqual(a, b)", AB{return a >= b;
+}
+}
+, {"IsNaN(a)", AB{return std::isnan(a + 0 * b * 0) && std::isnan(a);
+}
+}
+, {"IsInf(a)", AB{return std::isinf(a) || (b != b && false);
+}
+}
+,
+}
+;
+return table;
+}
+
+#undef X
+#undef AB
+#undef ABC
+
+// The room for x * f(x) where f(x), an exponential tail, is below the least normal number: it was rounded to the last
+// place there is before x multiplied it.
+Real TailRoom(DType dtype, Real x) {
+  return std::ldexp(std::fmin(std::fabs(x), Real(1000)), dtype == DType::kDouble ? -1074 : -149);
+}
+
+// The unit in the last place of `exact` in the type that the arithmetic of `dtype` runs in.
+Real Ulp(DType dtype, Real exact) {
+  const bool wide = dtype == DType::kDouble;
+  const int digits = wide ? 53 : 24, smallest = wide ? -1074 : -149;
+  if (exact == 0 || !std::isfinite(exact)) return std::ldexp(Real(1), smallest);
+  return std::ldexp(Real(1), std::max(std::ilogb(exact) + 1 - digits, smallest));
+}
+
+double RoundReal(DType dtype, Real number) {
+  if (dtype == DType::kFloat) return static_cast<double>(static_cast<float>(number));
+  return RoundTo(dtype, static_cast<double>(number));
+}
+
+// Is `got` a rounding of something within `ulps` of `exact`?
+bool Close(DType dtype, double got, Real exact, Real ulps, Real extra = 0) {
+  if (std::isnan(exact)) return std::isnan(got);
+  if (ulps == 0)
+    return got == RoundReal(dtype, exact) && (got != 0 || exact != 0 || std::signbit(got) == std::signbit(exact));
+  const Real room = std::isfinite(exact) ? ulps * Ulp(dtype, exact) + extra : 0;
+  return RoundReal(dtype, exact - room) <= got && got <= RoundReal(dtype, exact + room);
+}
+
+// The inputs as the dtype holds them.
+Numbers Rounded(DType dtype, const Numbers& numbers) {
+  Numbers rounded;
+  for (const double number : numbers) rounded.push_back(RoundTo(dtype, number));
+  return rounded;
+}
+
+std::string ResultOf(const std::string& call, const std::string& dtype) {
+  for (const char* test : {"Equal", "Less", "Greater", "IsNaN", "IsInf"}) {
+    if (call.find(test) == 0) return "bool";
+  }
+  return dtype;
+}
+
+bool HasTail(const std::string& call) {
+  return call.find("Gelu") != std::string::npos || call.find("Swish") == 0 || call.find("Mish") == 0;
+}
+
+void CheckReference(const Reference& reference, const char* name, const Numbers& a, const Numbers& b, size_t block) {
+  const DType dtype = DTypeOf(name);
+  const bool binary = reference.call.find('b', reference.call.find('(')) != std::string::npos;
+  const std::string result = ResultOf(reference.call, name);
+  const std::string text = std::string("(") + name + " a" + (binary ? std::string(", ") + name + " b" : "") + ") => (" +
+                           result + " y) { y = " + reference.call + " }";
+  const Numbers left = Rounded(dtype, a), right = Rounded(dtype, b);
+  const Numbers got = Evaluate(text, binary ? std::vector<Numbers>{left, right} : std::vector<Numbers>{left}, block)[0];
+  for (size_t i = 0; i < left.size(); ++i) {
+    const Real exact = reference.exact(left[i], right[i], 0);
+    Real ulps = reference.ulps;
+    if (reference.more && std::isfinite(exact)) {
+      const Real more = reference.more(left[i], exact);
+      ulps += std::isnan(more) ? 0 : more;
+    }
+    // The C library's erfc sees x / sqrt(2) rounded, which the tail magnifies.
+    if (dtype == DType::kDouble && reference.call == "Gelu(a)") ulps += std::fmin(2 * left[i] * left[i], 1e3);
+    const Real extra = HasTail(reference.call) ? TailRoom(dtype, left[i]) : 0;
+    CHECK_WITH(Close(DTypeOf(result), got[i], exact, std::fmin(ulps, Real(1e6)), extra),
+               std::string(name) + " " + reference.call + " of " + Text(left[i]) + ", " + Text(right[i]) + " is " +
+                   Text(got[i]) + ", not " + Text(static_cast<double>(exact)));
+  }
+}
+
+void CheckOperators() {
+  Numbers left, right;  // every pair
+  for (const double a : kAwkward) {
+    for (const double b : kAwkward) {
+      left.push_back(a);
+      right.push_back(b);
+    }
+  }
+  for (const char* dtype : kFloating) {
+    for (const Reference& reference : Unary()) CheckReference(reference, dtype, kAwkward, kAwkward, kBlock);
+    for (const Reference& reference : Binary()) CheckReference(reference, dtype, left, right, kBlock);
+  }
+  // Any part of a block: the vectors' tails.
+  Numbers ramp;
+  for (int i = 0; i < 1100; ++i) ramp.push_back((i - 550) * 0.0173);
+  Numbers reverse(ramp.rbegin(), ramp.rend());
+  for (const size_t count : kCounts) {
+    const Numbers a(ramp.begin() + 7, ramp.begin() + 7 + static_cast<std::ptrdiff_t>(count));
+    for (const char* dtype : kFloating) {
+      for (const Reference& reference : Unary()) CheckReference(reference, dtype, a, reverse, count);
+      for (const Reference& reference : Binary()) CheckReference(reference, dtype, a, reverse, count);
+    }
+  }
+}
+
+void CheckLogic() {
+  const Numbers c = {0, 0, 1, 1, 0}, d = {0, 1, 0, 1, 1};
+  const auto run = [&](const std::string& call) {
+    return Evaluate("(bool c, bool d) => (bool y) { y = " + call + " }", {c, d})[0];
+  };
+  CHECK(run("And(c, d)") == Numbers{0, 0, 0, 1, 0});
+  CHECK(run("Or(c, d)") == Numbers{0, 1, 1, 1, 1});
+  CHECK(run("Xor(c, d)") == Numbers{0, 1, 1, 0, 1});
+  CHECK(Evaluate("(bool c) => (bool y) { y = Not(c) }", {c})[0] == Numbers{1, 1, 0, 0, 1});
+  CHECK(Evaluate("(bool c) => (bool y) { y = Xor(c, 1) }", {c})[0] == Numbers{1, 1, 0, 0, 1});
+  for (const std::string dtype : kFloating) {
+    const Numbers y = Evaluate("(bool c, " + dtype + " a) => (" + dtype + " y) { y = Where(c, a, -0) }",
+                               {c, {1, kNaN, kNaN, kInf, 2}})[0];
+    CHECK(Same(y[0], -0.0) && Same(y[1], -0.0) && Same(y[2], kNaN) && y[3] == kInf && Same(y[4], -0.0));
+    const Numbers clipped = Evaluate(
+        "(" + dtype + " a, " + dtype + " low, " + dtype + " high) => (" + dtype + " y) { y = Clip(a, low, high) }",
+        {{5, 5, kNaN, -5, 0}, {0, kNaN, 0, 2, 1}, {3, 6, 6, 1, kNaN}})[0];
+    CHECK(clipped[0] == 3 && Same(clipped[1], kNaN) && Same(clipped[2], kNaN) && clipped[3] == 1 &&
+          Same(clipped[4], kNaN));
+  }
+}
+
+void CheckCasts() {
+  for (const char* from : {"float16", "bfloat16", "float", "double", "bool"}) {
+    for (const char* to : {"float16", "bfloat16", "float", "double", "bool"}) {
+      const DType source = DTypeOf(from), target = DTypeOf(to);
+      Numbers inputs = kAwkward;
+      for (const double edge : {65519.0, 65520.0, 1 + std::ldexp(1, -11) + std::ldexp(1, -30), 5.96e-8, 2.98e-8,
+                                1.00390625, 1.00390625000001, 1 + std::ldexp(1, -24) + std::ldexp(1, -50)}) {
+        inputs.push_back(edge);
+      }
+      if (source == DType::kBool) inputs = {0, 1, 1};
+      inputs = Rounded(source, inputs);
+      const std::string text = std::string("(") + from + " a) => (" + to + " y) { y = Cast<to=" + to + ">(a) }";
+      const Numbers got = Evaluate(text, {inputs})[0];
+      for (size_t i = 0; i < inputs.size(); ++i) {
+        const double expected = target == DType::kBool ? (inputs[i] != 0 ? 1 : 0) : RoundTo(target, inputs[i]);
+        CHECK_WITH(Same(got[i], expected), text + " of " + Text(inputs[i]) + " is " + Text(got[i]));
+      }
+    }
+  }
+  // Between statements a float16 value keeps fp32's digits; a Cast rounds it.
+  const Numbers kept =
+      Evaluate("(float16 a) => (float y) { b = Add(a, 1) c = Sub(b, 1) y = Cast<to=float>(c) }", {{0.00025}})[0];
+  CHECK(kept[0] > 0.000249 && kept[0] < 0.000251);
+  const Numbers cut =
+      Evaluate("(float16 a) => (float y) { b = Add(a, 1) r = Cast<to=float16>(b) c = Sub(r, 1) y = Cast<to=float>(c) }",
+               {{0.00025}})[0];
+  CHECK(cut[0] == 0);
+  // A literal has its dtype's value.
+  CHECK(Evaluate("(float16 a) => (float y) { b = Mul(a, 0.1) y = Cast<to=float>(b) }", {{1}})[0][0] == 0.0999755859375);
+  CHECK(Evaluate("(double a) => (double y) { y = Mul(a, 0.1) }", {{1}})[0][0] == 0.1);
+}
+
+// What a program's owner does: core results written by the caller, memory read in place, one workspace for each thread.
+void CheckWorkspace() {
+  const Program program = Program::Parse(
+      "(float x, float gamma) => (float y, float s) { s = Add(x, 0.5) n = LayerNormalization(s) y = Mul(n, gamma) }");
+  const std::vector<uint32_t> before = program.Closure({program.statements()[1].operands[0]}, program.parameters());
+  const std::vector<uint32_t> after =
+      program.Closure(program.results(), {program.statements()[1].result, program.results()[1]});
+  CHECK(before == std::vector<uint32_t>{0});
+  CHECK(after == std::vector<uint32_t>{2});
+  const Evaluator prologue(program, before), epilogue(program, after);
+  Evaluator::Workspace first(prologue), second(epilogue);
+  for (ValueId id = 0; id < program.values().size(); ++id) {
+    CHECK(reinterpret_cast<uintptr_t>(first.lanes(id)) % 64 == 0);
+  }
+  std::vector<float> x(kBlock);
+  for (size_t i = 0; i < kBlock; ++i) x[i] = static_cast<float>(i);
+  first.Bind(program.parameters()[0], x.data());
+  prologue.Run(first, kBlock);
+  const float* s = static_cast<const float*>(first.lanes(program.results()[1]));
+  CHECK(s[0] == 0.5f && s[511] == 511.5f);
+  second.Bind(program.statements()[1].result, s);
+  const float gamma = -2.0f;
+  FillLanes(DType::kFloat, &gamma, kBlock, second.lanes(program.parameters()[1]));
+  epilogue.Run(second, 3);
+  const float* y = static_cast<const float*>(second.lanes(program.results()[0]));
+  CHECK(y[0] == -1.0f && y[2] == -5.0f);
+  bool refused = false;
+  try {
+    Evaluator(program, {1});
+  } catch (const Error& error) {
+    refused = std::strstr(error.what(), "LayerNormalization is a core operator") != nullptr;
+  }
+  CHECK(refused);
+}
+
+// ---- Accuracy and sameness over all floats ------------------------------------------------------------------------
+
+// `lane`: the scalar build of the same function, by this file's flags and for the baseline instruction set.
+void CheckDense(const char* call, double bound, const std::function<Real(Real)>& exact, float (*lane)(float),
+                float low = -std::numeric_limits<float>::infinity()) {
+  const Program program = Program::Parse(std::string("(float a) => (float y) { y = ") + call + " }");
+  const Evaluator evaluator(program, {0});
+  Evaluator::Workspace workspace(evaluator);
+  float* a = static_cast<float*>(workspace.lanes(program.parameters()[0]));
+  const float* y = static_cast<const float*>(workspace.lanes(program.results()[0]));
+  uint64_t bits = 0;
+  double worst = 0;
+  float where = 0;
+  bool same = true, special = true;
+  while (bits < uint64_t{1} << 32) {
+    size_t count = 0;
+    for (; count < kBlock && bits < uint64_t{1} << 32; ++count, bits += SAMPLE_STRIDE) {
+      a[count] = BitCast<float>(static_cast<uint32_t>(bits));
+    }
+    evaluator.Run(workspace, count);
+    for (size_t i = 0; i < count; ++i) {
+      const float x = a[i];
+      same &= BitCast<uint32_t>(y[i]) == BitCast<uint32_t>(lane(x)) || (std::isnan(y[i]) && std::isnan(lane(x)));
+      const Real expected = exact(static_cast<Real>(x));
+      if (std::isnan(expected) || std::isnan(y[i])) {
+        special &= std::isnan(expected) == std::isnan(y[i]);
+      } else if (std::isinf(y[i])) {
+        special &= Same(static_cast<double>(static_cast<float>(expected)), static_cast<double>(y[i])) ||
+                   std::fabs(expected) > static_cast<Real>(3.4028234e38);
+      } else if (x >= low) {
+        const Real difference = std::fabs(static_cast<Real>(y[i]) - expected);
+        const Real extra = HasTail(call) ? TailRoom(DType::kFloat, static_cast<Real>(x)) : 0;
+        const auto error = static_cast<double>(std::fmax(difference - extra, Real(0)) / Ulp(DType::kFloat, expected));
+        if (error > worst) {
+          worst = error;
+          where = x;
+        }
+      }
+    }
+  }
+  std::printf("%-30s %6.3f ulp at %.9g\n", call, worst, static_cast<double>(where));
+  CHECK_WITH(same, call);
+  CHECK_WITH(special, call);
+  CHECK_WITH(worst <= bound, std::string(call) + ": " + Text(worst) + " ulp at " + Text(static_cast<double>(where)));
+}
+
+void CheckAccuracy() {
+#define LANE(expression) [](float x) { return expression; }
+#define EXACT(expression) [](Real x) -> Real { return expression; }
+  CheckDense("Exp(a)", 1.1, EXACT(std::exp(x)), LANE(lane::Exp(x)));
+  CheckDense("Log(a)", 1.1, EXACT(std::log(x)), LANE(lane::Log(x)));
+  CheckDense("Tanh(a)", 2.5, EXACT(std::tanh(x)), LANE(lane::Tanh(x)));
+  CheckDense("Erf(a)", 1.5, EXACT(std::erf(x)), LANE(lane::Erf(x)));
+  CheckDense("Sigmoid(a)", 3, EXACT(Sigmoid(x)), LANE(lane::Sigmoid(x)));
+  CheckDense("Softplus(a)", 2, EXACT(Softplus(x)), LANE(lane::Softplus(x)));
+  CheckDense("Mish(a)", 4, EXACT(x * std::tanh(Softplus(x))), LANE(lane::Mish(x)));
+  CheckDense("Gelu(a)", 4, EXACT(x * std::erfc(-x / std::sqrt(Real(2))) / 2), LANE(lane::Gelu(x)));
+  CheckDense("Swish(a)", 3.5, EXACT(x * Sigmoid(x)), LANE(lane::Swish(x, 1.0f)));
+  CheckDense("Elu(a)", 2, EXACT(Elu(x, 1)), LANE(lane::Elu(x, 1.0f)));
+  CheckDense("Celu(a)", 2, EXACT(Elu(x, 1)), LANE(lane::Celu(x, 1.0f)));
+  CheckDense("Selu(a)", 3, EXACT(Attribute(1.0507010221481323f) * Elu(x, Attribute(1.6732631921768188f))),
+             LANE(lane::Selu(x, 1.6732631921768188f, 1.0507010221481323f)));
+  // Their inner rounding is magnified in the negative tail, where they vanish: the exponent's, |u| times.
+  CheckDense("Gelu<approximate=\"tanh\">(a)", 16, EXACT(x * Sigmoid(TanhArgument(x))), LANE(lane::GeluTanh(x)), -2.0f);
+  CheckDense("QuickGelu(a)", 8, EXACT(x * Sigmoid(Attribute(1.702f) * x)), LANE(lane::Swish(x, 1.702f)), -4.0f);
+  CheckDense("Pow(a, 0.3)", 1, EXACT(std::pow(x, Attribute(0.3f))), LANE(lane::Pow(x, 0.3f)));
+  CheckDense("Pow(a, -7)", 1, EXACT(std::pow(x, Real(-7))), LANE(lane::Pow(x, -7.0f)));
+  CheckDense("Pow(0.7, a)", 1, EXACT(std::pow(Attribute(0.7f), x)), LANE(lane::Pow(0.7f, x)));
+  CheckDense("Pow(-3, a)", 1, EXACT(std::pow(Real(-3), x)), LANE(lane::Pow(-3.0f, x)));
+#undef LANE
+#undef EXACT
+}
+
+}  // namespace
+
+int main() {
+  CheckHalves();
+  CheckLanes();
+  CheckFlushing();
+  CheckOperators();
+  CheckLogic();
+  CheckCasts();
+  CheckWorkspace();
+  CheckAccuracy();
+  return test::Summary();
+}

@@ -1,0 +1,125 @@
+// Compiles the kernel of FusedLayerNorm for every GPU architecture that the project names, in each of the variants that
+// a schedule can take, and fails where the compiler spills registers to local memory. Needs NVRTC but no GPU.
+//
+//   test_layer_norm_kernels [--print WIDTH]   the source of one variant, on standard output
+
+#include <algorithm>
+#include <cstring>
+#include <iostream>
+#include <regex>
+
+#include "ortplugin/ops/layer_norm/layer_norm.h"
+#include "ortplugin/runtime/cuda.h"
+#include "tests/native/check.h"
+
+using namespace ortplugin;
+
+namespace {
+
+struct Case {
+  const char* name;
+  const char* program;
+  std::vector<Shape> inputs;
+};
+
+// The workload of nvFuser issue 383 at one width.
+Case Biased(const std::string& dtype, int64_t rows, int64_t width,
+            const char* core = "LayerNormalization<epsilon=1e-05>") {
+  static std::vector<std::string>* const texts = new std::vector<std::string>;
+  texts->reserve(1000);
+  std::string text =
+      "(T x, T b0, T b1, T gamma, T beta) => (T y) {\n  t = Add(x, b0)\n  s = Add(t, b1)\n  n = " + std::string(core) +
+      "(s)\n  g = Mul(n, gamma)\n  y = Add(g, beta)\n}";
+  texts->push_back(std::regex_replace(text, std::regex("\\bT\\b"), dtype));
+  return {texts->back().c_str(), texts->back().c_str(), {{rows, width}, {width}, {width}, {width}, {width}}};
+}
+
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const int64_t width : {1,    7,    33,   128,  384,  768,   1023,  1024,  1280,  1536,
+                              1600, 2048, 2560, 4096, 5140, 12288, 16384, 20480, 40000, 100000})
+    cases.push_back(Biased("float16", 8192, width));
+  for (const int64_t width : {768, 1023, 4096, 5140, 20480, 70000}) {
+    cases.push_back(Biased("bfloat16", 8192, width));
+    cases.push_back(Biased("float", 8192, width, "RMSNormalization<epsilon=1e-06>"));
+    cases.push_back(Biased("double", 8192, width));
+  }
+  cases.push_back(Biased("float16", 3, 768));
+  cases.push_back(Biased("float", 1, 4096));
+  // Two results, a residual, a mask, a period of rows, an epilogue with an activation and mixed dtypes.
+  const char* residual =
+      "(float16 x, float16 r, float16 p, float gamma, bool m, float16 z) => (float16 y, float16 s, float c) {\n"
+      "  t = Add(x, r)\n  s = Add(t, p)\n  n = LayerNormalization<epsilon=1e-05>(s)\n  c = Cast<to=float>(n)\n"
+      "  g = Mul(c, gamma)\n  h = Cast<to=float16>(g)\n  e = Gelu(h)\n  w = Where(m, e, z)\n  y = Add(w, s)\n}";
+  for (const int64_t width : {768, 1023, 4096, 20480, 60000})
+    cases.push_back(
+        {"residual", residual, {{4, 32, width}, {4, 32, width}, {32, width}, {width}, {4, 1, 1}, {4, 1, width}}});
+  // Two normalised axes, an operand that broadcasts within them.
+  cases.push_back({"inner broadcast",
+                   "(float x, float b, float gamma) => (float y) {\n  s = Mul(x, b)\n"
+                   "  n = LayerNormalization<axis=1, epsilon=1e-05>(s)\n  y = Mul(n, gamma)\n}",
+                   {{64, 48, 100}, {48, 1}, {48, 100}}});
+  return cases;
+}
+
+int Spilled(const std::string& log) {
+  int bytes = 0;
+  const std::regex spills("(\\d+) bytes spill stores, (\\d+) bytes spill loads");
+  for (std::sregex_iterator it(log.begin(), log.end(), spills), end; it != end; ++it)
+    bytes += std::stoi((*it)[1]) + std::stoi((*it)[2]);
+  return bytes;
+}
+
+int Registers(const std::string& log) {
+  int most = 0;
+  const std::regex used("Used (\\d+) registers");
+  for (std::sregex_iterator it(log.begin(), log.end(), used), end; it != end; ++it)
+    most = std::max(most, std::stoi((*it)[1]));
+  return most;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const GpuLimits limits{132, 232448, 60 << 20};
+  if (argc == 3 && std::strcmp(argv[1], "--print") == 0) {
+    const Case the = Biased("float16", 8192, std::atoll(argv[2]));
+    const NormProgram norm = NormProgram::Parse(the.program);
+    const NormShape shape = FitShapes(norm, the.inputs);
+    std::cout << LayerNormSource(norm, shape, ScheduleLayerNorm(norm, shape, limits, true));
+    return 0;
+  }
+  std::cout << cuda::CompilerVersion() << "\n";  // ends here, with the reason, where there is no NVRTC
+  for (const char* architecture : {"sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"}) {
+    // Most shared memory of a block, in bytes: CUDA C++ Programming Guide, compute capabilities.
+    const std::string arch = architecture;
+    const int shared = arch == "sm_75"                       ? 65536
+                       : arch == "sm_80"                     ? 166912
+                       : arch == "sm_90" || arch == "sm_100" ? 232448
+                                                             : 101376;
+    for (const Case& the : Cases()) {
+      const NormProgram norm = NormProgram::Parse(the.program);
+      const NormShape shape = FitShapes(norm, the.inputs);
+      const NormSchedule schedule = ScheduleLayerNorm(norm, shape, {132, shared, 60 << 20}, true);
+      std::string log;
+      try {
+        const std::string code = cuda::Compile(LayerNormSource(norm, shape, schedule), architecture, &log);
+        CHECK(code.size() > 1000);
+        CHECK(Registers(log) > 0);
+        if (Spilled(log) != 0 || std::getenv("VERBOSE") != nullptr)
+          std::cout << architecture << " rows " << shape.rows << " width " << shape.width << " vector "
+                    << schedule.vector << " phases " << schedule.phases << " lanes " << schedule.lanes << "x"
+                    << schedule.groups << " items " << schedule.items << " rows at once " << schedule.rows_at_once
+                    << " prefetch " << schedule.prefetch << " staged " << schedule.staged << " streamed "
+                    << schedule.streamed << " registers " << Registers(log) << " spilled " << Spilled(log)
+                    << " bytes\n";
+        CHECK(Spilled(log) == 0);
+      } catch (const Error& error) {
+        std::cout << architecture << " width " << shape.width << ": " << std::string(error.what()).substr(0, 3000)
+                  << "\n";
+        CHECK(!"compiles");
+      }
+    }
+  }
+  return test::Summary();
+}

@@ -1,0 +1,479 @@
+// The language of pointwise programs: parser, limits, hostile texts, canonical text, closure and CUDA text.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "ortplugin/runtime/evaluator.h"
+#include "ortplugin/runtime/program.h"
+#include "tests/native/check.h"
+
+namespace {
+
+using namespace ortplugin;
+using test::Same;
+
+// ---- The parser -------------------------------------------------------------------------------------------------
+
+const char* const kLayerNorm =
+    "(float16 x, float16 residual, float16 gamma, float16 beta) => (float16 y, float16 s) {\n"
+    "  s = Add(x, residual)\n"
+    "  n = LayerNormalization<axis=-1, epsilon=1e-12>(s)\n"
+    "  g = Mul(n, gamma)\n"
+    "  y = Add(g, beta)\n"
+    "}";
+
+// Every operator, attribute and kind of operand at least once.
+const char* const kEverything =
+    "(float x, float z, double d, bool c, bfloat16 h) => (float y, bool b, double e, bfloat16 i, float16 k) {\n"
+    "  a1 = Abs(x) a2 = Neg(a1) a3 = Reciprocal(a2) a4 = Sqrt(a3) a5 = Exp(a4) a6 = Log(a5) a7 = Floor(a6)\n"
+    "  a8 = Ceil(a7) a9 = Round(a8) a10 = Sign(a9) a11 = Sin(a10) a12 = Cos(a11) a13 = Tan(a12) a14 = Asin(a13)\n"
+    "  a15 = Acos(a14) a16 = Atan(a15) a17 = Sinh(a16) a18 = Cosh(a17) a19 = Tanh(a18) a20 = Asinh(a19)\n"
+    "  a21 = Acosh(a20) a22 = Atanh(a21) a23 = Erf(a22) a24 = Relu(a23) a25 = Sigmoid(a24) a26 = Softplus(a25)\n"
+    "  a27 = Softsign(a26) a28 = HardSwish(a27) a29 = Mish(a28) a30 = LeakyRelu<alpha=0.2>(a29)\n"
+    "  a31 = Elu<alpha=-2>(a30) a32 = Celu<alpha=2.5>(a31) a33 = Selu<gamma=1, alpha=2>(a32)\n"
+    "  a34 = HardSigmoid<beta=0.25>(a33) a35 = ThresholdedRelu<alpha=inf>(a34) a36 = Shrink<bias=nan, "
+    "lambd=-inf>(a35)\n"
+    "  a37 = Swish<alpha=1.5>(a36) a38 = QuickGelu(a37) a39 = Gelu(a38) a40 = Gelu<approximate=\"tanh\">(a39)\n"
+    "  a41 = Gelu<approximate=\"none\">(a40) b1 = Add(a41, z) b2 = Sub(1.5, b1) b3 = Mul(b2, -0) b4 = Div(b3, b3)\n"
+    "  b5 = Pow(b4, 2) b6 = Min(b5, inf) b7 = Max(-inf, b6) b8 = PRelu(b7, nan) b9 = Clip(b8, 0, 1e+30)\n"
+    "  n = RMSNormalization<axis=-2, epsilon=0>(b9)\n"
+    "  c1 = Equal(n, 0) c2 = Less(n, z) c3 = LessOrEqual(n, z) c4 = Greater(n, z) c5 = GreaterOrEqual(n, z)\n"
+    "  d1 = And(c1, c2) d2 = Or(d1, c3) d3 = Xor(d2, c4) d4 = Not(d3) d5 = And(d4, 1) d6 = IsNaN(n) d7 = IsInf(n)\n"
+    "  e1 = Or(c5, d5) e2 = Or(e1, d6) b = Or(e2, d7) y = Where(c, n, 0.5)\n"
+    "  f1 = Cast<to=double>(b) e = Add(f1, d) i = Cast<to=bfloat16>(h) k = Cast<to=float16>(d)\n"
+    "}";
+
+// What the mutations start from; the last two are refused as they stand.
+const char* const kSeeds[] = {
+    kLayerNorm,
+    kEverything,
+    "(float x) => (float x) {}",
+    "(bool b) => (bool y) { y = Xor(b, 0) }",
+    "\t( float\nx )=>(\rfloat y){y=Add\n( x ,+1.25e-3 )}  ",
+    "(float16 x) => (float16 y, float16 z) { y = Gelu<approximate=\"tanh\">(x) z = Clip(y, -inf, 6) }",
+    "()=>(bool y){y=Not(y0)}",
+    "(double x, double y) => (double _0) { _0 = Where(c, x, y) }",
+};
+
+std::string ErrorOf(const std::string& text) {
+  try {
+    Program::Parse(text);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "(no error)";
+}
+
+bool SamePrograms(const Program& a, const Program& b) {
+  if (a.values().size() != b.values().size() || a.statements().size() != b.statements().size()) return false;
+  if (a.parameters() != b.parameters() || a.results() != b.results()) return false;
+  for (size_t i = 0; i < a.values().size(); ++i) {
+    const Value &v = a.values()[i], &w = b.values()[i];
+    if (v.kind != w.kind || v.dtype != w.dtype || v.index != w.index || v.name != w.name) return false;
+    if (!Same(v.literal, w.literal)) return false;
+  }
+  for (size_t i = 0; i < a.statements().size(); ++i) {
+    const Statement &s = a.statements()[i], &t = b.statements()[i];
+    if (s.op != t.op || s.result != t.result || s.operands != t.operands) return false;
+    for (size_t j = 0; j < s.attributes.size(); ++j) {
+      if (!Same(s.attributes[j], t.attributes[j])) return false;
+    }
+  }
+  return true;
+}
+
+void TestGoodPrograms() {
+  const Program program = Program::Parse(kLayerNorm);
+  CHECK(program.parameters().size() == 4);
+  CHECK(program.results().size() == 2);
+  CHECK(program.statements().size() == 4);
+  CHECK(program.value(program.parameters()[1]).name == "residual");
+  CHECK(program.value(program.parameters()[1]).kind == Value::Kind::kParameter);
+  CHECK(program.value(program.parameters()[1]).index == 1);
+  CHECK(program.value(program.parameters()[1]).dtype == DType::kFloat16);
+  const Statement& norm = program.statements()[1];
+  CHECK(norm.op == Op::kLayerNormalization);
+  CHECK(IsCore(norm.op));
+  CHECK(!IsCore(Op::kAdd));
+  CHECK(norm.attributes[0] == -1);
+  CHECK(norm.attributes[1] == static_cast<double>(1e-12f));  // attributes are ONNX's floats
+  CHECK(program.value(norm.result).kind == Value::Kind::kResult);
+  CHECK(program.value(norm.result).index == 1);
+  CHECK(program.results()[0] == program.statements()[3].result);
+  CHECK(program.results()[1] == program.statements()[0].result);
+
+  const Program all = Program::Parse(kEverything);
+  std::vector<bool> seen(static_cast<size_t>(Op::kRMSNormalization) + 1);
+  for (const Statement& statement : all.statements()) seen[static_cast<size_t>(statement.op)] = true;
+  seen[static_cast<size_t>(Op::kLayerNormalization)] = true;
+  for (size_t op = 0; op < seen.size(); ++op) CHECK_WITH(seen[op], NameOf(static_cast<Op>(op)));
+
+  const Program defaults = Program::Parse("(double x) => (double y) { a = Selu(x) b = HardSigmoid(a) y = Shrink(b) }");
+  CHECK(defaults.statements()[0].attributes[0] == 1.67326319217681884765625);
+  CHECK(defaults.statements()[0].attributes[1] == 1.05070102214813232421875);
+  CHECK(defaults.statements()[1].attributes[0] == static_cast<double>(0.2f));
+  CHECK(defaults.statements()[2].attributes[0] == 0);
+  CHECK(defaults.statements()[2].attributes[1] == 0.5);
+
+  const Program through = Program::Parse("(float x) => (float x) {}");
+  CHECK(through.parameters() == through.results());
+
+  // A literal takes its neighbours' dtype and keeps all digits of the text.
+  const Program literal = Program::Parse("(double x) => (double y) { y = Clip(x, -1e-300, 0.1) }");
+  const std::vector<ValueId>& operands = literal.statements()[0].operands;
+  CHECK(literal.value(operands[1]).kind == Value::Kind::kLiteral);
+  CHECK(literal.value(operands[1]).literal == -1e-300);
+  CHECK(literal.value(operands[2]).literal == 0.1);
+  CHECK(literal.value(operands[2]).dtype == DType::kDouble);
+  CHECK(literal.value(operands[2]).name.empty());
+
+  CHECK(std::string(NameOf(DType::kBFloat16)) == "bfloat16");
+  CHECK(SizeOf(DType::kFloat16) == 2 && SizeOf(DType::kBFloat16) == 2 && SizeOf(DType::kFloat) == 4);
+  CHECK(SizeOf(DType::kDouble) == 8 && SizeOf(DType::kBool) == 1);
+  CHECK(IsFloating(DType::kDouble) && !IsFloating(DType::kBool));
+}
+
+// A message starts with where, and has what was found and what was expected.
+void TestErrors() {
+  const struct {
+    const char *text, *message;
+  } cases[] = {
+      {"", "program, line 1, column 1: found the end of the text, expected '('"},
+      {"x", "line 1, column 1: found 'x', expected '('"},
+      {"(float x", "line 1, column 9: found the end of the text, expected ',' or ')'"},
+      {"(float x,) => (float x) {}",
+       "line 1, column 10: found ')', expected a dtype: float16, bfloat16, float, double or"},
+      {"(int8 x) => (float x) {}", "line 1, column 2: found 'int8', expected a dtype"},
+      {"(float) => (float x) {}", "line 1, column 7: found ')', expected a name"},
+      {"(float nan) => (float x) {}", "line 1, column 8: found 'nan', which is reserved, expected a name"},
+      {"(float double) => (float x) {}", "line 1, column 8: found 'double', which is reserved"},
+      {"(float x, float x) => (float x) {}", "line 1, column 17: found 'x' again, expected a new name"},
+      {"(float x) = (float x) {}", "line 1, column 11: found '=', expected '=>'"},
+      {"(float x) => () {}", "line 1, column 15: found ')', expected a dtype"},
+      {"(float x) => (float y) {}", "line 1, column 21: found the result 'y', which is never assigned"},
+      {"(float x) => (double x) {}", "found the result 'x' declared double, expected float, the dtype of its value"},
+      {"(float x) => (float x, float x) {}", "column 30: found the result 'x' twice"},
+      {"(float x) => (float x) {", "line 1, column 25: found the end of the text, expected a statement, or '}'"},
+      {"(float x) => (float x) {} x", "line 1, column 27: found 'x', expected the end of the text"},
+      {"(float x, float z) => (float x) {}", "line 1, column 17: found 'z', which is never used, expected a use"},
+      {"(float x) => (float y) {\n  y = Neg(x)\n  z = Neg(x)\n}", "line 3, column 3: found 'z', which is never used"},
+      {"(float x) => (float y) {\n  y = Foo(x)\n}", "line 2, column 7: found the operator 'Foo', expected one of"},
+      {"(float x) => (float y) { y = neg(x) }", "found the operator 'neg'"},
+      {"(float x) => (float y) { y = 1(x) }", "found '1', expected an operator"},
+      {"(float x) => (float y) { y Neg(x) }", "found 'Neg', expected '='"},
+      {"(float x) => (float y) { y = Neg x }", "found 'x', expected '('"},
+      {"(float x) => (float y) { y = Neg() }", "found ')', expected an operand: a name or a number"},
+      {"(float x) => (float y) { y = Neg(x, x) }", "found more than 1 operands, expected 1 for Neg"},
+      {"(float x) => (float y) { y = Add(x) }", "column 35: found 1 operand, expected 2 for Add"},
+      {"(float x) => (float y) { y = Add(x x) }", "found 'x', expected ',' or ')'"},
+      {"(float x) => (float y) { y = Neg(z) }", "found 'z', expected a parameter, the name of an earlier statement"},
+      {"(float x) => (float y) { y = Neg(y) }", "found 'y', expected a parameter"},
+      {"(float x) => (float x) { x = Neg(x) }",
+       "column 26: found 'x' again, expected a new name: it was assigned on line 1"},
+      {"(float x) => (float y) { inf = Neg(x) }", "found 'inf', which is reserved"},
+      {"(float x) => (float y) { y = Neg(1) }", "found Neg of numbers alone, expected a named operand"},
+      {"(float x) => (float y) { y = Add(1, 2) }", "found Add of numbers alone"},
+      {"(bool c) => (float y) { y = Where(c, 1, 2) }", "found Where of numbers alone"},
+      {"(float x) => (float y) { y = Cast<to=float>(1) }", "found Cast of numbers alone"},
+      {"(float x, double z) => (float y) { y = Add(x, z) }",
+       "column 47: found 'z' of double, expected float as 'x' is"},
+      {"(float x, float16 z) => (float y) { y = Clip(0, x, z) }", "found 'z' of float16, expected float as 'x' is"},
+      {"(bool x) => (bool y) { y = Neg(x) }", "found 'x' of bool, expected a floating dtype for Neg"},
+      {"(bool x) => (bool y) { y = Equal(x, 1) }", "found 'x' of bool, expected a floating dtype for Equal"},
+      {"(float x) => (bool y) { y = Not(x) }", "found 'x' of float, expected bool for Not"},
+      {"(float x, bool c) => (bool y) { y = And(c, x) }", "found 'x' of float, expected bool as 'c' is"},
+      {"(bool c) => (bool y) { y = And(c, 2) }", "found '2', expected 0 or 1 in the place of a bool"},
+      {"(bool c) => (bool y) { y = And(c, nan) }", "found 'nan', expected 0 or 1 in the place of a bool"},
+      {"(float x) => (float y) { y = Where(x, x, x) }",
+       "found 'x' of float, expected a bool value for Where's condition"},
+      {"(float x) => (float y) { y = Where(1, x, x) }", "found the number '1', expected a bool value for Where's"},
+      {"(float x) => (float y) { y = Neg<alpha=1>(x) }",
+       "found the attribute 'alpha', expected Neg without attributes"},
+      {"(float x) => (float y) { y = Elu<beta=1>(x) }", "found the attribute 'beta', expected Elu's alpha"},
+      {"(float x) => (float y) { y = Selu<beta=1>(x) }", "found the attribute 'beta', expected Selu's alpha or gamma"},
+      {"(float x) => (float y) { y = Elu<>(x) }", "found '>', expected an attribute's name"},
+      {"(float x) => (float y) { y = Elu<alpha>(x) }", "found '>', expected '='"},
+      {"(float x) => (float y) { y = Elu<alpha=1, alpha=1>(x) }",
+       "found the attribute 'alpha' again, expected it once"},
+      {"(float x) => (float y) { y = Elu<alpha=\"none\">(x) }", "found 'none', expected a number"},
+      {"(float x) => (float y) { y = Elu<alpha=1e39>(x) }",
+       "found '1e39', expected a number within the range of float"},
+      {"(float x) => (float y) { y = Elu<alpha=1(x) }", "found '(', expected ',' or '>'"},
+      {"(float x) => (float y) { y = Gelu<approximate=\"sigmoid\">(x) }",
+       "found 'sigmoid', expected \"none\" or \"tanh\""},
+      {"(float x) => (float y) { y = Gelu<approximate=tanh>(x) }", "found 'tanh', expected \"none\" or \"tanh\""},
+      {"(float x) => (float y) { y = Cast(x) }", "found Cast without the attribute 'to', expected Cast<to=dtype>"},
+      {"(float x) => (float y) { y = Cast<to=int8>(x) }", "found 'int8', expected a dtype"},
+      {"(float x) => (float y) { y = Cast<to=\"float\">(x) }", "found 'float', expected a dtype"},
+      {"(float x) => (float y) { y = LayerNormalization<axis=0.5>(x) }", "found '0.5', expected an integer from -1024"},
+      {"(float x) => (float y) { y = LayerNormalization<axis=nan>(x) }", "found 'nan', expected an integer"},
+      {"(float x) => (float y) { y = LayerNormalization<axis=1025>(x) }", "found '1025', expected an integer"},
+      {"(float x) => (float y) { n = LayerNormalization(x)\n y = RMSNormalization(n) }",
+       "line 2, column 6: found 'RMSNormalization' after LayerNormalization, expected at most one core operator"},
+      {"(float x) => (float y) { y = Add(x, 1.) }", "found '1.', expected a number such as"},
+      {"(float x) => (float y) { y = Add(x, .5) }", "found '.', expected a name, a number"},
+      {"(float x) => (float y) { y = Add(x, 1e) }", "found '1e', expected a number"},
+      {"(float x) => (float y) { y = Add(x, 1x) }", "found '1x', expected a number"},
+      {"(float x) => (float y) { y = Add(x, 0x1p3) }", "found '0x', expected a number"},
+      {"(float x) => (float y) { y = Add(x, 1.2.3) }", "found '1.2.', expected a number"},
+      {"(float x) => (float y) { y = Add(x, - 1) }", "found '-', expected a number"},
+      {"(float x) => (float y) { y = Add(x, -infinity) }", "found '-infinity', expected a number"},
+      {"(float x) => (float y) { y = Add(x, 1e999) }", "found '1e999', expected a number within the range of double"},
+      {"(float x) => (float y) { y = Add(x, 1e-999) }", "found '1e-999', expected a number within the range of double"},
+      {"(float x) => (float y) { y = Gelu<approximate=\"ta", "found '\"ta', expected letters and a closing '\"'"},
+      {"(float x) => (float y) { y = Gelu<approximate=\"t0\">(x) }",
+       "found '\"t0', expected letters and a closing '\"'"},
+      {"(float x; float y)", "column 9: found ';', expected a name, a number, a string or one of ( ) { } < > = ,"},
+      {"(float \xff)", "column 8: found '\\xff', expected"},
+      {"(float x) // c", "column 11: found '/', expected"},
+  };
+  for (const auto& each : cases) {
+    const std::string message = ErrorOf(each.text);
+    CHECK_WITH(message.find(each.message) != std::string::npos, std::string(each.text) + "\n    " + message);
+    CHECK(message.find("program, line ") == 0);
+  }
+  CHECK(ErrorOf(std::string("(float x\0)", 10)).find("column 9: found '\\x00'") != std::string::npos);
+}
+
+std::string Repeat(const std::string& text, size_t count) {
+  std::string repeated;
+  for (size_t i = 0; i < count; ++i) repeated += text;
+  return repeated;
+}
+
+void TestLimits() {
+  const auto parameters = [](size_t count) {
+    std::string list, sum = "  s0 = Neg(p0)\n";
+    for (size_t i = 0; i < count; ++i) {
+      const std::string n = std::to_string(i);
+      list += (i == 0 ? "float p" : ", float p") + n;
+      if (i > 0) sum += "  s" + n + " = Add(s" + std::to_string(i - 1) + ", p" + n + ")\n";
+    }
+    return "(" + list + ") => (float s" + std::to_string(count - 1) + ") {\n" + sum + "}";
+  };
+  CHECK(Program::Parse(parameters(32)).parameters().size() == 32);
+  CHECK(ErrorOf(parameters(33)).find("found more than 32 parameters, expected at most 32") != std::string::npos);
+
+  const auto results = [](size_t count) {
+    std::string list, body;
+    for (size_t i = 0; i < count; ++i) {
+      list += (i == 0 ? "bool r" : ", bool r") + std::to_string(i);
+      body += "r" + std::to_string(i) + " = Not(b) ";
+    }
+    return "(bool b) => (" + list + ") {" + body + "}";
+  };
+  CHECK(Program::Parse(results(16)).results().size() == 16);
+  CHECK(ErrorOf(results(17)).find("found more than 16 results, expected at most 16") != std::string::npos);
+
+  const auto chain = [](size_t count) {
+    std::string body;
+    for (size_t i = 1; i <= count; ++i) body += "v" + std::to_string(i) + " = Neg(v" + std::to_string(i - 1) + ")\n";
+    return "(float v0) => (float v" + std::to_string(count) + ") {" + body + "}";
+  };
+  CHECK(Program::Parse(chain(256)).statements().size() == 256);
+  CHECK(ErrorOf(chain(257)).find("line 257, column 1: found more than 256 statements") != std::string::npos);
+
+  const auto name = [](size_t length) {
+    const std::string n(length, 'n');
+    return "(float " + n + ") => (float " + n + ") {}";
+  };
+  CHECK(Program::Parse(name(64)).values()[0].name.size() == 64);
+  CHECK(ErrorOf(name(65)).find("of 65 characters, expected a name of at most 64") != std::string::npos);
+
+  const std::string tiny = "(float x) => (float x) {}";
+  CHECK(Program::Parse(tiny + std::string(65536 - tiny.size(), ' ')).values().size() == 1);
+  CHECK(ErrorOf(tiny + std::string(65537 - tiny.size(), ' ')).find("65537 characters, expected at most 65536") !=
+        std::string::npos);
+
+  // Long digits are one number; what is nested, unclosed or repeated ends in an error, soon and without recursion.
+  CHECK(Program::Parse("(float x) => (float y) { y = Add(x, 0." + std::string(60000, '3') + ") }").value(1).literal ==
+        0.33333333333333331);
+  for (const char* piece :
+       {"(", ")", "{", "<", "=>", "=", ",", "\"", "float x, ", "x = ", "Neg(", "-", "1", "\n", "\\"}) {
+    const std::string text = Repeat(piece, 65000 / std::strlen(piece));
+    CHECK(ErrorOf(text).find("program, line ") == 0);
+    CHECK(ErrorOf("(float x) => (float y) { y = Add(x" + text.substr(0, 65000)).size() < 400);
+  }
+}
+
+// 20,000 mutated texts: each parses or is refused with an Error, and what parses survives everything.
+void TestMutations() {
+  uint64_t state = 0x9e3779b97f4a7c15;
+  const auto random = [&state](size_t below) {
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return static_cast<size_t>(state >> 11) % below;
+  };
+  const char* const tokens[] = {"(",           ")",      "{",     "}",      "<",    ">",    "=",     "=>",    ",",
+                                "float",       "double", "x",     "y",      "s",    "1",    "-0",    "1e308", "nan",
+                                "inf",         "Add",    "Where", "Cast",   "b",    "bool", "\"a\"", "to",    "axis",
+                                "approximate", "\n",     " ",     "1e-320", "Gelu", "-inf"};
+  size_t good = 0;
+  for (int round = 0; round < 20000; ++round) {
+    std::string text = kSeeds[random(std::size(kSeeds))];
+    for (size_t edits = 1 + random(3); edits > 0; --edits) {
+      const size_t at = random(text.size() + 1);
+      const size_t length = std::min(text.size() - at, random(12));
+      switch (random(6)) {
+        case 0:
+          text.erase(at, length);
+          break;
+        case 1:
+          text.insert(at, 1, static_cast<char>(random(256)));
+          break;
+        case 2:
+          text.insert(at, tokens[random(std::size(tokens))]);
+          break;
+        case 3:
+          text.insert(random(text.size() + 1), text.substr(at, length));
+          break;
+        case 4:
+          if (at < text.size()) text[at] = static_cast<char>(random(256));
+          break;
+        default:
+          text.replace(at, length, tokens[random(std::size(tokens))]);
+      }
+    }
+    try {
+      const Program program = Program::Parse(text);
+      ++good;
+      const Program again = Program::Parse(program.ToString());
+      CHECK_WITH(SamePrograms(program, again), text);
+      CHECK_WITH(again.ToString() == program.ToString(), text);
+      std::vector<uint32_t> pointwise;
+      for (uint32_t i = 0; i < program.statements().size(); ++i) {
+        if (!IsCore(program.statements()[i].op)) pointwise.push_back(i);
+      }
+      const std::string cuda = EmitCuda(program, pointwise, "  ");
+      CHECK(static_cast<size_t>(std::count(cuda.begin(), cuda.end(), '\n')) == pointwise.size());
+      const Evaluator evaluator(program, pointwise);
+      Evaluator::Workspace workspace(evaluator);
+      for (const Value& value : program.values()) {
+        const auto id = static_cast<ValueId>(&value - program.values().data());
+        if (value.kind != Value::Kind::kLiteral) std::memset(workspace.lanes(id), 0, 5 * LaneSize(value.dtype));
+      }
+      evaluator.Run(workspace, 5);
+    } catch (const Error& error) {
+      CHECK_WITH(std::string(error.what()).find("program, line ") == 0, error.what());
+      CHECK(std::strlen(error.what()) < 400);
+    }
+  }
+  CHECK_WITH(good > 200, std::to_string(good) + " of the mutated programs are good");
+}
+
+void TestText() {
+  const Program everything = Program::Parse(kEverything);
+  CHECK(SamePrograms(everything, Program::Parse(everything.ToString())));
+  const Program norm = Program::Parse(kLayerNorm);
+  CHECK(norm.ToString() ==
+        "(float16 x, float16 residual, float16 gamma, float16 beta) => (float16 y, float16 s) {\n"
+        "  s = Add(x, residual)\n"
+        "  n = LayerNormalization<epsilon=1e-12>(s)\n"
+        "  g = Mul(n, gamma)\n"
+        "  y = Add(g, beta)\n"
+        "}");
+  CHECK(Program::Parse("(float x)=>(float y,bool b){y=Clip(x,-0,+1e20) c=Gelu<approximate=\"tanh\">(y)"
+                       "d=Selu<gamma=2,alpha=0.1>(c) e=Cast<to=bfloat16>(d) b=Less(e,0.1)}")
+            .ToString() ==
+        "(float x) => (float y, bool b) {\n"
+        "  y = Clip(x, -0, 1e+20)\n"
+        "  c = Gelu<approximate=\"tanh\">(y)\n"
+        "  d = Selu<alpha=0.1, gamma=2>(c)\n"
+        "  e = Cast<to=bfloat16>(d)\n"
+        "  b = Less(e, 0.1)\n"
+        "}");
+  CHECK(Program::Parse("(float x) => (float x) {}").ToString() == "(float x) => (float x) {\n}");
+}
+
+void TestClosure() {
+  const Program program = Program::Parse(kLayerNorm);
+  const auto id = [&program](const char* name) {
+    for (ValueId i = 0; i < program.values().size(); ++i) {
+      if (program.value(i).name == name) return i;
+    }
+    return ValueId{0};
+  };
+  using Indices = std::vector<uint32_t>;
+  CHECK(program.Closure({id("y")}, program.parameters()) == Indices{0, 1, 2, 3});
+  CHECK(program.Closure({id("s")}, program.parameters()) == Indices{0});
+  CHECK(program.Closure({id("y"), id("s")}, {id("n")}) == Indices{0, 2, 3});
+  CHECK(program.Closure({id("y")}, {id("n")}) == Indices{2, 3});
+  CHECK(program.Closure({id("y")}, {id("y")}).empty());
+  CHECK(program.Closure({id("x")}, {}).empty());
+  CHECK(program.Closure({}, {}).empty());
+}
+
+void TestCuda() {
+  const auto emit = [](const std::string& text) {
+    const Program program = Program::Parse(text);
+    std::vector<uint32_t> all;
+    for (uint32_t i = 0; i < program.statements().size(); ++i) all.push_back(i);
+    return EmitCuda(program, all, "  ");
+  };
+  // Literals have exactly the bits of their dtype's value.
+  CHECK(emit("(float x) => (float y) { y = Add(x, 0.1) }") == "  const float v2 = op_Add(v0, 0x1.99999ap-4f);\n");
+  CHECK(emit("(float16 x) => (float16 y) { y = Add(x, 0.1) }") == "  const float v2 = op_Add(v0, 0x1.998p-4f);\n");
+  CHECK(emit("(bfloat16 x) => (bfloat16 y) { y = Add(x, 0.1) }") == "  const float v2 = op_Add(v0, 0x1.9ap-4f);\n");
+  CHECK(emit("(double x) => (double y) { y = Add(x, 0.1) }") ==
+        "  const double v2 = op_Add(v0, 0x1.999999999999ap-4);\n");
+  CHECK(emit("(float x) => (float y) { y = Clip(x, -0, 3) }") ==
+        "  const float v3 = op_Clip(v0, -0x0p+0f, 0x1.8p+1f);\n");
+  CHECK(emit("(float x) => (float y) { y = Sub(1e-45, x) }") == "  const float v2 = op_Sub(0x1p-149f, v0);\n");
+  CHECK(emit("(float x) => (float y) { y = Clip(x, -inf, nan) }") ==
+        "  const float v3 = op_Clip(v0, -__int_as_float(0x7f800000), __int_as_float(0x7fc00000));\n");
+  CHECK(emit("(double x) => (double y) { y = Clip(x, inf, nan) }") ==
+        "  const double v3 = op_Clip(v0, __longlong_as_double(0x7ff0000000000000LL), "
+        "__longlong_as_double(0x7ff8000000000000LL));\n");
+  // Beyond their dtype's range they are what the dtype's constant would be.
+  CHECK(emit("(float16 x) => (float16 y) { y = Max(x, -65520) }") ==
+        "  const float v2 = op_Max(v0, -__int_as_float(0x7f800000));\n");
+  CHECK(emit("(float x) => (float y) { y = Max(x, 1e300) }") ==
+        "  const float v2 = op_Max(v0, __int_as_float(0x7f800000));\n");
+  CHECK(emit("(bool c) => (bool y) { y = And(c, 1) }") == "  const bool v2 = op_And(v0, true);\n");
+  // Attributes follow the operands, in the table's order and the operator's type.
+  CHECK(emit("(float16 x) => (float16 y) { y = Selu<gamma=2, alpha=0.5>(x) }") ==
+        "  const float v1 = op_Selu(v0, 0x1p-1f, 0x1p+1f);\n");
+  CHECK(emit("(double x) => (double y) { y = LeakyRelu(x) }") ==
+        "  const double v1 = op_LeakyRelu(v0, 0x1.47ae14p-7);\n");
+  CHECK(emit("(float x) => (float y) { z = Gelu(x) y = Gelu<approximate=\"tanh\">(z) }") ==
+        "  const float v1 = op_Gelu(v0, false);\n  const float v2 = op_Gelu(v1, true);\n");
+  CHECK(emit("(double x, bool c) => (bool f, bfloat16 g, float h, double i) { a = Cast<to=float16>(x) f = "
+             "Cast<to=bool>(a)\n"
+             "g = Cast<to=bfloat16>(c) h = Cast<to=float>(g) j = Less(x, 1) i = Where(j, x, 0) }") ==
+        "  const float v2 = op_CastFloat16(v0);\n"
+        "  const bool v3 = op_CastBool(v2);\n"
+        "  const float v4 = op_CastBFloat16(v1);\n"
+        "  const float v5 = op_CastFloat(v4);\n"
+        "  const bool v7 = op_Less(v0, 0x1p+0);\n"
+        "  const double v9 = op_Where(v7, v0, 0x0p+0);\n");
+  CHECK(emit("(float x) => (double y) { y = Cast<to=double>(x) }") == "  const double v1 = op_CastDouble(v0);\n");
+
+  const Program norm = Program::Parse(kLayerNorm);
+  CHECK(EmitCuda(norm, {3, 2}, "") == "const float v7 = op_Add(v6, v3);\nconst float v6 = op_Mul(v5, v2);\n");
+  CHECK(EmitCuda(norm, {}, "").empty());
+  bool refused = false;
+  try {
+    EmitCuda(norm, {1}, "");
+  } catch (const Error& error) {
+    refused = std::strstr(error.what(), "LayerNormalization is a core operator") != nullptr;
+  }
+  CHECK(refused);
+}
+
+}  // namespace
+
+int main() {
+  TestGoodPrograms();
+  TestErrors();
+  TestLimits();
+  TestMutations();
+  TestText();
+  TestClosure();
+  TestCuda();
+  return test::Summary();
+}

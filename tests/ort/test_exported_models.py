@@ -1,0 +1,139 @@
+"""Every model in tests/data, as PyTorch's exporters wrote it, through the optimizer and ONNX Runtime.
+
+models/export_tiny.py made the files; expected.json says how many norms PyTorch ran in each.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+import ortplugin
+
+DATA = Path(__file__).resolve().parent.parent / "data"
+EXPECTED: dict[str, dict[str, Any]] = json.loads((DATA / "expected.json").read_text())
+NUMPY_DTYPES = {"float": np.float32, "float16": np.float16, "int64": np.int64}
+# rtol, atol of a whole network. The original rounds to fp16 after every operator, the fused one once: they may
+# differ by some fp16 steps of the largest value in each layer.
+TOLERANCES = {"float": (1e-4, 2e-5), "float16": (2e-2, 2e-2)}
+
+pytestmark = pytest.mark.parametrize("name", sorted(EXPECTED))
+
+
+def original_of(name: str) -> onnx.ModelProto:
+    return onnx.load(DATA / f"{name}.onnx")
+
+
+def feeds_of(name: str, rng: np.random.Generator, rows: int | None = None) -> dict[str, np.ndarray]:
+    """Random inputs as expected.json describes them; `rows` replaces the size of the batch."""
+    feeds = {}
+    for input_name, spec in EXPECTED[name]["inputs"].items():
+        shape = [rows or spec["shape"][0], *spec["shape"][1:]]
+        if spec["high"]:
+            values = rng.integers(0, spec["high"], shape)
+            if input_name == "attention_mask":
+                values[:, 0] = 1  # a row that masks everything has no defined attention
+        else:
+            values = rng.standard_normal(shape)
+        feeds[input_name] = values.astype(NUMPY_DTYPES[spec["dtype"]])
+    return feeds
+
+
+def run_plain(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> np.ndarray:
+    """The model's only output from an ONNX Runtime that has not loaded the library."""
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, {i.name: feeds[i.name] for i in session.get_inputs()})[0]
+
+
+def run_with_library(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> np.ndarray:
+    options = onnxruntime.SessionOptions()
+    ortplugin.register(options)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return session.run(None, {i.name: feeds[i.name] for i in session.get_inputs()})[0]
+
+
+def assert_close(got: np.ndarray, wanted: np.ndarray, dtype: str) -> None:
+    assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
+    assert np.isfinite(wanted).all()
+    rtol, atol = TOLERANCES[dtype]
+    np.testing.assert_allclose(got, wanted, rtol=rtol, atol=atol)
+
+
+def nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for body in [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs:
+                yield from nodes_of(body)
+
+
+def fused_norms(model: onnx.ModelProto) -> dict[str, int]:
+    """FusedLayerNorm nodes by the core operator in their program."""
+    counts = {"LayerNormalization": 0, "RMSNormalization": 0}
+    for node in nodes_of(model.graph):
+        if node.domain == "ortplugin":
+            program = next(a.s.decode() for a in node.attribute if a.name == "program")
+            for core in counts:
+                counts[core] += f"{core}<" in program or f"{core}(" in program
+    return counts
+
+
+@pytest.fixture(scope="module")
+def optimized_models() -> dict[str, onnx.ModelProto]:
+    return {}
+
+
+@pytest.fixture
+def optimized(name: str, optimized_models: dict[str, onnx.ModelProto]) -> onnx.ModelProto:
+    """The optimized form of tests/data/<name>.onnx, made once."""
+    if name not in optimized_models:
+        optimized_models[name] = ortplugin.optimize(original_of(name))[0]
+    return optimized_models[name]
+
+
+def test_every_norm_is_fused(name: str, optimized: onnx.ModelProto) -> None:
+    expected = EXPECTED[name]
+    assert fused_norms(optimized) == {
+        "LayerNormalization": expected["layer_norms"],
+        "RMSNormalization": expected["rms_norms"],
+    }
+    left = [n.name for n in nodes_of(optimized.graph) if n.op_type.endswith("Normalization") and n.domain == ""]
+    assert not left
+
+
+def test_outputs_are_those_of_the_original(
+    name: str, optimized: onnx.ModelProto, library: Path, rng: np.random.Generator
+) -> None:
+    feeds = feeds_of(name, rng)
+    assert_close(run_with_library(optimized, feeds), run_plain(original_of(name), feeds), EXPECTED[name]["dtype"])
+
+
+def test_another_batch_size_where_the_batch_is_open(
+    name: str, optimized: onnx.ModelProto, library: Path, rng: np.random.Generator
+) -> None:
+    original = original_of(name)
+    if not original.graph.input[0].type.tensor_type.shape.dim[0].dim_param:
+        assert not optimized.graph.input[0].type.tensor_type.shape.dim[0].dim_param
+        return
+    feeds = feeds_of(name, rng, rows=3)
+    assert_close(run_with_library(optimized, feeds), run_plain(original, feeds), EXPECTED[name]["dtype"])
+
+
+def test_optimizing_again_changes_nothing(name: str, optimized: onnx.ModelProto) -> None:
+    again, _ = ortplugin.optimize(optimized)
+    assert again.SerializeToString(deterministic=True) == optimized.SerializeToString(deterministic=True)
+
+
+def test_restored_runs_without_the_library(name: str, optimized: onnx.ModelProto, rng: np.random.Generator) -> None:
+    restored = ortplugin.restore(optimized)
+    assert not [n.name for n in nodes_of(restored.graph) if n.domain == "ortplugin"]
+    onnx.checker.check_model(restored, full_check=True)
+    feeds = feeds_of(name, rng)
+    assert_close(run_plain(restored, feeds), run_plain(original_of(name), feeds), EXPECTED[name]["dtype"])

@@ -1,0 +1,39 @@
+"""What the README shows works: its options exist, its Python lines run, its files are there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import onnx
+import onnxruntime
+import pytest
+
+import ortplugin
+from ortplugin.cli import command
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_options_exist() -> None:
+    known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", README))
+    assert len(mentioned) > 8
+    assert mentioned <= known | {"--help"}
+
+
+def test_the_python_lines_run(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = ROOT / "tests" / "data" / "bert_torchscript_opset17_dynamic.onnx"
+    (tmp_path / "model.onnx").write_bytes(source.read_bytes())
+    onnx.save(ortplugin.optimize(source)[0], tmp_path / "fast.onnx")
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    names = {"onnxruntime": onnxruntime, "ortplugin": ortplugin}
+    exec(block, names)
+    assert names["session"].get_outputs()[0].name == "output"
+
+
+def test_links_and_folders_exist() -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", README) + re.findall(r"`(ortplugin/[\w/.]+)`", README):
+        assert (ROOT / target).exists(), target

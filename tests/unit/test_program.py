@@ -1,0 +1,237 @@
+"""The pointwise language in Python: grammar, types, canonical text, composition."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ortplugin.program import OPERATORS, Parameter, ProgramError, Statement, number_text, parse
+
+EXAMPLE = """(float16 x, float16 residual, float16 gamma, float16 beta) => (float16 y, float16 s) {
+  s = Add(x, residual)
+  n = LayerNormalization<axis=-2, epsilon=1e-06>(s)
+  g = Mul(n, gamma)
+  y = Add(g, beta)
+}"""
+
+
+def body(*statements: str, parameters: str = "float x", results: str = "float y") -> str:
+    return f"({parameters}) => ({results}) {{ {' '.join(statements)} }}"
+
+
+def test_the_example() -> None:
+    program = parse(EXAMPLE)
+    assert str(program) == EXAMPLE
+    assert parse(str(program)) == program
+    assert [str(each) for each in program.parameters] == ["float16 x", "float16 residual", "float16 gamma", "float16 beta"]
+    assert [each.name for each in program.results] == ["y", "s"]
+    assert program.core is not None
+    assert program.core.number("axis") == -2
+    assert program.core.number("epsilon") == float(np.float32(1e-6))
+    assert program.prologue == {"x", "residual", "s"}
+    assert program.epilogue == {"n", "g", "y"}
+    assert dict(program.dtypes) == dict.fromkeys(["x", "residual", "gamma", "beta", "s", "n", "g", "y"], "float16")
+
+
+def test_white_space_and_defaults_have_no_meaning() -> None:
+    text = "( float16 x,float16 residual , float16 gamma, float16 beta)=>(float16 y,float16 s){s=Add(x,residual)"
+    text += "\tn=LayerNormalization < epsilon = 0.000001,axis=-2 > (s)\r\n g=Mul(n,gamma)y=Add(g,beta)}  \n"
+    assert str(parse(text)) == EXAMPLE
+    default = parse(body("y = LayerNormalization<axis=-1, epsilon=1e-05>(x)"))
+    assert str(default).splitlines()[1] == "  y = LayerNormalization(x)"
+    assert default == parse(body("y = LayerNormalization(x)"))
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (1.0, "1"), (-0.0, "-0"), (0.5, "0.5"), (1e-5, "1e-05"), (1e-4, "1e-04"), (0.001, "0.001"), (1.5e-4, "0.00015"),
+        (10000.0, "10000"), (100000.0, "1e+05"), (123456.0, "123456"), (1e22, "1e+22"), (0.1, "0.1"),
+        (-3.4028234663852886e38, "-3.4028234663852886e+38"), (5e-324, "5e-324"), (math.inf, "inf"), (-math.inf, "-inf"),
+        (math.nan, "nan"), (2.0**53, "9007199254740992"), (np.float32(0.1), "0.1"), (np.float32(1e-12), "1e-12"),
+    ],
+)  # fmt: skip
+def test_numbers_as_the_shortest_text(number: float, text: str) -> None:
+    """What std::to_chars writes: the shorter of plain and scientific, plain if equally long."""
+    assert number_text(number) == text
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.floats(allow_nan=False))
+def test_numbers_read_back(number: float) -> None:
+    text = number_text(number)
+    literal = parse(body(f"y = Add(x, {text})")).statements[0].operands[1]
+    assert isinstance(literal, float)
+    assert literal == number
+    assert math.copysign(1, literal) == math.copysign(1, number)
+
+
+def test_attributes_are_32_bit_floats() -> None:
+    exact = parse(body("y = LeakyRelu<alpha=0.2>(x)"))
+    assert exact.statements[0].number("alpha") == float(np.float32(0.2))
+    assert exact == parse(body("y = LeakyRelu<alpha=0.200000003>(x)"))
+    assert str(exact).splitlines()[1] == "  y = LeakyRelu<alpha=0.2>(x)"
+
+
+def test_words_and_dtypes_as_attributes() -> None:
+    tanh = parse(body('y = Gelu<approximate="tanh">(x)'))
+    assert str(tanh).splitlines()[1] == '  y = Gelu<approximate="tanh">(x)'
+    assert str(parse(body('y = Gelu<approximate="none">(x)'))).splitlines()[1] == "  y = Gelu(x)"
+    assert str(parse(body("y = Cast<to=bool>(x)", results="bool y"))).splitlines()[1] == "  y = Cast<to=bool>(x)"
+
+
+def _some_statement(name: str) -> tuple[str, str]:
+    """A statement of the operator on parameters of the right dtypes, and what it gives."""
+    spec = OPERATORS[name]
+    operands = ["b" if letter == "B" else "x" for letter in spec.operands]
+    attributes = "<to=double>" if name == "Cast" else ""
+    result = {"T": "float", "B": "bool", "C": "double"}[spec.result]
+    return f"y = {name}{attributes}({', '.join(operands)})", result
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_every_operator_parses_and_prints(name: str) -> None:
+    statement, result = _some_statement(name)
+    spec = OPERATORS[name]
+    parameters = ", ".join(each for each, letter in (("float x", "T"), ("float x", "A"), ("bool b", "B"))
+                           if letter in spec.operands)  # fmt: skip
+    program = parse(body(statement, parameters=parameters, results=f"{result} y"))
+    assert program.dtypes["y"] == result
+    assert parse(str(program)) == program
+    too_many = statement.replace("(", "(x, " if "x" in statement else "(b, ", 1)
+    with pytest.raises(ProgramError, match="operands"):
+        parse(body(too_many, parameters=parameters, results=f"{result} y"))
+
+
+BAD = {
+    "": "line 1, column 1: found the end, expected '('",
+    "(float x) => () { }": "expected a dtype",
+    "(float x) => (float y) { y = Relu(x) } more": "found 'more', expected the end",
+    "(int64 x) => (float y) { y = Relu(x) }": "found 'int64', expected a dtype",
+    "(float x) => (float y) { y = Rleu(x) }": "unknown operator 'Rleu'",
+    "(float x) => (float y) {\n  y = Relu<alpha=1>(x)\n}": "Relu has no attribute 'alpha'",
+    "(float x) => (float y) { y = LeakyRelu<alpha=1, alpha=1>(x) }": "attribute 'alpha' is given twice",
+    '(float x) => (float y) { y = Gelu<approximate="fast">(x) }': 'it must be "none" or "tanh"',
+    "(float x) => (float y) { y = Cast(x) }": "Cast needs the attribute 'to'",
+    "(float x) => (float y) { y = Cast<to=int64>(x) }": "found 'int64', expected a number, a string or a dtype",
+    "(float x) => (float y) { y = LayerNormalization<axis=0.5>(x) }": "an integer from -1024 to 1024",
+    "(float x) => (float y) { y = LayerNormalization<axis=2000>(x) }": "an integer from -1024 to 1024",
+    "(float x) => (float y) { y = Elu<alpha=1e39>(x) }": "within the range of float",
+    "(float x) => (float y) { y = Add(x, z) }": "'z' is used before it is assigned",
+    "(float x) => (float y) { y = Add(z, x) z = Relu(x) }": "'z' is used before it is assigned",
+    "(float x) => (float y) { x = Relu(x) y = Relu(x) }": "the name 'x' is assigned twice",
+    "(float x, float z) => (float y) { y = Relu(x) }": "the value 'z' is never used",
+    "(float x) => (float y) { z = Relu(x) y = Relu(x) }": "the value 'z' is never used",
+    "(float x) => (float z) { y = Relu(x) }": "the result 'z' is never assigned",
+    "(float x) => (double y) { y = Relu(x) }": "the result 'y' is declared double, but its value is float",
+    "(float x) => (float y, float y) { y = Relu(x) }": "a value is a result twice",
+    "(float x, double z) => (float y) { y = Add(x, z) }": "'z' is double where another operand is float",
+    "(bool x) => (bool y) { y = Relu(x) }": "Relu takes no bool, as 'x' is",
+    "(float x) => (bool y) { y = And(x, x) }": "'x' is float; And takes bool there",
+    "(float x) => (float y) { z = Add(1, 2) y = Add(x, z) }": "numbers alone give Add no dtype",
+    "(float x) => (float y) { z = Cast<to=float>(1) y = Add(x, z) }": "numbers alone give Cast no dtype",
+    "(float x) => (float y) { y = Where(1, x, x) }": "Where takes no 1 there",
+    "(bool x) => (bool y) { y = And(x, 2) }": "And takes no 2 there",
+    "(float inf) => (float y) { y = Relu(inf) }": "cannot be a name",
+    "(float float) => (float y) { y = Relu(float) }": "cannot be a name",
+    "(float x) => (float y) { y = Add(x, 1e999) }": "a number within the range of double",
+    "(float x) => (float y) { y = Add(x, 1.) }": "expected a name, a number or a mark",
+    "(float x) => (float y) { y = Add(x, .5) }": "expected a name, a number or a mark",
+    "(float x) => (float y) { y = Add(x, 1x) }": "expected a name, a number or a mark",
+    "(float x) => (float y) { y = Add(x; x) }": "line 1, column 35: found ';'",
+    "(float x) => (float y) { y = Relu(x) \x00 }": "found '\\x00'",
+    "(float é) => (float y) { y = Relu(é) }": "found 'é'",
+    "(float x) => (float y) { n = LayerNormalization(x) y = RMSNormalization(n) }": "at most one core operator",
+    f"(float {'a' * 65}) => (float y) {{ y = Relu({'a' * 65}) }}": "at most 64 in all",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_what_is_wrong_is_said(text: str) -> None:
+    with pytest.raises(ProgramError) as caught:
+        parse(text)
+    assert BAD[text] in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_limits() -> None:
+    names = [f"x{i}" for i in range(33)]
+    sums = ["a0 = Add(x0, x1)", *(f"a{i} = Add(a{i - 1}, x{i + 1})" for i in range(1, 32)), "y = Relu(a31)"]
+    with pytest.raises(ProgramError, match="33 parameters; the limit is 32"):
+        parse(body(*sums, parameters=", ".join(f"float {name}" for name in names)))
+    chain = ["a0 = Relu(x)", *(f"a{i} = Relu(a{i - 1})" for i in range(1, 256)), "y = Relu(a255)"]
+    with pytest.raises(ProgramError, match="257 statements; the limit is 256"):
+        parse(body(*chain))
+    many = [f"r{i} = Relu(x)" for i in range(17)]
+    with pytest.raises(ProgramError, match="17 results; the limit is 16"):
+        parse(body(*many, results=", ".join(f"float r{i}" for i in range(17))))
+    with pytest.raises(ProgramError, match="the limit is 65536"):
+        parse(EXAMPLE + " " * 65536)
+
+
+def test_a_producer_takes_a_parameters_place() -> None:
+    program = parse(body("n = RMSNormalization(x)", "y = Mul(n, gamma)", parameters="float x, float gamma"))
+    value = program.renamed({"x": "v"})
+    merged = value.with_producer("v", [Statement("t", "Add", ("x", "gamma"))], [Parameter("float", "x")])
+    assert str(merged.readable()) == (
+        "(float gamma, float x) => (float y) {\n  s = Add(x, gamma)\n  n = RMSNormalization(s)\n  y = Mul(n, gamma)\n}"
+    )
+    assert [each.name for each in merged.with_result("v").readable().results] == ["y", "s"]
+
+
+def test_statements_are_appended_and_results_replaced() -> None:
+    program = parse(body("y = RMSNormalization(x)"))
+    longer = program.with_statements([Statement("z", "Mul", ("y", 2.0))], [Parameter("float", "z")])
+    assert str(longer.readable()) == "(float x) => (float y) {\n  n = RMSNormalization(x)\n  y = Mul(n, 2)\n}"
+
+
+def test_what_no_result_needs_is_dropped() -> None:
+    program = parse(body("y = Relu(x)", "z = Add(x, w)", parameters="float x, float w", results="float y, float z"))
+    first = program.results[:1]
+    from ortplugin.program import drop_unused
+
+    assert str(drop_unused(program.parameters, first, program.statements)) == "(float x) => (float y) {\n  y = Relu(x)\n}"
+
+
+def test_equal_parameters_are_merged() -> None:
+    program = parse(body("y = Add(x, z)", parameters="float x, float z"))
+    assert str(program.merged("x", "z")) == "(float x) => (float y) {\n  y = Add(x, x)\n}"
+
+
+def test_names_are_fresh_and_legal() -> None:
+    program = parse(EXAMPLE)
+    assert program.fresh("bias") == "bias"
+    assert program.fresh("gamma") == "gamma2"
+    assert program.fresh("/model/layer.0") == "_model_layer_0"
+    assert program.fresh("0") == "_0"
+    assert program.fresh("float") == "float2"
+    assert len(program.fresh("a" * 200)) <= 64
+
+
+CASTS = {
+    # a widening Cast before another Cast changes no bit
+    "v = Cast<to=double>(x) y = Cast<to=float16>(v)": ("float", "float16", ["y = Cast<to=float16>(x)"]),
+    "v = Cast<to=float>(x) y = Cast<to=double>(v)": ("float16", "double", ["y = Cast<to=double>(x)"]),
+    # a Cast to the same dtype is nothing
+    "v = Cast<to=float>(x) y = Relu(v)": ("float", "float", ["y = Relu(x)"]),
+    # one that rounds stays
+    "v = Cast<to=float16>(x) y = Cast<to=float>(v)": (
+        "float", "float", ["v = Cast<to=float16>(x)", "y = Cast<to=float>(v)"]),
+    "v = Cast<to=float>(x) y = Cast<to=float16>(v)": (
+        "double", "float16", ["v = Cast<to=float>(x)", "y = Cast<to=float16>(v)"]),
+    "w = Relu(x) v = Cast<to=float16>(w) y = Relu(v)": (
+        "float16", "float16", ["w = Relu(x)", "v = Cast<to=float16>(w)", "y = Relu(v)"]),
+    # through bool is a comparison with 0
+    "v = Cast<to=bool>(x) y = Cast<to=float>(v)": ("float", "float", ["v = Cast<to=bool>(x)", "y = Cast<to=float>(v)"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", CASTS)
+def test_redundant_casts(text: str) -> None:
+    given, result, expected = CASTS[text]
+    program = parse(body(text, parameters=f"{given} x", results=f"{result} y"))
+    assert [line.strip() for line in str(program.without_redundant_casts()).splitlines()[1:-1]] == expected

@@ -1,0 +1,142 @@
+"""The report: counts, stable JSON keys, and text that says what happened."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from rich.console import Console
+
+from ortplugin.passes.base import Change, NearMiss
+from ortplugin.render import print_report
+from ortplugin.report import InputComparison, OutputComparison, ProviderVerification, Report, count_operators
+
+
+def full_report() -> Report:
+    return Report(
+        input="in.onnx",
+        output="out.onnx",
+        before={"ai.onnx::Add": 2, "ai.onnx::LayerNormalization": 1},
+        after={"ai.onnx::Add": 1, "ortplugin::FusedLayerNorm": 1},
+        changes=[
+            Change("remove-identities", ("id (Identity)",), ""),
+            Change("fuse-layer-norm", ("ln (LayerNormalization)", "[bold]add (Add)"), "ln (FusedLayerNorm)"),
+            Change("norm-prologue", ("add (Add)",), "ln (FusedLayerNorm)"),
+        ],
+        near_misses=[NearMiss("fuse-layer-norm", "odd (ReduceMean)", "the axes [1] are not the trailing ones")],
+        seconds={"load": 0.25, "passes": 1.5},
+        verification=[
+            ProviderVerification(
+                "CPUExecutionProvider",
+                (
+                    InputComparison("generated, batch=2", (OutputComparison("y", True, 1e-6, 2e-6),)),
+                    InputComparison("data.npz", (OutputComparison("y", True, float("inf"), None, "a remark"),)),
+                ),
+                2.0,
+                1.0,
+            ),
+            ProviderVerification("CUDAExecutionProvider", (), skipped="no kernels"),
+        ],
+    )
+
+
+def text_of(report: Report, explain: bool = False, width: int = 160) -> str:
+    stream = io.StringIO()
+    print_report(report, Console(file=stream, width=width, highlight=False), explain)
+    return stream.getvalue()
+
+
+def test_operators_are_counted_in_bodies_and_functions() -> None:
+    body = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["o"])], "b", [], [helper.make_tensor_value_info("o", 1, None)]
+    )
+    graph = helper.make_graph(
+        [
+            helper.make_node("If", ["c"], ["i"], then_branch=body, else_branch=body),
+            helper.make_node("Twice", ["i"], ["y"], domain="local"),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])],
+        [numpy_helper.from_array(np.bool_(True), "c")],
+    )
+    function = helper.make_function(
+        "local", "Twice", ["a"], ["b"], [helper.make_node("Add", ["a", "a"], ["b"])], [helper.make_opsetid("", 17)]
+    )
+    model = helper.make_model(graph, functions=[function])
+    assert count_operators(model) == {"ai.onnx::Add": 1, "ai.onnx::If": 1, "ai.onnx::Relu": 2, "local::Twice": 1}
+    assert count_operators(onnx.ModelProto()) == {}
+
+
+def test_counts() -> None:
+    report = full_report()
+    assert report.rewrites == {"remove-identities": 1, "fuse-layer-norm": 1, "norm-prologue": 1}
+    assert report.fused == 2
+    assert report.passed
+
+
+def test_json_has_the_documented_keys_and_no_others() -> None:
+    data = json.loads(full_report().to_json())
+    assert list(data) == [
+        "version",
+        "action",
+        "input",
+        "output",
+        "operators",
+        "rewrites",
+        "changes",
+        "near_misses",
+        "fused",
+        "seconds",
+        "verification",
+        "guilty",
+    ]
+    assert data["changes"][1]["nodes"] == ["ln (LayerNormalization)", "[bold]add (Add)"]
+    assert data["near_misses"] == [
+        {"rewrite": "fuse-layer-norm", "node": "odd (ReduceMean)", "reason": "the axes [1] are not the trailing ones"}
+    ]
+    first = data["verification"][0]
+    assert list(first) == ["provider", "inputs", "original_ms", "optimized_ms", "skipped", "passed"]
+    assert first["passed"] is True
+    assert first["inputs"][0]["outputs"][0]["max_abs_error"] == 1e-6
+    assert first["inputs"][1]["outputs"][0]["max_abs_error"] == "inf"  # JSON has no infinity
+    assert list(first["inputs"][0]["outputs"][0]) == ["name", "passed", "max_abs_error", "max_rel_error", "message"]
+    assert json.loads(Report().to_json())["guilty"] is None
+
+
+def test_text_names_everything() -> None:
+    text = text_of(full_report())
+    for words in ("LayerNormalization", "ortplugin::FusedLayerNorm", "+1", "-1", "fuse-layer-norm", "1.00e-06", "2.00"):
+        assert words in text
+    for words in ("generated, batch=2", "a remark", "no kernels", "2.00 times as fast"):
+        assert words in text
+    assert "trailing" not in text
+    assert "trailing" in text_of(full_report(), explain=True)
+
+
+def test_markup_in_names_is_shown_as_it_is() -> None:
+    report = Report(near_misses=[NearMiss("r", "[red]node[/red] (Add)", "[/] is odd")])
+    text = text_of(report, explain=True)
+    assert "[red]node[/red] (Add)" in text
+    assert "[/] is odd" in text
+
+
+def test_nothing_to_do_is_said_loudly() -> None:
+    report = Report(before={"ai.onnx::Add": 1}, after={"ai.onnx::Add": 1})
+    assert "Nothing to rewrite: 0 rewrites" in text_of(report)
+    report.changes = [Change("dead-nodes", ("a (Add)",), "")]
+    assert "Nothing was fused" in text_of(report)
+    report.near_misses = full_report().near_misses
+    assert "--explain says why" in text_of(report)
+    assert "Nothing" not in text_of(full_report())
+    assert "Nothing to restore" in text_of(Report("restore"))
+
+
+def test_a_failure_is_shown() -> None:
+    failed = OutputComparison("y", False, 1.0, 1.0, "3 of 4 differ")
+    report = Report(verification=[ProviderVerification("CPUExecutionProvider", (InputComparison("g", (failed,)),))])
+    assert not report.passed
+    assert "differs: 3 of 4 differ" in text_of(report)

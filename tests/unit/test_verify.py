@@ -1,0 +1,441 @@
+"""The comparator must fail where it should, and generated inputs must be ones that a model can digest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from ortplugin.compare import Tolerance, compare, compare_form
+from ortplugin.errors import UsageError
+from ortplugin.inputs import CANDIDATES, Sizes, generate, load_inputs, required_inputs
+from ortplugin.optimizer import find_guilty
+from ortplugin.verify import median_times
+
+SIZES = Sizes(batch=2, sequence=16, past=3, image=64, other=4)
+FLOATS = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
+
+
+def passed(expected: Any, actual: Any, **tolerance: float) -> bool:
+    return compare("y", expected, actual, Tolerance(**tolerance)).passed
+
+
+# ------------------------------------------------------------------------------------------------------- comparator
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_equal_outputs_agree(dtype: type) -> None:
+    values = np.array([0, -0.0, 1, -2.5, np.inf, -np.inf, np.nan, 1e-6], dtype)
+    result = compare("y", values, values.copy())
+    assert result.passed
+    assert result.max_abs_error == 0
+    assert result.max_rel_error == 0
+    assert result.message == ""
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(
+    ("expected", "actual"),
+    [
+        ([1, np.nan], [1, 2]),  # a missing NaN, which ONNX Runtime's own comparator once let pass
+        ([1, 2], [1, np.nan]),
+        ([np.nan, 1], [1, np.nan]),
+        ([np.nan, np.nan], [np.nan, 0]),
+        ([np.inf, 1], [-np.inf, 1]),
+        ([np.inf, 1], [60000, 1]),
+        ([60000, 1], [np.inf, 1]),
+        ([np.inf, 1], [np.nan, 1]),
+        ([-np.inf, 1], [1, -np.inf]),
+        ([1, 2], [1, 3]),
+        ([0, 0], [0, 0.5]),
+        ([1, 1], [-1, 1]),
+    ],
+)
+def test_different_outputs_fail(dtype: type, expected: list[float], actual: list[float]) -> None:
+    result = compare("y", np.array(expected, dtype), np.array(actual, dtype))
+    assert not result.passed
+    assert result.message
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_one_wrong_element_among_many_fails(dtype: type, rng: np.random.Generator) -> None:
+    values = rng.standard_normal((64, 256)).astype(dtype)
+    wrong = values.copy()
+    wrong[17, 99] += np.asarray(4, dtype)
+    result = compare("y", values, wrong)
+    assert not result.passed
+    assert "[17, 99]" in result.message
+    assert result.max_abs_error is not None
+    assert 3.5 < result.max_abs_error < 4.5
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fine", "wrong"),
+    [(np.float16, 3e-3, 5e-2), (ml_dtypes.bfloat16, 1e-2, 3e-1), (np.float32, 1e-5, 1e-3), (np.float64, 1e-10, 1e-6)],
+)
+def test_rounding_noise_agrees_and_more_fails(dtype: type, fine: float, wrong: float, rng: np.random.Generator) -> None:
+    """Noise as a fraction of the largest value."""
+    values = rng.standard_normal(1000)
+    noise = rng.uniform(-1, 1, 1000) * np.abs(values).max()
+    assert passed(values.astype(dtype), (values + fine * noise).astype(dtype))
+    assert not passed(values.astype(dtype), (values + wrong * noise).astype(dtype))
+
+
+def test_an_error_is_measured_against_the_outputs_scale() -> None:
+    assert passed(np.float32([1000, 0]), np.float32([1000, 0.05]))
+    assert not passed(np.float32([1, 0]), np.float32([1, 0.05]))
+
+
+def test_the_filling_of_a_mask_does_not_widen_the_tolerance() -> None:
+    for dtype in (np.float16, np.float32, ml_dtypes.bfloat16):
+        lowest = ml_dtypes.finfo(dtype).min
+        expected = np.array([lowest, 1.0, 2.0]).astype(dtype)
+        actual = np.array([lowest, 1.0, 3.0]).astype(dtype)
+        assert not passed(expected, actual)
+
+
+def test_shape_and_dtype_must_be_the_same() -> None:
+    ones = np.ones((2, 3), np.float32)
+    assert "shape" in compare("y", ones, ones.reshape(3, 2)).message
+    assert "shape" in compare("y", ones, np.ones((1, 2, 3), np.float32)).message
+    assert "shape" in compare("y", np.float32(1), np.ones(1, np.float32)).message
+    assert "dtype" in compare("y", ones, ones.astype(np.float64)).message
+    assert "dtype" in compare("y", ones.astype(np.int32), ones.astype(np.int64)).message
+    assert not passed(np.ones((0, 3), np.float32), np.ones((0, 4), np.float32))
+
+
+def test_empty_outputs_agree() -> None:
+    assert passed(np.ones((0, 3), np.float32), np.ones((0, 3), np.float32))
+    assert passed(np.ones((0,), np.int64), np.ones((0,), np.int64))
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.int64, np.uint64, np.bool_])
+def test_integers_and_booleans_must_be_equal(dtype: type) -> None:
+    values = np.array([0, 1, 1], dtype)
+    assert passed(values, values.copy())
+    result = compare("y", values, np.array([0, 1, 0], dtype), Tolerance(10, 10))  # no tolerance holds for them
+    assert not result.passed
+    assert "[2]" in result.message
+
+
+def test_integers_beyond_the_precision_of_a_double() -> None:
+    big = np.array([2**62], np.int64)
+    result = compare("y", big, -big - 1)
+    assert not result.passed
+    assert result.max_abs_error == float(2**63 + 1)
+    assert not passed(big, big + 1)
+
+
+def test_strings_must_be_equal() -> None:
+    words = np.array(["a", "b"], dtype=object)
+    assert passed(words, np.array(["a", "b"]))
+    assert not passed(words, np.array(["a", "c"], dtype=object))
+
+
+def test_sequences_and_maps() -> None:
+    first, second = np.float32([1, 2]), np.int64([3])
+    assert passed([first, second], [first.copy(), second.copy()])
+    assert not passed([first, second], [first])
+    assert not passed([first], first)
+    assert not passed([first, second], [first, second + 1])
+    assert passed([{"a": 1.0}], [{"a": 1.0}])
+    assert not passed([{"a": 1.0}], [{"b": 1.0}])
+    assert not passed([{1: 1.0, 2: 0.5}], [{1: 1.0, 2: 0.75}])
+    assert passed(None, None)
+    assert not passed(None, first)
+    assert not passed(first, None)
+
+
+def test_complex_numbers() -> None:
+    values = np.array([1 + 1j, 2 - 1j], np.complex64)
+    assert passed(values, values.copy())
+    assert not passed(values, values.conj())
+
+
+def test_the_users_tolerances_replace_the_defaults() -> None:
+    expected, actual = np.float32([100, 1]), np.float32([101, 1])
+    assert not passed(expected, actual)
+    assert passed(expected, actual, rtol=0.02)
+    assert passed(expected, actual, atol=1.5)
+    assert not passed(expected, np.nextafter(expected, np.float32(1e9)), rtol=0, atol=0)
+    assert passed(expected, expected.copy(), rtol=0, atol=0)
+
+
+def test_nothing_finite_is_remarked_upon() -> None:
+    result = compare("y", np.float32([np.nan, np.nan]), np.float32([np.nan, np.nan]))
+    assert result.passed
+    assert "no element is finite" in result.message
+
+
+def test_random_outputs_are_compared_by_form() -> None:
+    one, other = np.zeros(3, np.float32), np.ones(3, np.float32)
+    assert compare_form("y", one, other).passed
+    assert "other values" in compare_form("y", one, other).message
+    assert not compare_form("y", one, np.ones(4, np.float32)).passed
+
+
+@pytest.mark.parametrize("guilty", [1, 2, 7, 99, 100])
+def test_bisection_finds_the_first_change_that_fails(guilty: int) -> None:
+    asked: list[int] = []
+
+    def passes_with(limit: int) -> bool:
+        asked.append(limit)
+        return limit < guilty
+
+    assert find_guilty(100, passes_with) == guilty
+    assert len(asked) <= 9
+
+
+def test_bisection_when_nothing_is_to_blame() -> None:
+    assert find_guilty(10, lambda limit: False) is None
+
+
+def test_times_are_taken_in_turns() -> None:
+    calls: list[str] = []
+    first, second = median_times(lambda: calls.append("a"), lambda: calls.append("b"))
+    assert first >= 0
+    assert second >= 0
+    assert calls.count("a") == calls.count("b") >= 7
+    assert calls[4:8] in (["a", "b", "b", "a"], ["b", "a", "a", "b"])
+
+
+# ----------------------------------------------------------------------------------------------------------- inputs
+
+
+def model_of(
+    nodes: list[onnx.NodeProto],
+    inputs: list[onnx.ValueInfoProto],
+    outputs: list[str],
+    initializers: dict[str, np.ndarray] | None = None,
+) -> onnx.ModelProto:
+    tensors = [numpy_helper.from_array(value, name) for name, value in (initializers or {}).items()]
+    values = [onnx.ValueInfoProto(name=name) for name in outputs]
+    graph = helper.make_graph(nodes, "g", inputs, values, tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def ints(name: str, shape: list[int | str] | None = None) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.INT64, shape if shape is not None else ["batch", "seq"])
+
+
+def floats(name: str, shape: list[int | str | None]) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+
+
+def test_indices_stay_within_their_table() -> None:
+    table = np.zeros((7, 300), np.float32)
+    model = model_of([helper.make_node("Gather", ["t", "i"], ["y"])], [ints("i", [50, 50])], ["y"], {"t": table})
+    values = generate(model, SIZES).feeds["i"]
+    assert values.dtype == np.int64
+    assert values.min() == 0
+    assert values.max() == 6
+
+
+def test_indices_are_traced_through_arithmetic_and_bodies() -> None:
+    """position + 2 indexes a table of 10, as in OPT; a body reads the input by its name."""
+    body = helper.make_graph(
+        [helper.make_node("Gather", ["t", "moved"], ["o"], axis=0)], "body", [], [onnx.ValueInfoProto(name="o")]
+    )
+    nodes = [
+        helper.make_node("Cast", ["i"], ["c"], to=TensorProto.INT64),
+        helper.make_node("Unsqueeze", ["c", "axis"], ["u"]),
+        helper.make_node("Add", ["two", "u"], ["moved"]),
+        helper.make_node("If", ["flag"], ["y"], then_branch=body, else_branch=body),
+    ]
+    model = model_of(
+        nodes,
+        [helper.make_tensor_value_info("i", TensorProto.INT32, [40, 40])],
+        ["y"],
+        {"t": np.zeros((10, 4), np.float32), "axis": np.int64([0]), "two": np.int64(2), "flag": np.bool_(True)},
+    )
+    values = generate(model, SIZES).feeds["i"]
+    assert values.dtype == np.int32
+    assert values.min() == 0
+    assert values.max() == 7
+
+
+def test_the_smallest_table_and_the_given_axis_decide() -> None:
+    nodes = [
+        helper.make_node("Gather", ["a", "i"], ["x"], axis=1),
+        helper.make_node("Sub", ["i", "one"], ["j"]),
+        helper.make_node("GatherElements", ["b", "j"], ["y"], axis=0),
+    ]
+    tables = {"a": np.zeros((2, 9), np.float32), "b": np.zeros((5, 60), np.float32), "one": np.int64(1)}
+    values = generate(model_of(nodes, [ints("i", [60, 60])], ["x", "y"], tables), SIZES).feeds["i"]
+    assert values.min() == 1
+    assert values.max() == 5
+
+
+def test_a_table_of_unknown_length_gets_its_first_entry() -> None:
+    model = model_of([helper.make_node("Gather", ["t", "i"], ["y"])], [floats("t", ["n", 4]), ints("i")], ["y"])
+    assert generate(model, SIZES).feeds["i"].max() == 0
+
+
+def test_masks_have_no_empty_row() -> None:
+    nodes = [helper.make_node("Cast", ["attention_mask"], ["y"], to=1)]
+    mask = generate(model_of(nodes, [ints("attention_mask", [40, 12])], ["y"]), SIZES).feeds["attention_mask"]
+    assert set(np.unique(mask)) == {0, 1}
+    assert (mask[:, :6] == 1).all()
+    assert (np.diff(mask, axis=1) <= 0).all()
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        TensorProto.FLOAT16,
+        TensorProto.BFLOAT16,
+        TensorProto.DOUBLE,
+        TensorProto.BOOL,
+        TensorProto.STRING,
+        TensorProto.UINT8,
+        TensorProto.INT8,
+        TensorProto.COMPLEX64,
+        TensorProto.FLOAT8E4M3FN,
+    ],
+)
+def test_every_dtype(dtype: int) -> None:
+    model = model_of(
+        [helper.make_node("Identity", ["x"], ["y"])], [helper.make_tensor_value_info("x", dtype, [2, 3, 4])], ["y"]
+    )
+    value = generate(model, SIZES).feeds["x"]
+    assert value.shape == (2, 3, 4)
+    assert value.dtype == np.dtype(helper.tensor_dtype_to_np_dtype(dtype))
+
+
+def test_dynamic_dimensions_agree_across_inputs() -> None:
+    inputs = [
+        ints("input_ids", ["batch_size", "sequence_length"]),
+        ints("mask", ["batch_size", "past_sequence_length + sequence_length"]),
+        floats("past", ["batch_size", 4, "past_sequence_length", 8]),
+        floats("pixels", [None, 3, None, None]),
+        floats("odd", ["2*sequence_length", "sequence_length // 3", "import os"]),
+    ]
+    model = model_of([helper.make_node("Identity", ["past"], ["y"])], inputs, ["y"])
+    case = generate(model, SIZES)
+    assert {name: value.shape for name, value in case.feeds.items()} == {
+        "input_ids": (2, 16),
+        "mask": (2, 19),
+        "past": (2, 4, 3, 8),
+        "pixels": (2, 3, 64, 64),
+        "odd": (32, 5, 4),
+    }
+    assert "batch_size=2" in case.name
+    fixed = generate(model, SIZES, {"input_ids": (5, 7)})
+    assert fixed.feeds["mask"].shape == (5, 10)
+    assert fixed.feeds["past"].shape[0] == 5
+
+
+def test_inputs_are_the_same_each_time_and_differ_by_seed() -> None:
+    model = model_of([helper.make_node("Identity", ["x"], ["y"])], [floats("x", [8]), floats("z", [8])], ["y"])
+    first, again, other = generate(model, SIZES), generate(model, SIZES), generate(model, SIZES, seed=1)
+    assert (first.feeds["x"] == again.feeds["x"]).all()
+    assert (first.feeds["x"] != other.feeds["x"]).any()
+    assert (first.feeds["x"] != first.feeds["z"]).any()
+
+
+def test_initializers_are_not_fed() -> None:
+    model = model_of(
+        [helper.make_node("Add", ["x", "w"], ["y"])], [floats("x", [3]), floats("w", [3])], ["y"], {"w": np.ones(3)}
+    )
+    assert [value.name for value in required_inputs(model)] == ["x"]
+
+
+def test_absurd_shapes_are_refused_before_allocating() -> None:
+    model = model_of([helper.make_node("Identity", ["x"], ["y"])], [floats("x", [2**31, 2**31])], ["y"])
+    with pytest.raises(UsageError, match="too large"):
+        generate(model, SIZES)
+
+
+def test_an_input_without_a_shape_asks_for_one() -> None:
+    value = onnx.ValueInfoProto(name="x")
+    value.type.tensor_type.elem_type = TensorProto.FLOAT
+    model = model_of([helper.make_node("Identity", ["x"], ["y"])], [value], ["y"])
+    with pytest.raises(UsageError, match="--input-shape x:"):
+        generate(model, SIZES)
+    assert generate(model, SIZES, {"x": (2, 5)}).feeds["x"].shape == (2, 5)
+
+
+def test_sequences_are_generated_and_optional_inputs_left_out() -> None:
+    sequence = helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, [2, 3])
+    optional = onnx.ValueInfoProto(name="o")
+    optional.type.optional_type.elem_type.tensor_type.elem_type = TensorProto.FLOAT
+    model = model_of([helper.make_node("SequenceAt", ["s", "zero"], ["y"])], [sequence, optional], ["y"],
+                     {"zero": np.int64(0)})  # fmt: skip
+    feeds = generate(model, SIZES).feeds
+    assert list(feeds) == ["s"]
+    assert [part.shape for part in feeds["s"]] == [(2, 3), (2, 3)]
+
+
+def test_candidates_differ() -> None:
+    assert len(set(CANDIDATES)) == len(CANDIDATES)
+
+
+# -------------------------------------------------------------------------------------------------- the user's inputs
+
+
+def two_inputs() -> onnx.ModelProto:
+    return model_of([helper.make_node("Identity", ["x"], ["y"])], [floats("x", ["n", 3]), ints("i")], ["y"])
+
+
+def test_npz_files_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "data.npz"
+    np.savez(path, x=np.ones((4, 3), np.float32), i=np.ones((1, 2), np.int64))
+    case = load_inputs(path, two_inputs())
+    assert case.name == str(path)
+    assert case.feeds["x"].shape == (4, 3)
+
+
+def test_npz_files_keep_bfloat16(tmp_path: Path) -> None:
+    values = np.arange(6).reshape(2, 3).astype(ml_dtypes.bfloat16)
+    np.savez(tmp_path / "data.npz", x=values)
+    model = model_of(
+        [helper.make_node("Identity", ["x"], ["y"])],
+        [helper.make_tensor_value_info("x", TensorProto.BFLOAT16, [2, 3])],
+        ["y"],
+    )
+    assert (load_inputs(tmp_path / "data.npz", model).feeds["x"] == values).all()
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"x": np.ones((4, 3))}, "float64"),
+        ({"x": np.ones((4, 4), np.float32)}, "shape"),
+        ({"x": np.ones(3, np.float32)}, "shape"),
+        ({"x": np.ones((4, 3), np.float32)}, "'i' is missing"),
+        ({"xx": np.ones(3)}, "did you mean x"),
+    ],
+)
+def test_wrong_arrays(tmp_path: Path, arrays: dict[str, np.ndarray], words: str) -> None:
+    np.savez(tmp_path / "data.npz", **arrays)
+    with pytest.raises(UsageError) as caught:
+        load_inputs(tmp_path / "data.npz", two_inputs())
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_python_objects_are_never_unpickled(tmp_path: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path(tmp_path / "exploded").touch, ())
+
+    np.savez(tmp_path / "data.npz", x=np.array([Bomb()], dtype=object))
+    with pytest.raises(UsageError, match="without Python objects"):
+        load_inputs(tmp_path / "data.npz", two_inputs())
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_files_that_are_no_npz(tmp_path: Path) -> None:
+    (tmp_path / "text.npz").write_text("hello")
+    (tmp_path / "cut.npz").write_bytes(b"PK\x03\x04")
+    np.save(tmp_path / "one.npy", np.ones(3))
+    for name in ("text.npz", "cut.npz", "one.npy", "none.npz"):
+        with pytest.raises(UsageError) as caught:
+            load_inputs(tmp_path / name, two_inputs())
+        assert name in str(caught.value)
+        assert "\n" not in str(caught.value)
