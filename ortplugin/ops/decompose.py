@@ -151,6 +151,9 @@ def _emit(builder: Builder, statement: Statement, dtype: str, operands: Sequence
     attributes: dict[str, Any] = dict(statement.attributes)
     if op == "Cast":
         return builder.cast(operands[0], str(attributes["to"]), output)
+    if op in ("LessOrEqual", "GreaterOrEqual") and builder.opset < 12:
+        strict = builder.op(op.removesuffix("OrEqual"), *operands)
+        return builder.op("Or", strict, builder.op("Equal", *operands), output=output)
     if op in _REWRITTEN and (op == "QuickGelu" or not _takes(op, builder.opset, dtype)):
         return _REWRITTEN[op](builder, statement, dtype, operands[0], output)
     if not _takes(op, builder.opset, dtype):

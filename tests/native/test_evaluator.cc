@@ -25,7 +25,7 @@
 
 // Of how many floats the dense samples take one: a prime, so that all low bits occur.
 #ifndef SAMPLE_STRIDE
-#define SAMPLE_STRIDE 4099
+#define SAMPLE_STRIDE 16411
 #endif
 
 namespace {

@@ -1,0 +1,207 @@
+"""Layer norm with fused operations, the workload of nvFuser issue 383.
+
+    y = LayerNorm(x + b0 + b1) * gamma + beta        x: [8192, H] fp16, reductions in fp32
+
+Measures, in one run: FusedLayerNorm inside ONNX Runtime, ONNX Runtime's own operators (Add, Add, LayerNormalization),
+PyTorch eager and `torch.compile` where PyTorch is there, and a device copy of x. Checks every output against float64 in
+the same run. Writes results/layer_norm.json and .svg; --readme fills the table in README.md from the results.
+
+    python benchmarks/layer_norm.py            measure, write, print
+    python benchmarks/layer_norm.py --readme   the same, then fill README.md
+    python benchmarks/layer_norm.py --from benchmarks/results/layer_norm.json --readme    no measuring
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+import timing
+
+ROWS = 8192
+WIDTHS = (768, 1023, 1024, 1280, 1536, 1600, 2048, 2560, 4096, 5140, 12288, 16384, 20480)
+EPSILON = 1e-5
+PROGRAM = """(float16 x, float16 b0, float16 b1, float16 gamma, float16 beta) => (float16 y) {
+  t = Add(x, b0)
+  s = Add(t, b1)
+  n = LayerNormalization<axis=-1, epsilon=1e-05>(s)
+  g = Mul(n, gamma)
+  y = Add(g, beta)
+}"""
+COLUMNS = {
+    "ort": "ORT Add, Add, LayerNormalization",
+    "eager": "torch eager",
+    "compile": "torch.compile",
+    "ortplugin": "**ortplugin**",
+    "copy": "device copy",
+}
+
+
+def chain(width: int, length: int, *, fused: bool) -> bytes:
+    """A model that applies the operation `length` times to x: float16 [ROWS, width]."""
+    nodes = []
+    value = "x"
+    for step in range(length):
+        result = "y" if step == length - 1 else f"y{step}"
+        if fused:
+            inputs = [value, "b0", "b1", "gamma", "beta"]
+            nodes.append(
+                helper.make_node("FusedLayerNorm", inputs, [result], f"norm{step}", domain="ortplugin", program=PROGRAM)
+            )
+        else:
+            nodes.append(helper.make_node("Add", [value, "b0"], [f"t{step}"]))
+            nodes.append(helper.make_node("Add", [f"t{step}", "b1"], [f"s{step}"]))
+            nodes.append(
+                helper.make_node("LayerNormalization", [f"s{step}", "gamma", "beta"], [result], epsilon=EPSILON)
+            )
+        value = result
+    vectors = ["b0", "b1", "gamma", "beta"]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT16, [ROWS, width])]
+    inputs += [helper.make_tensor_value_info(name, TensorProto.FLOAT16, [width]) for name in vectors]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT16, [ROWS, width])]
+    graph = helper.make_graph(nodes, "chain", inputs, outputs)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
+    model: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    return model.SerializeToString()
+
+
+def check(width: int, feeds: dict[str, Any], steps: dict[str, Any]) -> dict[str, float]:
+    """Largest difference of each contender's single step from float64, in units of the output's largest value."""
+    import cupy
+
+    x, b0, b1, gamma, beta = (feeds[name].astype(cupy.float64) for name in ("x", "b0", "b1", "gamma", "beta"))
+    s = x + b0 + b1
+    expected = (s - s.mean(-1, keepdims=True)) / cupy.sqrt(s.var(-1, keepdims=True) + EPSILON) * gamma + beta
+    scale = float(cupy.abs(expected).max())
+    errors = {}
+    for name, step in steps.items():
+        error = float(cupy.abs(cupy.asarray(step()).astype(cupy.float64) - expected).max()) / scale
+        if not error < 2e-3:  # fp16 has 11 bits: half a unit in the last place of the largest value is 5e-4
+            raise SystemExit(f"H={width}: {name} differs from float64 by {error:.1e} of the largest value")
+        errors[name] = error
+    return errors
+
+
+def measure(width: int) -> dict[str, Any]:
+    """One row of the table: microseconds of each contender and its error."""
+    import cupy
+
+    import ortplugin
+
+    rng = np.random.default_rng(width)
+    shapes = {"x": (ROWS, width), "b0": (width,), "b1": (width,), "gamma": (width,), "beta": (width,)}
+    feeds = {
+        name: cupy.asarray(rng.standard_normal(shape, dtype=np.float32).astype(np.float16))
+        for name, shape in shapes.items()
+    }
+    contenders = {}
+    steps = {}
+    for name, fused in (("ortplugin", True), ("ort", False)):
+        models = {length: chain(width, length, fused=fused) for length in (1, timing.LENGTH)}
+        contenders[name] = timing.session_chain(models, feeds, plugin=fused)
+        session = ortplugin.session(models[1], providers=["CUDAExecutionProvider"])
+        steps[name] = lambda session=session: ortplugin.run(session, feeds)["y"]
+    try:
+        import torch
+    except ImportError:
+        torch = None
+    if torch is not None:
+        tensors = {name: torch.from_dlpack(array) for name, array in feeds.items()}
+
+        def eager(x: Any) -> Any:
+            s = x + tensors["b0"] + tensors["b1"]
+            return torch.nn.functional.layer_norm(s, (width,), tensors["gamma"], tensors["beta"], EPSILON)
+
+        torch._dynamo.reset()  # or the compiler gives up on the ninth width
+        compiled = torch.compile(eager, dynamic=False)
+        contenders["eager"] = timing.torch_chain(eager, tensors["x"])
+        contenders["compile"] = timing.torch_chain(compiled, tensors["x"])
+        steps["eager"] = lambda: eager(tensors["x"])
+        steps["compile"] = lambda: compiled(tensors["x"])
+        contenders["copy"] = timing.torch_chain(torch.clone, tensors["x"])
+    errors = check(width, feeds, steps)
+    return {"width": width, "microseconds": timing.microseconds(contenders), "error": errors}
+
+
+def table(record: dict[str, Any]) -> str:
+    """The record as a Markdown table."""
+    present = [column for column in COLUMNS if column in record["rows"][0]["microseconds"]]
+    lines = [
+        "| H | " + " | ".join(COLUMNS[column] for column in present) + " | / copy |",
+        "|" + "---:|" * (len(present) + 2),
+    ]
+    for row in record["rows"]:
+        times = row["microseconds"]
+        cells = [f"{times[column]:.1f}" for column in present]
+        ratio = f"{times['ortplugin'] / times['copy']:.2f}" if "copy" in times else ""
+        lines.append(f"| {row['width']} | " + " | ".join(cells) + f" | {ratio} |")
+    where = record["environment"]
+    versions = f"ONNX Runtime {where['onnxruntime']}"
+    versions += f", PyTorch {where['torch']}" if "torch" in where else ""
+    lines += [
+        "",
+        f"Microseconds of a step, medians; {where['gpu']}, driver {where['driver']}, {versions}, commit "
+        f"{where['commit'][:12]}, {where['date']}. Measured by `python benchmarks/layer_norm.py`.",
+        "",
+        "![time over the time of a copy](benchmarks/results/layer_norm.svg)",
+    ]
+    return "\n".join(lines)
+
+
+def plot(record: dict[str, Any], path: Path) -> None:
+    """Each contender's time over the copy's, by width."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "ortplugin"  # the same file for the same figures
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 4))
+    rows = record["rows"]
+    for column in COLUMNS:
+        if column in rows[0]["microseconds"] and column != "copy" and "copy" in rows[0]["microseconds"]:
+            ratios = [row["microseconds"][column] / row["microseconds"]["copy"] for row in rows]
+            label = COLUMNS[column].strip("*")
+            axes.plot([row["width"] for row in rows], ratios, marker="o", markersize=4, label=label)
+    axes.axhline(1, color="gray", linewidth=1)
+    axes.set(xscale="log", yscale="log", xlabel="row width H", ylabel="time / time of a device copy")
+    axes.set_title(f"LayerNorm(x + b0 + b1), x: [{ROWS}, H] fp16, {record['environment']['gpu']}", fontsize=10)
+    axes.set_xticks([768, 1600, 4096, 12288, 20480], labels=["768", "1600", "4096", "12288", "20480"])
+    axes.set_yticks([1, 2, 5, 10], labels=["1", "2", "5", "10"])
+    axes.minorticks_off()
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS)
+    parser.add_argument("--readme", action="store_true", help="fill the table in README.md")
+    parser.add_argument("--from", dest="source", type=Path, help="use these results instead of measuring")
+    parser.add_argument("--out", type=Path, default=timing.RESULTS, help="folder of the results")
+    parser.add_argument("--commit", default="", help="what was measured, where git can't tell")
+    args = parser.parse_args()
+    if args.source:
+        record = json.loads(args.source.read_text())
+    else:
+        record = {"environment": timing.environment(args.commit), "rows": []}
+        for width in args.widths:
+            record["rows"].append(measure(width))
+            times = record["rows"][-1]["microseconds"]
+            print(f"H={width}: " + ", ".join(f"{name} {value:.1f}" for name, value in times.items()), flush=True)
+        timing.write("layer_norm", record, args.out)
+        plot(record, args.out / "layer_norm.svg")
+    print(table(record))
+    if args.readme:
+        timing.fill_readme("layer_norm", table(record))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""What every benchmark shares: timing on the GPU, and the record of what was measured where.
+
+A kernel of a few microseconds can't be timed by itself: a synchronous `Run` of ONNX Runtime takes 45 us, a CUDA graph
+some 10. So everything is timed as a chain, `x -> f(x) -> f(f(x)) -> ...`, replayed as one CUDA graph, and the time of a
+step is the slope between a long chain and a chain of one. All contenders of a row are measured in turn, round after round, so
+that a change of the GPU's clock meets all of them; the median of the rounds counts.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+README = Path(__file__).parents[1] / "README.md"
+ROUNDS = 15
+LENGTH = 21  # steps of the long chain
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Two replayable chains of the same step: `short` has one, `long` has LENGTH. Both return when the GPU is done."""
+
+    short: Callable[[], Any]
+    long: Callable[[], Any]
+
+
+def microseconds(contenders: Mapping[str, Contender]) -> dict[str, float]:
+    """Median time of one step of each contender, in microseconds."""
+
+    def once(replay: Callable[[], Any]) -> float:
+        start = time.perf_counter()
+        replay()
+        return (time.perf_counter() - start) * 1e6
+
+    for contender in contenders.values():
+        for _ in range(3):
+            contender.short()
+            contender.long()
+    slopes: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(ROUNDS):
+        for name, contender in contenders.items():
+            short = min(once(contender.short) for _ in range(3))
+            long = min(once(contender.long) for _ in range(3))
+            slopes[name].append((long - short) / (LENGTH - 1))
+    return {name: statistics.median(values) for name, values in slopes.items()}
+
+
+def environment(commit: str) -> dict[str, str]:
+    """GPU, driver and versions, for the record that goes with the figures."""
+    import cupy
+    import onnxruntime
+
+    properties = cupy.cuda.runtime.getDeviceProperties(0)
+    driver = cupy.cuda.runtime.driverGetVersion()
+    record = {
+        "gpu": properties["name"].decode(),
+        "cuda_driver": f"{driver // 1000}.{driver % 1000 // 10}",
+        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0],
+        "onnxruntime": onnxruntime.__version__,
+        "cupy": cupy.__version__,
+        "python": platform.python_version(),
+        "commit": commit or _output("git", "-C", str(README.parent), "rev-parse", "HEAD"),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+    try:
+        import torch
+    except ImportError:
+        return record
+    return {**record, "torch": torch.__version__}
+
+
+def _output(*command: str) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def write(name: str, record: Mapping[str, Any], folder: Path = RESULTS) -> Path:
+    """Writes `<folder>/<name>.json`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    return path
+
+
+def fill_readme(name: str, table: str) -> None:
+    """Replaces what stands between `<!-- benchmark:NAME -->` and `<!-- /benchmark -->` in README.md."""
+    text = README.read_text()
+    opening, closing = f"<!-- benchmark:{name} -->", "<!-- /benchmark -->"
+    before, found, rest = text.partition(opening)
+    if not found or closing not in rest:
+        raise SystemExit(f"README.md has no {opening} ... {closing}")
+    README.write_text(before + opening + "\n" + table + "\n" + closing + rest.partition(closing)[2])
+
+
+def torch_chain(step: Callable[[Any], Any], x: Any) -> Contender:
+    """A CUDA graph of `step` applied again and again, captured by PyTorch."""
+    import torch
+
+    def capture(length: int) -> Callable[[], None]:
+        def chain() -> Any:
+            y = x
+            for _ in range(length):
+                y = step(y)
+            return y
+
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                chain()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                kept = chain()
+
+        def replay(_kept: Any = kept) -> None:
+            graph.replay()
+            torch.cuda.synchronize()
+
+        return replay
+
+    return Contender(capture(1), capture(LENGTH))
+
+
+def session_chain(models: Mapping[int, bytes], feeds: Mapping[str, Any], *, plugin: bool) -> Contender:
+    """ONNX Runtime sessions with CUDA graphs; `models` maps a chain's length to the model, of one output and dtype."""
+    import cupy
+    import onnxruntime
+
+    import ortplugin
+
+    def replay_of(length: int) -> Callable[[], Any]:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        if plugin:
+            ortplugin.register(options)
+        session = onnxruntime.InferenceSession(
+            models[length], options, providers=[("CUDAExecutionProvider", {"enable_cuda_graph": "1"})]
+        )
+        binding = session.io_binding()
+        for name, array in feeds.items():
+            binding.bind_input(name, "cuda", 0, array.dtype, array.shape, array.data.ptr)
+        kept = []  # a captured graph writes to fixed addresses
+        for output in session.get_outputs():
+            kept.append(cupy.empty(output.shape, next(iter(feeds.values())).dtype))
+            binding.bind_output(output.name, "cuda", 0, kept[-1].dtype, kept[-1].shape, kept[-1].data.ptr)
+        # The first runs compile, allocate and capture.
+        for _ in range(3):
+            session.run_with_iobinding(binding)
+        return lambda kept=kept: session.run_with_iobinding(binding)
+
+    return Contender(replay_of(1), replay_of(LENGTH))
