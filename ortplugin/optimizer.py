@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import onnx_graphsurgeon as gs
 from onnx import ModelProto
 
 from . import verify as verification
@@ -15,7 +16,7 @@ from .errors import ModelError, OrtPluginError, UsageError, VerificationError, n
 from .graph.model import annotate, export_model, import_model
 from .input_shapes import Shapes, fix_input_shapes
 from .modelcheck import check_structure, check_tensors
-from .passes.base import Change, NearMiss, Pass
+from .passes.base import Change, NearMiss, Pass, PassResult
 from .passes.common_subexpressions import COMMON_SUBEXPRESSIONS
 from .passes.dead_nodes import DEAD_NODES
 from .passes.fold_constants import FOLD_CONSTANTS
@@ -63,41 +64,49 @@ def run_passes(
 ) -> tuple[ModelProto, list[Change], list[NearMiss]]:
     """`model` after `passes`, with the changes in order and the near misses that remain.
 
+    Passes run in rounds until one changes nothing. Each round imports what the one before exported, so the last round
+    is what a second call would do first: optimizing an optimized model changes nothing, by construction.
+
     Args:
         model: not changed.
-        passes: run in order, again and again until a round changes nothing.
+        passes: in order.
         limit: stop after so many changes; the first `limit` ones are the same for every limit.
         progress: told the name of each pass as it starts.
     """
-    graph = import_model(model)
     changes: list[Change] = []
     misses: list[NearMiss] = []
+    result = model
     for _ in range(MAX_ROUNDS):
+        graph = import_model(result)
+        annotate(graph)
         found = len(changes)
         misses = []
-        annotate(graph)  # every round: what a rewrite computed or removed may tell more shapes
         for step in passes:
             left = None if limit is None else limit - len(changes)
             if left == 0:
                 break
             if progress is not None:
                 progress(step.name)
-            try:
-                result = step(graph, left)
-            except OrtPluginError:
-                raise
-            except Exception as error:
-                raise PassError(step.name, [change.rewrite for change in changes], error) from error
-            changes += result.changes
-            misses += result.near_misses
+            outcome = _run_pass(step, graph, left, changes)
+            changes += outcome.changes
+            misses += outcome.near_misses
         if len(changes) == found:
             break
-    if not changes:
-        result_model = ModelProto()  # nothing to do is nothing changed, to the byte
-        result_model.CopyFrom(model)
-        return result_model, [], _unique(misses)
-    annotate(graph)
-    return export_model(graph, model), changes, _unique(misses)
+        annotate(graph)
+        result = export_model(graph, result)
+    if result is model:  # nothing to do is nothing changed, to the byte
+        result = ModelProto()
+        result.CopyFrom(model)
+    return result, changes, list(dict.fromkeys(misses))
+
+
+def _run_pass(step: Pass, graph: gs.Graph, limit: int | None, before: Sequence[Change]) -> PassResult:
+    try:
+        return step(graph, limit)
+    except OrtPluginError:
+        raise
+    except Exception as error:
+        raise PassError(step.name, [change.rewrite for change in before], error) from error
 
 
 class PassError(Exception):
@@ -106,10 +115,6 @@ class PassError(Exception):
     def __init__(self, name: str, before: Sequence[str], error: Exception) -> None:
         ran = ", ".join(dict.fromkeys(before)) or "none"
         super().__init__(f"the pass '{name}' failed after rewrites by {ran}: {error}; --skip {name} leaves it out")
-
-
-def _unique(misses: Iterable[NearMiss]) -> list[NearMiss]:
-    return list(dict.fromkeys(misses))
 
 
 def optimize(

@@ -21,17 +21,28 @@ from ortplugin.ops.base import TensorType
 SMALL_BYTES = 4096  # up to this size a constant's values take part: shapes, axes, indices
 GENERATED = "unk__"  # how onnx.shape_inference begins the names of dimensions that it makes up
 
-# Operators of ONNX Runtime whose outputs (by index) have the dtype and shape of their first input.
+# Operators of ONNX Runtime whose outputs (by index) have the dtype and shape of their first input. It has a
+# LayerNormalization of its own before opset 17.
 LIKE_FIRST_INPUT: dict[tuple[str, str], tuple[int, ...]] = {
     ("com.microsoft", "SkipLayerNormalization"): (0, 3),
     ("com.microsoft", "SkipSimplifiedLayerNormalization"): (0, 3),
     ("com.microsoft", "SimplifiedLayerNormalization"): (0,),
     ("", "SimplifiedLayerNormalization"): (0,),
+    ("", "LayerNormalization"): (0,),
     ("com.microsoft", "BiasGelu"): (0,),
     ("com.microsoft", "FastGelu"): (0,),
     ("com.microsoft", "Gelu"): (0,),
     ("com.microsoft", "QuickGelu"): (0,),
 }
+
+# Others of ONNX Runtime whose first output has the dtype of the first input.
+_SAME_DTYPE = """
+    Attention FusedConv FusedGemm FusedMatMul GroupQueryAttention MultiHeadAttention RotaryEmbedding TransposeMatMul
+"""
+SAME_DTYPE = frozenset(_SAME_DTYPE.split())
+
+# Operators whose inputs have all one dtype, so that a weight's tells the others'.
+ONE_DTYPE = frozenset({"SkipLayerNormalization", "SkipSimplifiedLayerNormalization"})
 
 
 def annotate(graph: gs.Graph) -> None:
@@ -72,7 +83,49 @@ def _infer(graph: gs.Graph, with_known: bool) -> None:
         inferred = onnx.shape_inference.infer_shapes(model, check_type=False, strict_mode=False, data_prop=True)
     except Exception:  # onnx raises its own and C++'s errors; without inference passes know less, that is all
         return
-    _merge(graph, inferred.graph)
+    _merge(graph, inferred.graph, _Names(graph, model.graph))
+
+
+class _Names:
+    """New names for the dimensions that one inference named: it counts from 0 each time, for other dimensions."""
+
+    def __init__(self, graph: gs.Graph, skeleton: onnx.GraphProto) -> None:
+        self._given = set(_names_in(skeleton))
+        known = {
+            dim for each in all_graphs(graph) for node in each.nodes for t in node.outputs for dim in t.shape or ()
+        }
+        self._taken = self._given | {dim for dim in known if isinstance(dim, str)}
+        self._new: dict[str, str] = {}
+
+    def shape(self, shape: Shape | None) -> Shape | None:
+        """The shape under the new names."""
+        return None if shape is None else tuple(self._dim(dim) for dim in shape)
+
+    def _dim(self, dim: Dim) -> Dim:
+        if not is_generated(dim) or dim in self._given:
+            return dim
+        assert isinstance(dim, str)
+        if dim not in self._new:
+            number = len(self._new)
+            while f"{GENERATED}{number}" in self._taken:
+                number += 1
+            self._new[dim] = f"{GENERATED}{number}"
+            self._taken.add(self._new[dim])
+        return self._new[dim]
+
+
+def _names_in(graph: onnx.GraphProto) -> Iterator[str]:
+    for info in (*graph.input, *graph.output, *graph.value_info):
+        yield from (dim.dim_param for dim in info.type.tensor_type.shape.dim if dim.dim_param)
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.GRAPH:
+                yield from _names_in(attribute.g)
+
+
+def is_generated(dim: Dim) -> bool:
+    """Whether the dimension's name was made up by shape inference."""
+    return isinstance(dim, str) and dim.startswith(GENERATED)
 
 
 def _skeleton(graph: gs.Graph, target: onnx.GraphProto, with_known: bool) -> None:
@@ -95,7 +148,9 @@ def _skeleton(graph: gs.Graph, target: onnx.GraphProto, with_known: bool) -> Non
                 made.add(tensor.name)
                 target.value_info.append(value_info(tensor))
         if with_known:
-            target.value_info.extend(value_info(tensor) for tensor in node.outputs if tensor.name and tensor.dtype)
+            target.value_info.extend(
+                value_info(tensor) for tensor in node.outputs if tensor.name and tensor.dtype is not None
+            )
     target.output.extend(onnx.ValueInfoProto(name=tensor.name) for tensor in graph.outputs)
 
 
@@ -112,7 +167,7 @@ def _add_constant(tensor: gs.Constant, target: onnx.GraphProto) -> None:
     target.value_info.append(info)
 
 
-def _merge(graph: gs.Graph, inferred: onnx.GraphProto) -> None:
+def _merge(graph: gs.Graph, inferred: onnx.GraphProto, names: _Names) -> None:
     infos = {info.name: info for info in (*inferred.value_info, *inferred.output)}
     fixed = {id(tensor) for tensor in graph.inputs}
     for node, proto in zip(graph.nodes, inferred.node, strict=True):
@@ -122,11 +177,11 @@ def _merge(graph: gs.Graph, inferred: onnx.GraphProto) -> None:
                 continue
             dtype, shape = type_of(info.type)
             tensor.dtype = tensor.dtype if dtype is None else dtype
-            tensor.shape = merge_shapes(shape, tensor.shape)
+            tensor.shape = merge_shapes(names.shape(shape), tensor.shape)
         graphs = {each.name: each.g for each in proto.attribute if each.type == AttributeProto.GRAPH}
         for name, value in node.attrs.items():
             if isinstance(value, gs.Graph):
-                _merge(value, graphs[name])
+                _merge(value, graphs[name], names)
 
 
 def merge_shapes(inferred: Shape | None, known: Shape | None) -> Shape | None:
@@ -139,7 +194,7 @@ def merge_shapes(inferred: Shape | None, known: Shape | None) -> Shape | None:
 
 
 def _merge_dims(inferred: Dim, known: Dim) -> Dim:
-    if inferred is None or (isinstance(inferred, str) and inferred.startswith(GENERATED)):
+    if inferred is None or is_generated(inferred):
         return inferred if known is None else known
     return inferred
 
@@ -155,6 +210,7 @@ def _infer_node(node: gs.Node) -> None:
         except ModelError:  # an invalid node is reported where it is used, not here
             return
     else:
+        _infer_dtypes(node)
         same = LIKE_FIRST_INPUT.get((node.domain or "", node.op), ())
         if not same or not node.inputs:
             return
@@ -163,3 +219,15 @@ def _infer_node(node: gs.Node) -> None:
     for tensor, kind in found:
         tensor.dtype = kind.dtype if tensor.dtype is None else tensor.dtype
         tensor.shape = kind.shape if tensor.shape is None else tensor.shape
+
+
+def _infer_dtypes(node: gs.Node) -> None:
+    if node.domain != "com.microsoft" or not node.inputs:
+        return
+    if node.op in ONE_DTYPE:
+        known = next((tensor.dtype for tensor in node.inputs if tensor.dtype is not None), None)
+        for tensor in node.inputs:
+            if isinstance(tensor, gs.Variable) and tensor.dtype is None and not tensor.is_empty():
+                tensor.dtype = known
+    elif node.op in SAME_DTYPE and node.outputs[0].dtype is None:
+        node.outputs[0].dtype = node.inputs[0].dtype

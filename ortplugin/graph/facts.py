@@ -221,8 +221,12 @@ def _detach(node: gs.Node) -> None:
         if isinstance(value, gs.Graph):
             for inner in value.nodes:
                 _detach(inner)
-    node.inputs.clear()
-    node.outputs.clear()
+    # graphsurgeon's own clear() compares nodes by value, which takes long where a tensor has many consumers.
+    for tensors, other_end in ((node.inputs, "outputs"), (node.outputs, "inputs")):
+        for tensor in tensors:
+            ends = getattr(tensor, other_end)
+            list.pop(ends, next(index for index, end in enumerate(ends) if end is node))
+        list.clear(tensors)
 
 
 def _array(constant: gs.Constant, elements: int) -> npt.NDArray[Any] | None:

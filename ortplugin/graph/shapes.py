@@ -66,3 +66,8 @@ def equal(a: Shape | None, b: Shape | None) -> bool:
     return a is not None and b is not None and len(a) == len(b) and all(
         x is not None and x == y for x, y in zip(a, b, strict=True)
     )  # fmt: skip
+
+
+def show(shape: Shape | None) -> str:
+    """A shape for a report."""
+    return "unknown" if shape is None else "[" + ", ".join("?" if dim is None else str(dim) for dim in shape) + "]"

@@ -13,8 +13,9 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.pattern import Match, Pattern, any_of, maybe, maybe_cast, number, op, value
+from ortplugin.passes.decomposed_norm import check_decomposed, decomposed_norm
 from ortplugin.passes.driver import Outcome, PatternRewrite, RulePass, first_of
-from ortplugin.passes.norm_common import check_decomposed, decomposed_norm, fuse_operator, optional
+from ortplugin.passes.norm_operator import fuse_operator, optional
 
 CORE = "LayerNormalization"
 

@@ -13,8 +13,9 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.pointwise import NotPointwiseError, Writer, is_pointwise, write
+from ortplugin.graph.shapes import show
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
-from ortplugin.passes.norm_common import node_of, read_fused, show
+from ortplugin.passes.fused_norm import node_of, read_fused
 from ortplugin.program import Parameter, Program, ProgramError
 
 HINTS = {"Mul": "gamma", "Add": "beta", "Sub": "beta", "PRelu": "slope", "Where": "condition"}

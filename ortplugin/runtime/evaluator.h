@@ -13,12 +13,12 @@ namespace ortplugin {
 // Elements of a block: small enough that all live values of a program stay in the L1 and L2 caches.
 constexpr size_t kBlock = 512;
 
-// A value's elements are held as `lanes`: float for float16, bfloat16 and float; double for double; uint8_t (0 or 1) for
-// bool. `count` is at most kBlock wherever an Evaluator is concerned, and anything for these three.
-size_t LaneSize(DType dtype);                                                            // bytes of one lane
-void LoadLanes(DType dtype, const void* elements, size_t count, void* lanes);            // contiguous elements
-void FillLanes(DType dtype, const void* element, size_t count, void* lanes);             // one element, repeated
-void StoreLanes(DType dtype, const void* lanes, size_t count, void* elements);           // rounds to nearest, ties to even
+// A value's elements are held as `lanes`: float for float16, bfloat16 and float; double for double; uint8_t (0 or 1)
+// for bool. `count` is at most kBlock wherever an Evaluator is concerned, and anything for these three.
+size_t LaneSize(DType dtype);                                                   // bytes of one lane
+void LoadLanes(DType dtype, const void* elements, size_t count, void* lanes);   // contiguous elements
+void FillLanes(DType dtype, const void* element, size_t count, void* lanes);    // one element, repeated
+void StoreLanes(DType dtype, const void* lanes, size_t count, void* elements);  // rounds to nearest, ties to even
 
 // Runs some of a program's pointwise statements, a block at a time. Immutable once built, so one Evaluator serves any
 // number of threads; what changes lives in a Workspace, one for each thread.

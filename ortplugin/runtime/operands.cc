@@ -126,7 +126,6 @@ std::string EmitOperands(const Program& program, const std::vector<Access>& acce
   for (size_t i = 0; i < accesses.size(); ++i)
     if (!accesses[i].is_shared() && !accesses[i].is_linear()) text << "  long long p" << i << ";\n";
   text << "  __device__ __forceinline__ Offsets(const Arguments& a, row_t row) {\n    linear = (long long)row * WIDTH;\n";
-  if (options.shifted) text << "    linear -= linear % VECTOR;\n";
   for (size_t i = 0; i < accesses.size(); ++i)
     if (!accesses[i].is_shared() && !accesses[i].is_linear())
       text << "    p" << i << " = " << EmitOffset(accesses[i].outer, outer_terms[i], "row", "row_t") << ";\n";
@@ -141,20 +140,19 @@ std::string EmitOperands(const Program& program, const std::vector<Access>& acce
       if (is_staged(i)) text << "    p" << i << " = (const " << storage(i) << "*)a.in[" << i << "];\n";
     text << "  }\n";
   } else {
-    text << "  __device__ __forceinline__ SharedOperands(const Arguments& a, uint4* memory, int shift) {\n";
+    text << "  __device__ __forceinline__ SharedOperands(const Arguments& a, uint4* memory) {\n";
     for (size_t i = 0; i < accesses.size(); ++i)
       if (is_staged(i))
         text << "    p" << i << " = stage<" << storage(i) << ">(memory, (const " << storage(i) << "*)a.in[" << i
-             << "], shift);\n";
+             << "]);\n";
     text << "  }\n"
-         << "  // Copies a row to shared memory, `shift` elements from its start, and moves `memory` behind it.\n"
+         << "  // Copies a row to shared memory and moves `memory` behind it.\n"
          << "  template <typename T>\n"
-         << "  __device__ __forceinline__ static const T* stage(uint4*& memory, const T* row, int shift) {\n"
+         << "  __device__ __forceinline__ static const T* stage(uint4*& memory, const T* row) {\n"
          << "    T* copy = (T*)memory;\n"
-         << (options.shifted ? "    for (int i = threadIdx.x; i < WIDTH; i += blockDim.x) copy[shift + i] = row[i];\n"
-                             : "    for (int i = threadIdx.x * VECTOR; i < WIDTH; i += blockDim.x * VECTOR) {\n"
-                               "      Vector<T, VECTOR> part;\n      part.load(row + i);\n      part.store(copy + i);\n    }\n")
-         << "    memory += ((WIDTH + 2 * VECTOR) * (int)sizeof(T) + 15) / 16;\n"
+         << "    for (int i = threadIdx.x * VECTOR; i < WIDTH; i += blockDim.x * VECTOR) {\n"
+         << "      Vector<T, VECTOR> part;\n      part.load(row + i);\n      part.store(copy + i);\n    }\n"
+         << "    memory += (WIDTH * (int)sizeof(T) + 15) / 16;\n"
          << "    return copy;\n  }\n";
   }
   text << "  // The same operands, at addresses that the compiler can't know to be the same.\n"
@@ -175,7 +173,7 @@ std::string EmitOperands(const Program& program, const std::vector<Access>& acce
         }
       }
       text << "  __device__ __forceinline__ void load(const Arguments& a, "
-           << (shared ? "const SharedOperands& operands" : "const Offsets& offsets") << ", int position) {\n";
+           << (shared ? "const SharedOperands& operands" : "const Offsets& offsets") << ", int column) {\n";
       for (const size_t i : phase.parameters) {
         const Access& access = accesses[i];
         if (access.is_shared() != shared) continue;
@@ -184,12 +182,12 @@ std::string EmitOperands(const Program& program, const std::vector<Access>& acce
         if (access.is_scalar()) {
           text << "    p" << i << " = (" << base << ")[0" << row << "];\n";
         } else if (shared && is_staged(i)) {
-          text << "    p" << i << (options.staged ? ".read_shared" : ".load") << "(operands.p" << i << " + position);\n";
+          text << "    p" << i << (options.staged ? ".read_shared" : ".load") << "(operands.p" << i << " + column);\n";
         } else if (access.is_contiguous()) {
-          text << "    p" << i << (access.is_linear() ? ".load_once" : ".load") << "(" << base << row << " + position);\n";
+          text << "    p" << i << (access.is_linear() ? ".load_once" : ".load") << "(" << base << row << " + column);\n";
         } else {
           text << "#pragma unroll\n    for (int j = 0; j < VECTOR; ++j)\n      p" << i << ".set(j, (" << base << row
-               << ")[" << EmitOffset(access.inner, inner_terms[i], "(unsigned)(position + j)", "unsigned") << "]);\n";
+               << ")[" << EmitOffset(access.inner, inner_terms[i], "(unsigned)(column + j)", "unsigned") << "]);\n";
         }
       }
       text << "  }\n};\n";
@@ -202,15 +200,10 @@ std::string EmitOperands(const Program& program, const std::vector<Access>& acce
            << StorageType(result_type(r)) << " stored;\n    from_compute(x, stored);\n    r" << r
            << ".set(j, stored);\n  }\n";
     }
-    text << "  __device__ __forceinline__ void store(const Arguments& a, const Offsets& offsets, int position) const {\n";
+    text << "  __device__ __forceinline__ void store(const Arguments& a, const Offsets& offsets, int column) const {\n";
     for (const size_t r : phase.results)
       text << "    r" << r << (options.stream_results ? ".store_once" : ".store") << "((" << StorageType(result_type(r))
-           << "*)a.out[" << r << "] + offsets.linear + position);\n";
-    text << "  }\n  __device__ __forceinline__ void store_element(const Arguments& a, const Offsets& offsets, int "
-            "position, int j) const {\n";
-    for (const size_t r : phase.results)
-      text << "    ((" << StorageType(result_type(r)) << "*)a.out[" << r << "] + offsets.linear + position)[j] = r" << r
-           << "[j];\n";
+           << "*)a.out[" << r << "] + offsets.linear + column);\n";
     text << "  }\n};\n\n";
   }
   return text.str();
@@ -232,11 +225,11 @@ std::string EmitResultValues(const Program& program, const Phase& phase) {
   return text.str();
 }
 
-int64_t StagedBytes(const std::vector<Access>& accesses, int64_t width, int vector) {
+int64_t StagedBytes(const std::vector<Access>& accesses) {
   int64_t bytes = 0;
   for (const Access& access : accesses) {
     if (!access.is_shared() || !access.is_contiguous()) continue;
-    bytes += ((width + 2 * vector) * static_cast<int64_t>(SizeOf(access.dtype)) + 15) / 16 * 16;
+    bytes += (access.width * static_cast<int64_t>(SizeOf(access.dtype)) + 15) / 16 * 16;
   }
   return bytes;
 }

@@ -58,11 +58,10 @@ Shape Broadcast(const std::vector<Shape>& shapes);
 //
 // A phase is a part of the program that runs as one loop over elements. For each the text has
 //   struct <Name>Row, <Name>Shared: the operands that differ from row to row, and those that all rows share, each with
-//     load(): VECTOR elements from a position on
-//   struct <Name>Results with store() and store_element()
-//   inputs' values and the statements in one function, written by the operator's own emitter
-// and for all together: Arguments, Offsets (where a row starts in each tensor), SharedOperands (pointers, or copies in
-// shared memory shifted as the rows are).
+//     load(): VECTOR elements from a column on
+//   struct <Name>Results with set<result>() and store()
+// and for all together: Arguments, Offsets (where a row starts in each tensor), SharedOperands (pointers to what all rows
+// share, or to copies in shared memory).
 struct Phase {
   std::string name;                     // "Prologue"
   std::vector<size_t> parameters;       // numbers of the parameters that it reads
@@ -71,7 +70,6 @@ struct Phase {
 
 struct OperandOptions {
   bool staged = false;          // shared operands are copied to shared memory first
-  bool shifted = false;         // rows start between aligned accesses: offsets are rounded down to VECTOR
   bool stream_results = false;  // results outgrow the cache
 };
 
@@ -87,7 +85,7 @@ std::string EmitParameterValues(const Program& program, const std::vector<Access
 std::string EmitResultValues(const Program& program, const Phase& phase);
 
 // Bytes of shared memory that staging takes.
-int64_t StagedBytes(const std::vector<Access>& accesses, int64_t width, int vector);
+int64_t StagedBytes(const std::vector<Access>& accesses);
 
 // The kernel's argument block, laid out as the struct Arguments of EmitOperands: pointers of inputs and outputs, rows,
 // chunks, then divisor, modulus and stride of every term.

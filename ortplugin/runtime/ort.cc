@@ -1,5 +1,6 @@
 #include "ortplugin/runtime/ort.h"
 
+#include <atomic>
 #include <exception>
 #include <mutex>
 
@@ -135,8 +136,14 @@ void ShapeContext::set_output(size_t index, const TensorType& type) {
   Check(api_, ort::SetTensorElementType(api_, info, type.type));
   if (type.has_shape) {
     Check(api_, ort::SetDimensions(api_, info, type.shape.data(), type.shape.size()));
+    // A dimension without a name would reach ORT as the number -1, which it then refuses: each gets a name of its own.
+    static std::atomic<uint64_t> unnamed{0};
+    std::vector<std::string> names = type.symbols;
     std::vector<const char*> symbols;
-    for (const std::string& symbol : type.symbols) symbols.push_back(symbol.c_str());
+    for (size_t i = 0; i < names.size(); ++i) {
+      if (type.shape[i] < 0 && names[i].empty()) names[i] = "ortplugin_" + std::to_string(unnamed++);
+      symbols.push_back(names[i].c_str());
+    }
     if (!symbols.empty()) Check(api_, ort::SetSymbolicDimensions(api_, info, symbols.data(), symbols.size()));
   }
   Check(api_, ort::ShapeInferContext_SetOutputTypeShape(api_, static_cast<const ort::ShapeInferContext*>(context_), index,

@@ -108,7 +108,7 @@ int main(int argc, char** argv) {
         CHECK(Registers(log) > 0);
         if (Spilled(log) != 0 || std::getenv("VERBOSE") != nullptr)
           std::cout << architecture << " rows " << shape.rows << " width " << shape.width << " vector "
-                    << schedule.vector << " phases " << schedule.phases << " lanes " << schedule.lanes << "x"
+                    << schedule.vector << " lanes " << schedule.lanes << "x"
                     << schedule.groups << " items " << schedule.items << " rows at once " << schedule.rows_at_once
                     << " prefetch " << schedule.prefetch << " staged " << schedule.staged << " streamed "
                     << schedule.streamed << " registers " << Registers(log) << " spilled " << Spilled(log)

@@ -102,9 +102,11 @@ def test_domains() -> None:
 
 
 def test_constants() -> None:
-    scope = scope_of("""g (float x, float c) => (float y) <float c = {1}, float d = {2}, float[2000] big = {0}> {
+    scope = scope_of(
+        """g (float x, float c) => (float y) <float c = {1}, float d = {2}, float[2000] big = {0}> {
         e = Constant<value_float = 3.0> ()  f = Constant<value_ints = [1, 2]> ()  s = Constant<value_string = "s"> ()
-        a = Add(c, d)  b = Add(a, e)  k = Cast<to = 1> (f)  y = Add(b, x) }""".replace(", float[2000] big = {0}", ""))
+        a = Add(c, d)  b = Add(a, e)  k = Cast<to = 1> (f)  y = Add(b, x) }""".replace(", float[2000] big = {0}", "")
+    )
     tensors = scope.graph.tensors()
     assert scope.scalar(tensors["c"]) is None  # a caller may override it
     assert not scope.is_constant(tensors["c"])
@@ -162,7 +164,8 @@ def test_dependence() -> None:
 
 def test_who_else_uses_a_value() -> None:
     scope = scope_of("""g (bool p, float x) => (float y, float c) { a = Sin(x)  b = Cos(a)  c = Neg(b)  d = Abs(c)
-        y = If (p) <then_branch = t () => (float u) { u = Neg(d) }, else_branch = e () => (float v) { v = Neg(x) }> }""")
+        y = If (p) <then_branch = t () => (float u) { u = Neg(d) },
+                    else_branch = e () => (float v) { v = Neg(x) }> }""")
     nodes = {node.outputs[0].name: node for node in scope.slots if node is not None}
     tensors = scope.graph.tensors()
     assert scope.used_beyond(tensors["a"], [nodes["b"]]) == ""
@@ -172,8 +175,8 @@ def test_who_else_uses_a_value() -> None:
 
 
 def test_replacing_moves_only_what_must() -> None:
-    scope = scope_of("""g (float x) => (float y, float z) { a = Sin(x)  after = Neg(a)  before = Cos(x)  b = Add(a, before)
-        y = Mul(b, after)  z = Abs(after) }""")
+    scope = scope_of("""g (float x) => (float y, float z) {
+        a = Sin(x)  after = Neg(a)  before = Cos(x)  b = Add(a, before)  y = Mul(b, after)  z = Abs(after) }""")
     nodes = {node.outputs[0].name: node for node in scope.slots if node is not None}
     tensors = scope.graph.tensors()
     fused = gs.Node("Fused", "fused", {}, [tensors["x"], tensors["before"]], [])
@@ -266,3 +269,16 @@ def test_inference_from_the_inputs_is_believed_before_value_info() -> None:
     assert tuple(graph.tensors()["a"].shape) == (1, 3)
     annotate(graph)
     assert tuple(graph.tensors()["a"].shape) == ("batch", 3)
+
+
+def test_made_up_names_of_dimensions_never_mean_two_things() -> None:
+    """Inference counts them from 0 each time; a model that was optimized before brings some along."""
+    text = """g (float[N,3] x) => (int64[A,B] y) <int64[unk__0,3] b> {
+        a = NonZero(x)  b = com.microsoft.Unheard(a)  c = NonZero(b)  d = com.microsoft.Unheard(c)  e = NonZero(b)
+        y = NonZero(d) }"""
+    graph = graph_of(text)
+    for _ in range(3):
+        found = [dim for name in ("a", "b", "c", "e") for dim in graph.tensors()[name].shape if isinstance(dim, str)]
+        assert len(found) == len(set(found)) == 4
+        assert tuple(graph.tensors()["b"].shape) == ("unk__0", 3)
+        annotate(graph)

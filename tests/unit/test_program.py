@@ -27,7 +27,12 @@ def test_the_example() -> None:
     program = parse(EXAMPLE)
     assert str(program) == EXAMPLE
     assert parse(str(program)) == program
-    assert [str(each) for each in program.parameters] == ["float16 x", "float16 residual", "float16 gamma", "float16 beta"]
+    assert [str(each) for each in program.parameters] == [
+        "float16 x",
+        "float16 residual",
+        "float16 gamma",
+        "float16 beta",
+    ]
     assert [each.name for each in program.results] == ["y", "s"]
     assert program.core is not None
     assert program.core.number("axis") == -2
@@ -194,7 +199,9 @@ def test_what_no_result_needs_is_dropped() -> None:
     first = program.results[:1]
     from ortplugin.program import drop_unused
 
-    assert str(drop_unused(program.parameters, first, program.statements)) == "(float x) => (float y) {\n  y = Relu(x)\n}"
+    assert (
+        str(drop_unused(program.parameters, first, program.statements)) == "(float x) => (float y) {\n  y = Relu(x)\n}"
+    )
 
 
 def test_equal_parameters_are_merged() -> None:

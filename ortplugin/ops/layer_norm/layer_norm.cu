@@ -53,94 +53,72 @@ __device__ __forceinline__ void sum_of_group(compute_t (&x)[ROWS_AT_ONCE], Slots
     x[m] = sum_of_warp<32>(threadIdx.x % 32 < LANES / 32 ? slot[m][threadIdx.x % 32] : (compute_t)0);
 }
 
-// Item k of a lane is the VECTOR elements from POSITION(k) on. Where WIDTH is no multiple of VECTOR, rows start between
-// the aligned accesses: PHASES is after how many rows the pattern repeats, a block keeps to rows of one phase, and
-// positions count from the aligned address at or before the row's start, `shift` elements earlier. The shared operands
-// are staged with the same shift, so that they too are read in whole accesses. PHASES is 1 where rows are aligned.
-#define POSITION(k) (((k)*LANES + lane) * VECTOR)
-#define IN_ROW(k) (((k) + 1) * LANES * VECTOR <= WIDTH || POSITION(k) < WIDTH + shift)
-#define IS_WHOLE(k)     \
-  ((PHASES == 1) ||     \
-   (((k) > 0 || lane > 0 || shift == 0) && (((k) + 1) * LANES * VECTOR <= WIDTH || POSITION(k) + VECTOR <= WIDTH + shift)))
-#define HOLDS(k, j)                                                     \
-  ((PHASES == 1) || (((k) > 0 || POSITION(k) + (j) >= shift) &&         \
-                     (((k) + 1) * LANES * VECTOR <= WIDTH || POSITION(k) + (j) < WIDTH + shift)))
+// Item k of a lane is the VECTOR elements from column (k * LANES + lane) * VECTOR on.
+#define COLUMN(k) (((k)*LANES + lane) * VECTOR)
+#define IN_ROW(k) (((k) + 1) * LANES * VECTOR <= WIDTH || COLUMN(k) < WIDTH)
 
-// The threads of a group own some rows at once. Turns count them: turn t of a block is row `phase + t * PHASES`.
-#define ROW(t) (phase + (t)*PHASES)
 #define ALWAYS_ACTIVE (ROWS_AT_ONCE == 1 && LANES >= 32)
-#define IS_ACTIVE(t) (ALWAYS_ACTIVE || (t) < turns)
-// Past the last turn the last row is read again and nothing is written.
-#define CLAMPED(t) ROW((t) < turns ? (t) : turns - 1)
+#define IS_ACTIVE(r) (ALWAYS_ACTIVE || (r) < rows)
+// Past the last row that one is read again and nothing is written.
+#define CLAMPED(r) ((r) < rows ? (r) : rows - 1)
 
 extern "C" __global__ void __launch_bounds__(LANES* GROUPS, MIN_BLOCKS) layer_norm(const Arguments args) {
   const int lane = threadIdx.x % LANES;
-  const row_t phase = blockIdx.x % PHASES;
   const row_t rows = (row_t)args.rows;
-  if (phase >= rows) return;
-  const row_t turns = (rows - phase + PHASES - 1) / PHASES;
-  const int shift = (int)(phase * (WIDTH % VECTOR) % VECTOR);
-  row_t turn = (blockIdx.x / PHASES * GROUPS + threadIdx.x / LANES) * ROWS_AT_ONCE;
-  const row_t step = gridDim.x / PHASES * GROUPS * ROWS_AT_ONCE;
+  // The first of the rows at hand.
+  row_t row = (blockIdx.x * (row_t)GROUPS + threadIdx.x / LANES) * ROWS_AT_ONCE;
+  const row_t step = gridDim.x * (row_t)GROUPS * ROWS_AT_ONCE;
   // Groups that share a warp leave the loop together: a shuffle needs them all.
-  row_t leader = turn - (LANES < 32 ? threadIdx.x % 32 / LANES * ROWS_AT_ONCE : 0);
+  row_t leader = row - (LANES < 32 ? threadIdx.x % 32 / LANES * ROWS_AT_ONCE : 0);
 
   PrologueRow operands[ROWS_AT_ONCE][ITEMS];
-#define LOAD_ROWS(t)                                                       \
+#define LOAD_ROWS(first)                                                   \
   _Pragma("unroll") for (int m = 0; m < ROWS_AT_ONCE; ++m) {               \
-    const Offsets offsets(args, CLAMPED((t) + m));                         \
+    const Offsets offsets(args, CLAMPED((first) + m));                     \
     _Pragma("unroll") for (int k = 0; k < ITEMS; ++k) if (IN_ROW(k))       \
-        operands[m][k].load(args, offsets, POSITION(k));                   \
+        operands[m][k].load(args, offsets, COLUMN(k));                     \
   }
 #if PREFETCH
-  LOAD_ROWS(turn)
+  LOAD_ROWS(row)
 #endif
 
   __shared__ Slots slots[2];
   int parity = 0;
 #if STAGE
   extern __shared__ uint4 staged[];
-  const SharedOperands invariant_operands(args, staged, shift);
+  const SharedOperands invariant_operands(args, staged);
   __syncthreads();
 #else
   const SharedOperands invariant_operands(args);
 #endif
 
-  for (; leader < turns; leader += step, turn += step) {
+  for (; leader < rows; leader += step, row += step) {
     // Loads of what all rows share must stay in the loop: moved out of it they would fill the registers, and fewer rows
     // would be in flight. `chunks` is 0 here, which the compiler does not know.
-    const SharedOperands shared_operands = invariant_operands.moved(args.chunks * (long long)turn);
+    const SharedOperands shared_operands = invariant_operands.moved(args.chunks * (long long)row);
     compute_t s[ROWS_AT_ONCE][ITEMS][VECTOR];
     compute_t sum[ROWS_AT_ONCE] = {};
 #pragma unroll
     for (int k = 0; k < ITEMS; ++k) {
       PrologueShared shared;
-      if (IN_ROW(k)) shared.load(args, shared_operands, POSITION(k));
+      if (IN_ROW(k)) shared.load(args, shared_operands, COLUMN(k));
 #pragma unroll
       for (int m = 0; m < ROWS_AT_ONCE; ++m) {
-        if (!PREFETCH && IN_ROW(k)) operands[m][k].load(args, Offsets(args, CLAMPED(turn + m)), POSITION(k));
+        if (!PREFETCH && IN_ROW(k)) operands[m][k].load(args, Offsets(args, CLAMPED(row + m)), COLUMN(k));
         PrologueResults results;
 #pragma unroll
         for (int j = 0; j < VECTOR; ++j) {
-          s[m][k][j] = IN_ROW(k) && HOLDS(k, j) ? prologue(operands[m][k], shared, j, results) : (compute_t)0;
+          s[m][k][j] = IN_ROW(k) ? prologue(operands[m][k], shared, j, results) : (compute_t)0;
           sum[m] += IS_RMS ? s[m][k][j] * s[m][k][j] : s[m][k][j];
         }
-        if (!IN_ROW(k) || !IS_ACTIVE(turn + m)) continue;
-        const Offsets offsets(args, ROW(turn + m));
-        if (IS_WHOLE(k)) {
-          results.store(args, offsets, POSITION(k));
-        } else {
-#pragma unroll
-          for (int j = 0; j < VECTOR; ++j)
-            if (HOLDS(k, j)) results.store_element(args, offsets, POSITION(k), j);
-        }
+        if (IN_ROW(k) && IS_ACTIVE(row + m)) results.store(args, Offsets(args, row + m), COLUMN(k));
       }
     }
 
 #if PREFETCH
     // The next rows are on their way while these are reduced and written.
-    if (turn + step < turns) {
-      LOAD_ROWS(turn + step)
+    if (row + step < rows) {
+      LOAD_ROWS(row + step)
     }
 #endif
 
@@ -155,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(LANES* GROUPS, MIN_BLOCKS) layer_no
         for (int k = 0; k < ITEMS; ++k)
 #pragma unroll
           for (int j = 0; j < VECTOR; ++j)
-            if (IN_ROW(k) && HOLDS(k, j)) squares[m] += (s[m][k][j] - mean[m]) * (s[m][k][j] - mean[m]);
+            if (IN_ROW(k)) squares[m] += (s[m][k][j] - mean[m]) * (s[m][k][j] - mean[m]);
       sum_of_group(squares, slots, parity);
     }
 #pragma unroll
@@ -165,24 +143,17 @@ extern "C" __global__ void __launch_bounds__(LANES* GROUPS, MIN_BLOCKS) layer_no
     for (int k = 0; k < ITEMS; ++k) {
       if (!IN_ROW(k)) continue;
       EpilogueShared shared;
-      shared.load(args, shared_operands, POSITION(k));
+      shared.load(args, shared_operands, COLUMN(k));
 #pragma unroll
       for (int m = 0; m < ROWS_AT_ONCE; ++m) {
-        const Offsets offsets(args, ALWAYS_ACTIVE ? ROW(turn) : CLAMPED(turn + m));
+        const Offsets offsets(args, ALWAYS_ACTIVE ? row : CLAMPED(row + m));
         EpilogueRow operand;
-        operand.load(args, offsets, POSITION(k));
+        operand.load(args, offsets, COLUMN(k));
         EpilogueResults results;
 #pragma unroll
         for (int j = 0; j < VECTOR; ++j)
           epilogue(operand, shared, j, s[m][k][j], (s[m][k][j] - mean[m]) * scale[m], results);
-        if (!IS_ACTIVE(turn + m)) continue;
-        if (IS_WHOLE(k)) {
-          results.store(args, offsets, POSITION(k));
-        } else {
-#pragma unroll
-          for (int j = 0; j < VECTOR; ++j)
-            if (HOLDS(k, j)) results.store_element(args, offsets, POSITION(k), j);
-        }
+        if (IS_ACTIVE(row + m)) results.store(args, offsets, COLUMN(k));
       }
     }
   }

@@ -48,7 +48,7 @@ std::unique_ptr<Kernel> CreateCudaLayerNorm(const NodeInfo& info);
 // The whole CUDA C++ of one variant of the kernel, for tests as well as for launches.
 struct NormSchedule {
   bool streamed;         // rows are cut into chunks and read twice
-  int vector, phases;    // elements of an access; rows after which the alignment repeats
+  int vector;            // elements of an access
   int lanes, groups;     // threads of a row; rows of a block
   int items;             // accesses of a lane
   int min_blocks;        // of a multiprocessor: bounds the registers of a thread

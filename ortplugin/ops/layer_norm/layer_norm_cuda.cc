@@ -42,63 +42,54 @@ NormSchedule ScheduleLayerNorm(const NormProgram& norm, const NormShape& shape, 
   NormSchedule best{};
   const bool is_double = norm.program.value(norm.summed).dtype == DType::kDouble;
 
-  // The access: 16 bytes of the narrowest floating tensor that is read or written along its rows.
+  // The access: 16 bytes of the narrowest floating tensor that is read or written along its rows, less where the width
+  // asks for it. (Shifting rows of an odd width so that all accesses are whole was tried and was slower.)
   int narrowest = is_double ? 8 : 4;
-  bool can_shift = aligned;
-  int64_t bytes = 0;
+  int64_t row_bytes = 0;  // that are moved for each element of a row
   for (const Access& access : shape.accesses) {
-    const bool is_along_row = !access.is_scalar();
-    if (is_along_row && IsFloating(access.dtype)) narrowest = std::min(narrowest, static_cast<int>(SizeOf(access.dtype)));
-    can_shift = can_shift && (access.is_scalar() || access.is_linear() || (access.is_shared() && access.is_contiguous()));
-    if (!access.is_shared()) bytes += static_cast<int64_t>(SizeOf(access.dtype));
+    if (!access.is_scalar() && IsFloating(access.dtype))
+      narrowest = std::min(narrowest, static_cast<int>(SizeOf(access.dtype)));
+    if (!access.is_shared()) row_bytes += static_cast<int64_t>(SizeOf(access.dtype));
   }
   for (const ValueId result : norm.program.results()) {
     const DType dtype = norm.program.value(result).dtype;
     if (IsFloating(dtype)) narrowest = std::min(narrowest, static_cast<int>(SizeOf(dtype)));
-    bytes += static_cast<int64_t>(SizeOf(dtype));
+    row_bytes += static_cast<int64_t>(SizeOf(dtype));
   }
-  const int widest = 16 / narrowest;
-  best.vector = aligned ? static_cast<int>(std::gcd(shape.width, int64_t{widest})) : 1;
-  best.phases = 1;
-  best.stream_results = bytes * shape.rows * shape.width > gpu.l2_bytes;
-  // Accesses of less than 8 bytes are made whole ones by shifting the row, which costs shared memory for the operands
-  // that all rows share; at 8 bytes the shift costs what it gains.
-  const int64_t shifted_bytes = StagedBytes(shape.accesses, shape.width, widest);
-  if (best.vector * narrowest < 8 && best.vector < widest && can_shift && shifted_bytes <= gpu.shared_bytes / 2 &&
-      shape.width > 2 * widest && shape.rows > 1) {
-    best.phases = widest / best.vector;
-    best.vector = widest;
-  }
+  best.vector = aligned ? static_cast<int>(std::gcd(shape.width, int64_t{16 / narrowest})) : 1;
+  const int64_t bytes = row_bytes * shape.rows * shape.width;
+  best.stream_results = bytes > gpu.l2_bytes;
 
-  // Lanes: the fewest that leave no more than so many elements to each, and no more than a tenth of them idle.
-  const int64_t accesses = DivideUp(shape.width + (best.phases > 1 ? best.vector - 1 : 0), best.vector);
-  const int fewest = is_double ? 16 : 24, few = is_double ? 20 : 40, many = is_double ? 28 : 56;
-  double least_waste = 1e9;
-  for (const bool prefetch : {true, false}) {
-    if (best.lanes != 0) break;
-    for (const int lanes : {32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 384, 448, 512, 640, 768, 896, 1024}) {
+  // Lanes: the fewest that leave no more than so many elements to each, whole sets of four warps if that idles few.
+  const int64_t accesses = DivideUp(shape.width, best.vector);
+  const bool is_turing = gpu.shared_bytes < 96 * 1024;  // its code takes more registers
+  const int unhurried = is_double ? 16 : 24, few = is_double ? 20 : is_turing ? 40 : 44, many = is_double ? 28 : 56;
+  const auto choose = [&](bool prefetch, bool any, double most_waste) {
+    double least_waste = most_waste;
+    for (int lanes = 32; lanes <= 1024; lanes += 32) {
+      if (!any && lanes != 32 && lanes != 64 && lanes % 128 != 0) continue;
       NormSchedule option = best;
       option.lanes = lanes;
       option.prefetch = prefetch;
       option.items = static_cast<int>(DivideUp(accesses, lanes));
       option.rows_at_once = 1;
-      if (option.items * option.vector > (!prefetch ? fewest : lanes == 32 ? many : few)) continue;
+      if (option.items * option.vector > (!prefetch ? unhurried : lanes == 32 ? many : few)) continue;
       if (RegistersOfLane(norm, shape, option) > RegisterLimit(lanes)) continue;
       const double waste = static_cast<double>(option.items) * lanes / static_cast<double>(accesses);
-      if (best.lanes != 0 && waste > least_waste - 0.04) continue;
+      if (waste > least_waste - (best.lanes != 0 ? 0.06 : 0)) continue;
       least_waste = waste;
       best = option;
-      if (waste < 1.04) break;
     }
-  }
-  if (best.lanes == 0) {  // a row that no block can hold
+    return best.lanes != 0;
+  };
+  constexpr double kAnyWaste = 1e9;
+  if (!choose(true, false, 1.12) && !choose(true, true, kAnyWaste) && !choose(false, true, kAnyWaste)) {
+    // A row that no block can hold.
     best.streamed = true;
-    best.phases = 1;
-    best.vector = aligned ? static_cast<int>(std::gcd(shape.width, int64_t{widest})) : 1;
     best.lanes = kStreamedLanes;
-    best.groups = best.items = best.rows_at_once = 1;
+    best.groups = best.items = best.rows_at_once = best.min_blocks = 1;
     const int64_t step = static_cast<int64_t>(kStreamedLanes) * best.vector;
-    // Two waves of blocks, but pieces of at least four accesses a thread.
+    // Eight blocks for each multiprocessor, but pieces of at least four accesses a thread.
     const int64_t wanted = std::max<int64_t>(1, DivideUp(int64_t{8} * gpu.multiprocessors, shape.rows));
     best.chunk = std::max(4 * step, DivideUp(DivideUp(shape.width, wanted), step) * step);
     best.chunks = DivideUp(shape.width, best.chunk);
@@ -106,28 +97,26 @@ NormSchedule ScheduleLayerNorm(const NormProgram& norm, const NormShape& shape, 
   }
 
   // A problem that leaves most of the GPU idle is a matter of latency: more threads a row, nothing loaded ahead.
-  const int64_t threads = shape.rows * best.lanes;
-  const bool is_small = threads < int64_t{256} * gpu.multiprocessors;
-  if (is_small && best.phases == 1) {
-    while (best.items > 1 && best.lanes * 2 <= 512) {
-      best.lanes *= 2;
-      best.items = static_cast<int>(DivideUp(accesses, best.lanes));
-    }
+  const bool is_small = shape.rows * best.lanes < int64_t{256} * gpu.multiprocessors;
+  while (is_small && best.items > 1 && best.lanes * 2 <= 512) {
+    best.lanes *= 2;
+    best.items = static_cast<int>(DivideUp(accesses, best.lanes));
   }
-  best.groups = best.lanes > 32 || is_small ? 1 : 4;
-  if (best.lanes == 32 && !is_small && best.items * best.vector <= few && best.phases == 1) {
+  best.groups = best.lanes > 32 || is_small ? 1 : best.items >= 4 ? 8 : 4;
+  // Two rows at once share the reads of what all rows share. What the L2 cache holds comes fast enough without being
+  // loaded ahead.
+  best.prefetch = best.prefetch && !is_small && bytes > gpu.l2_bytes * 6 / 10;
+  if (!is_small && best.vector * narrowest >= 8 && ((best.lanes == 32 && best.items * best.vector <= few) || best.lanes >= 256)) {
     best.rows_at_once = 2;
-    if (RegistersOfLane(norm, shape, best) > 200) best.rows_at_once = 1;
+    if (RegistersOfLane(norm, shape, best) > std::min(200, RegisterLimit(best.lanes * best.groups))) best.rows_at_once = 1;
   }
-  best.prefetch = best.prefetch && shape.rows > static_cast<int64_t>(best.groups) * best.rows_at_once * gpu.multiprocessors;
-  // Long rows leave no room in the L1 cache for what they share, so that goes to shared memory.
-  const int64_t staged = StagedBytes(shape.accesses, shape.width, best.vector);
-  best.staged = best.phases > 1 || (accesses > 640 && staged > 0 && !is_small && staged <= gpu.shared_bytes - 1024);
+  // Where the L1 cache has no room for what rows share, that goes to shared memory.
+  const int64_t staged = StagedBytes(shape.accesses);
+  best.staged = !is_small && staged > 64 * 1024 && staged <= gpu.shared_bytes - 1024;
   best.staged_bytes = best.staged ? staged : 0;
   // Without a bound the compiler fills the registers with operands read early, and fewer rows are in flight.
-  const int threads_of_block = best.lanes * best.groups;
-  best.min_blocks = std::clamp(65536 / (threads_of_block * RegistersOfLane(norm, shape, best) * 11 / 10), 1,
-                               std::max(1, 1024 / threads_of_block));
+  const int threads = best.lanes * best.groups;
+  best.min_blocks = std::clamp(65536 / (threads * RegistersOfLane(norm, shape, best)), 1, std::max(1, 1024 / threads));
   return best;
 }
 
@@ -140,7 +129,6 @@ std::string LayerNormSource(const NormProgram& norm, const NormShape& shape, con
   text << kCommonSource << "\n" << kPointwiseSource << "\n"
        << "#define WIDTH " << shape.width << "\n"
        << "#define VECTOR " << schedule.vector << "\n"
-       << "#define PHASES " << schedule.phases << "\n"
        << "#define LANES " << schedule.lanes << "\n"
        << "#define GROUPS " << schedule.groups << "\n"
        << "#define MIN_BLOCKS " << schedule.min_blocks << "\n"
@@ -157,7 +145,6 @@ std::string LayerNormSource(const NormProgram& norm, const NormShape& shape, con
        << " row_t;\n\n";
   OperandOptions options;
   options.staged = schedule.staged;
-  options.shifted = schedule.phases > 1;
   options.stream_results = schedule.stream_results;
   text << EmitOperands(program, shape.accesses, {norm.prologue_operands, norm.epilogue_operands}, options);
   const auto phase = [&](const Phase& operands, const std::vector<uint32_t>& statements, const std::string& signature) {
@@ -299,13 +286,10 @@ class CudaLayerNorm : public Kernel {
     if (shared > 0) cuda::AllowSharedMemory(*device_, plan->first, shared);
     const int resident = cuda::BlocksPerMultiprocessor(*device_, plan->first, threads, shared);
     if (resident == 0) Fail("the kernel does not fit a multiprocessor of this GPU");
-    // Blocks stay and take row after row, so that what rows share is read once by each; a multiple of the phases, so
-    // that each keeps to one.
+    // Blocks stay and take row after row, so that what rows share is read once by each.
     const int64_t pieces = schedule.streamed ? shape.rows * schedule.chunks
-                                             : DivideUp(DivideUp(shape.rows, schedule.phases),
-                                                        int64_t{schedule.groups} * schedule.rows_at_once) * schedule.phases;
-    int64_t blocks = std::min<int64_t>(pieces, int64_t{resident} * device_->multiprocessors);
-    blocks = std::max<int64_t>(schedule.phases, blocks / schedule.phases * schedule.phases);
+                                             : DivideUp(shape.rows, int64_t{schedule.groups} * schedule.rows_at_once);
+    const int64_t blocks = std::min<int64_t>(pieces, int64_t{resident} * device_->multiprocessors);
     plan->launch = {static_cast<unsigned>(blocks), static_cast<unsigned>(threads), static_cast<unsigned>(shared)};
     plan->arguments = ArgumentBlock(shape.accesses, norm_.program.results().size(), shape.rows, schedule.chunks);
     const size_t moments = norm_.program.value(norm_.summed).dtype == DType::kDouble ? 24 : 12;

@@ -128,7 +128,7 @@ def assert_same_outputs(
     precision: str = "",
     **lengths: int,
 ) -> None:
-    """Both models, the second decomposed, give the same in ONNX Runtime, within the dtype's or `precision`'s tolerance."""
+    """Both models, the second decomposed, give the same in ONNX Runtime, to the dtype's or `precision`'s tolerance."""
     feeds = random_feeds(original, rng, **lengths)
     for info, expected, found in zip(
         original.graph.output, run(original, feeds), run(restore(optimized), feeds), strict=True

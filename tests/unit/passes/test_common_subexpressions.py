@@ -50,7 +50,8 @@ KEPT = {
     "random": "a = RandomNormalLike(x)  b = RandomNormalLike(x)  y = Add(a, b)",
     "dropout in training": """r = Constant<value = float {0.5}> ()  t = Constant<value = bool {1}> ()
         a = Dropout(x, r, t)  b = Dropout(x, r, t)  y = Add(a, b)""",
-    "another number of outputs": "a = Dropout(x)  b, m = Dropout(x)  c = Cast<to = 1> (m)  s = Add(a, b)  y = Add(s, c)",
+    "another number of outputs": """a = Dropout(x)  b, m = Dropout(x)  c = Cast<to = 1> (m)  s = Add(a, b)
+        y = Add(s, c)""",
 }
 
 

@@ -231,7 +231,8 @@ NEAR_MISSES = {
         "shifted = Add(variance, epsilon)  root = Sqrt(shifted)  squeezed = Unsqueeze(root, axis)",
         "y = Div(d, root)"]),
     "the means are over different axes": (17, [
-        EPSILON, MEAN, "square = Mul(d, d)  variance = ReduceMean<axes = [-2, -1]> (square)", ROOT, "y = Div(d, root)"]),
+        EPSILON, MEAN, "square = Mul(d, d)  variance = ReduceMean<axes = [-2, -1]> (square)", ROOT,
+        "y = Div(d, root)"]),
     "has no axes, and noop_with_empty_axes=1": (18, [
         EPSILON, "mean = ReduceMean<noop_with_empty_axes = 1> (x)  d = Sub(x, mean)  square = Mul(d, d)",
         "variance = ReduceMean<noop_with_empty_axes = 1> (square)", ROOT, "y = Div(d, root)"]),
@@ -380,3 +381,29 @@ def test_a_local_function_of_that_name_stays() -> None:  # RELIABILITY 20
     )
     shadowing.functions.append(function)
     assert not FUSE_LAYER_NORM(import_model(shadowing)).changes
+
+
+def test_an_old_opset_stays() -> None:
+    """What is fused must have a decomposition to go back to."""
+    nodes = [EPSILON, MEAN, VARIANCE, ROOT, "y = Div(d, root)"]
+    assert_unchanged(
+        model(graph(*nodes), 10, ir=5), [FUSE_LAYER_NORM], "the model has opset 10, and the fused operator"
+    )
+
+
+def test_the_operator_that_onnx_runtime_has_before_opset_17(rng: np.random.Generator) -> None:
+    """Its own optimizer writes it into older models, where onnx does not know it."""
+    original = model(OPERATOR + "{ z = Sin(x)  n = LayerNormalization(z, gamma, beta)  y = Neg(n) }", 14)
+    optimized, _ = run_pass(original, FUSE_LAYER_NORM)
+    assert operators(optimized) == ["Sin", "FusedLayerNorm", "Neg"]
+    assert_same_outputs(original, optimized, rng)
+
+
+def test_a_weight_tells_the_dtype_of_what_nothing_else_does() -> None:
+    original = model(
+        SKIP.format("")
+        + "{ u = com.microsoft.Unheard(x)  y = com.microsoft.SkipLayerNormalization(u, skip, gamma, beta, bias) }",
+        contrib=True,
+    )
+    optimized, _ = run_pass(original, FUSE_LAYER_NORM)
+    assert operators(optimized) == ["Unheard", "FusedLayerNorm"]

@@ -51,7 +51,8 @@ def test_in_float_between_casts(rng: np.random.Generator) -> None:
     """Llama in fp16: the outer Casts stay, to be drawn in later."""
     original = model(graph(
         EPSILON, TWO, "wide = Cast<to = 1> (x)  square = Pow(wide, two)  mean = ReduceMean<axes = [-1]> (square)",
-        ROOT, "inverse = Reciprocal(root)  n = Mul(wide, inverse)  y = Cast<to = 10> (n)", dtype="float16"))  # fmt: skip
+        ROOT, "inverse = Reciprocal(root)  n = Mul(wide, inverse)  y = Cast<to = 10> (n)",
+        dtype="float16"))  # fmt: skip
     optimized, _ = run_pass(original, FUSE_RMS_NORM)
     assert operators(optimized) == ["Cast", "FusedLayerNorm", "Cast"]
     assert_same_outputs(original, optimized, rng)
@@ -84,7 +85,8 @@ def test_only_the_statistics_in_float(rng: np.random.Generator) -> None:
 def test_the_cast_value_used_elsewhere(rng: np.random.Generator) -> None:
     """Where the Cast has to stay, the norm reads what it makes."""
     nodes = " ".join([EPSILON, TWO, "wide = Cast<to = 1> (x)  square = Pow(wide, two)",
-                      "mean = ReduceMean<axes = [-1]> (square)", ROOT, "y = Div(wide, root)  z = Sin(wide)"])  # fmt: skip
+                      "mean = ReduceMean<axes = [-1]> (square)", ROOT,
+                      "y = Div(wide, root)  z = Sin(wide)"])  # fmt: skip
     original = model(f"g (float16[N,M,8] x) => (float[N,M,8] y, float[N,M,8] z) {{ {nodes} }}")
     optimized, result = run_pass(original, FUSE_RMS_NORM)
     assert operators(optimized) == ["Cast", "FusedLayerNorm", "Sin"]

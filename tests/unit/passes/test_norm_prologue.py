@@ -16,7 +16,8 @@ TAIL = ["n = LayerNormalization(s)", "y = Mul(n, gamma)"]
 
 
 def graph(nodes: str, inputs: str = "", outputs: str = "") -> str:
-    return f"g (float[N,M,8] x, float[N,M,8] r, float[8] b, float[8] gamma{inputs}) => (float[N,M,8] y{outputs}) {{ {nodes} }}"
+    declared = f"float[N,M,8] x, float[N,M,8] r, float[8] b, float[8] gamma{inputs}"
+    return f"g ({declared}) => (float[N,M,8] y{outputs}) {{ {nodes} }}"
 
 
 def check(text: str, rng: np.random.Generator, ops: list[str], statements: list[str], **options: int) -> None:

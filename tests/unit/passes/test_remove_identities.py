@@ -96,7 +96,8 @@ def test_kept(node: str) -> None:
 
 def test_training_dropout_stays() -> None:  # RELIABILITY 20
     assert_unchanged(model("""g (float[N] x) => (float[N] y) { r = Constant<value = float {0.5}> ()
-        t = Constant<value = bool {1}> ()  a = Sin(x)  b = Dropout(a, r, t)  y = Neg(b) }"""), [REMOVE_IDENTITIES])  # fmt: skip
+        t = Constant<value = bool {1}> ()  a = Sin(x)  b = Dropout(a, r, t)  y = Neg(b) }"""),
+        [REMOVE_IDENTITIES])  # fmt: skip
 
 
 def test_a_mask_in_use_keeps_the_dropout() -> None:  # RELIABILITY 14

@@ -1,0 +1,116 @@
+"""Normalisations that are written out as several operators: what the two recognisers check of a match."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ortplugin.graph.facts import Scope
+from ortplugin.graph.labels import label
+from ortplugin.graph.pattern import Match
+from ortplugin.ops.decompose import MINIMUM_OPSET
+from ortplugin.passes.fused_norm import WIDTH, Norm, fused_node
+from ortplugin.program import FLOATING
+
+
+def read_decomposed(match: Match, scope: Scope, core: str) -> Norm | str:
+    """The normalisation that a match (values 'x' and 'epsilon', tags 'mean' and 'cast') is, or why it is none."""
+    x, y = match.values["x"], match.root.outputs[0]
+    problem = unsupported(scope) or floating(scope, x) or floating(scope, y)
+    if problem:
+        return problem
+    axes = [trailing_axes(scope, mean, x) for mean in match.tag("mean")]
+    for axis in axes:
+        if isinstance(axis, str):
+            return axis
+    first = axes[0]
+    if isinstance(first, str) or len(set(axes)) != 1:
+        return f"the means are over different axes, from {' and from '.join(map(str, axes))} on"
+    epsilon = epsilon_of(scope, match.values["epsilon"], first)
+    if isinstance(epsilon, str):
+        return epsilon
+    given, result = scope.dtype(x) or "", scope.dtype(y) or ""
+    return cast_problem(match, scope, [given, result]) or Norm(core, first, epsilon, [x], ["x"], given, result)
+
+
+def check_decomposed(match: Match, scope: Scope) -> str | None:
+    """Why the match is no normalisation to replace; None if it is one."""
+    norm = read_decomposed(match, scope, "")
+    return norm if isinstance(norm, str) else None
+
+
+def decomposed_norm(match: Match, scope: Scope, core: str) -> gs.Node:
+    """The fused node of a match that check_decomposed found no fault with."""
+    norm = read_decomposed(match, scope, core)
+    if isinstance(norm, str):
+        raise ValueError(norm)
+    return fused_node(norm, match.root.name or match.root.outputs[0].name)
+
+
+def unsupported(scope: Scope) -> str | None:
+    """Why nothing in this model can be fused: what is fused must have a decomposition to go back to."""
+    if scope.opset >= MINIMUM_OPSET:
+        return None
+    return f"the model has opset {scope.opset}, and the fused operator is for {MINIMUM_OPSET} or later"
+
+
+def floating(scope: Scope, tensor: gs.Tensor) -> str | None:
+    """Why the tensor's dtype is none to normalise in; None if it is one."""
+    if scope.dtype(tensor) in FLOATING:
+        return None
+    if tensor.dtype is None:
+        return f"the dtype of '{tensor.name}' is unknown"
+    return f"the dtype of '{tensor.name}' is {np.dtype(tensor.dtype).name}, none of {', '.join(FLOATING)}"
+
+
+def trailing_axes(scope: Scope, mean: gs.Node, x: gs.Tensor) -> int | str:
+    """The first axis, negative, that a ReduceMean takes the mean over up to the last one; or why that is not so."""
+    if mean.attrs.get("keepdims", 1) != 1:
+        return f"{label(mean)} has keepdims={mean.attrs['keepdims']}; it must be 1"
+    rank = scope.rank(x)
+    axes: list[int] | None = mean.attrs.get("axes")
+    if axes is None and len(mean.inputs) > 1 and not mean.inputs[1].is_empty():
+        values = scope.constant(mean.inputs[1])
+        if values is None:
+            return f"the axes '{mean.inputs[1].name}' of {label(mean)} are no constant"
+        axes = [int(axis) for axis in values.reshape(-1)]
+    if not axes:
+        if mean.attrs.get("noop_with_empty_axes", 0):
+            return f"{label(mean)} has no axes, and noop_with_empty_axes=1"
+        if not rank:
+            return f"{label(mean)} is over all axes, and the rank of '{x.name}' is {'unknown' if rank is None else 0}"
+        return -rank
+    if rank is None and any(axis >= 0 for axis in axes):
+        return f"the axes {axes} of {label(mean)} count from the front and the rank of '{x.name}' is unknown"
+    counted = sorted(axis if axis < 0 else axis - (rank or 0) for axis in axes)
+    if counted != list(range(-len(counted), 0)):
+        return f"the axes {list(axes)} of {label(mean)} are not the trailing ones"
+    return counted[0]
+
+
+def epsilon_of(scope: Scope, tensor: gs.Tensor, axis: int) -> float | str:
+    """The number that is added to the variance, or why it is none."""
+    value = scope.scalar(tensor)
+    if value is None:
+        return f"epsilon, '{tensor.name}', is no constant scalar"
+    rank = scope.rank(tensor) or 0
+    if rank > -axis:
+        return f"epsilon, '{tensor.name}', has {rank} dimensions, more than the {-axis} that are normalised"
+    if not math.isfinite(value) or value < 0:
+        return f"epsilon is {value}"
+    return value
+
+
+def cast_problem(match: Match, scope: Scope, dtypes: Sequence[str]) -> str | None:
+    """Why the Casts that a pattern passed over matter; None if each is to a floating dtype of enough precision."""
+    least = min(WIDTH[dtype] for dtype in dtypes)
+    for cast in match.tag("cast"):
+        dtype = scope.dtype(cast.outputs[0])
+        if dtype not in FLOATING:
+            return f"{label(cast)} goes through the dtype {cast.outputs[0].dtype}"
+        if WIDTH[dtype] < least:
+            return f"{label(cast)} loses precision, going through {dtype}"
+    return None

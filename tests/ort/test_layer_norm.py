@@ -1,0 +1,529 @@
+"""FusedLayerNorm in ONNX Runtime on the CPU: equal to its reference, its decomposition and ORT's own operator; and what
+happens with nodes, inputs and surroundings that are wrong."""  # fmt: skip
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+import ortplugin
+from ortplugin.errors import RuntimeMissingError
+from ortplugin.ops.layer_norm import OPERATOR
+from ortplugin.session import CUDA, element_type, gpu_count
+from tests.layer_norm_cases import (
+    AFFINE,
+    BARE,
+    CASES,
+    OPSET,
+    RESIDUAL,
+    UNIT_ROUNDOFF,
+    Case,
+    bits,
+    by_name,
+    check,
+    expect,
+    model_of,
+    typed,
+)
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+CPU_ONLY = ["CPUExecutionProvider"]
+
+
+def options() -> onnxruntime.SessionOptions:
+    """Registered, and quiet where an error is wanted."""
+    made = onnxruntime.SessionOptions()
+    made.log_severity_level = 4
+    ortplugin.register(made)
+    return made
+
+
+def make(model: bytes) -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(model, options(), providers=CPU_ONLY)
+
+
+def run(session: Any, case: Case) -> list[np.ndarray]:
+    return list(ortplugin.run(session, case.feeds()).values())  # NumPy lacks bfloat16, so not session.run
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_equals_the_reference(library: Path, case: Case) -> None:
+    check(case, run(make(case.model()), case))
+
+
+# Cases whose decomposition can't run or be compared, with the reason.
+NO_DECOMPOSITION = {
+    "Gelu, double, 33": "ONNX Runtime has no Erf of double",
+    **{
+        f"{name}, {dtype}": "an axis from the front has no decomposition without the rank"
+        for name in ("three axes", "two axes", "last axis")
+        for dtype in ("float16", "float")
+    },
+    **{
+        f"one long row{what}, float": "ONNX Runtime's ReduceMean loses three digits over two million elements"
+        for what in ("", ", aligned")
+    },
+    **{
+        case.name: "ONNX Runtime has no pointwise operators of bfloat16"
+        for case in CASES
+        if "bfloat16" in case.name or case.name.startswith("results of all dtypes")
+    },
+}
+DECOMPOSED = [case for case in CASES if case.name not in NO_DECOMPOSITION]
+
+
+def test_the_list_of_what_lacks_a_decomposition_is_current() -> None:
+    assert NO_DECOMPOSITION.keys() <= by_name.keys()
+    assert len(DECOMPOSED) > 200
+
+
+@pytest.mark.parametrize("case", DECOMPOSED, ids=lambda case: case.name)
+def test_the_decomposition_runs_without_the_library(case: Case) -> None:
+    """In its own precision: every operator rounds, in float16 too."""
+    model = model_of(case.text, case.shapes, OPERATOR.decompose(case.node(), OPSET))
+    session = onnxruntime.InferenceSession(model, providers=CPU_ONLY)
+    dtypes = set(case.program.dtypes.values())
+    unit = next(UNIT_ROUNDOFF[dtype] for dtype in ("float16", "float", "double") if dtype in dtypes)
+    check(case, run(session, case), expect(case, unit=4 * unit))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float", "double"])
+@pytest.mark.parametrize("width", [1, 7, 33, 768, 1023, 5140])
+def test_equals_the_runtimes_own_operator(library: Path, dtype: str, width: int) -> None:
+    case = Case(f"own {width} {dtype}", typed(AFFINE, dtype), ((11, width), (width,), (width,)))
+    own = helper.make_node("LayerNormalization", ["x", "gamma", "beta"], ["y"], epsilon=1e-5)
+    theirs = onnxruntime.InferenceSession(model_of(case.text, case.shapes, [own]), providers=CPU_ONLY)
+    (wanted,), (got,) = run(theirs, case), run(make(case.model()), case)
+    tolerance = {"float16": 4e-3, "float": 2e-5, "double": 1e-12}[dtype]
+    np.testing.assert_allclose(got.astype(np.float64), wanted.astype(np.float64), rtol=tolerance, atol=tolerance)
+
+
+# ---------------------------------------------------------------------------------------------------- shape inference
+
+
+@pytest.mark.parametrize(
+    ("shapes", "wanted"),
+    [
+        (((4, 7, 32), (32,), (4, 7, 32), (32,), (32,)), [4, 7, 32]),
+        (((1, 7, 32), (32,), (4, 1, 32), (32,), (32,)), [4, 7, 32]),
+        ((("batch", "length", 32), (32,), ("batch", "length", 32), (32,), (32,)), ["batch", "length", 32]),
+        ((("batch", "length", 32), (32,), ("batch", 7, 32), (32,), (32,)), ["batch", 7, 32]),
+        ((("batch", 7, 32), (32,), ("other", 7, 32), (32,), (32,)), [None, 7, 32]),
+        (((None, 7, "width"), ("width",), (None, 7, "width"), (32,), (32,)), [None, 7, "width"]),
+        (((7, 32), (32,), ("batch", 1, 1), (32,), (32,)), ["batch", 7, 32]),
+        (((0, 32), (32,), (1, 32), (32,), (32,)), [0, 32]),
+    ],
+)
+def test_shapes_are_inferred(library: Path, shapes: Sequence[Any], wanted: list[Any]) -> None:
+    for dtype in ("float16", "bfloat16", "float", "double"):
+        session = make(model_of(typed(RESIDUAL, dtype), shapes))
+        for output in session.get_outputs():
+            assert output.shape == wanted
+            assert element_type(output.type) == element_type(f"tensor({dtype})")
+
+
+def test_unknown_ranks_stay_unknown_until_the_run(library: Path) -> None:
+    session = make(model_of(typed(RESIDUAL, "float"), [None, (8,), None, None, None]))
+    assert [output.type for output in session.get_outputs()] == ["tensor(float)"] * 2
+    for shape in ((2, 8), (3, 1, 8), (8,)):
+        case = Case(f"unknown {shape}", typed(RESIDUAL, "float"), (shape, (8,), shape, (8,), ()))
+        check(case, run(session, case))
+
+
+def test_each_result_has_its_own_dtype(library: Path) -> None:
+    case = by_name["results of all dtypes, float, 256"]
+    found = {output.name: (output.type, output.shape) for output in make(case.model()).get_outputs()}
+    dtypes = {"h": "float16", "b": "bfloat16", "f": "float", "d": "double", "t": "bool"}
+    assert found == {name: (f"tensor({dtype})", [3, 7, 256]) for name, dtype in dtypes.items()}
+
+
+def test_inferred_shapes_reach_other_nodes(library: Path) -> None:
+    """An output without a declared type, and a node behind ours that needs the shape."""
+    node = Case("", typed(BARE, "float"), ((2, 8),)).node()
+    graph = helper.make_graph(
+        [node, helper.make_node("Shape", ["y"], ["shape"]), helper.make_node("Neg", ["y"], ["z"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 8])],
+        [onnx.ValueInfoProto(name="shape"), onnx.ValueInfoProto(name="z")],
+    )
+    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
+    session = make(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
+    assert [(output.type, output.shape) for output in session.get_outputs()] == [
+        ("tensor(int64)", [2]),
+        ("tensor(float)", ["n", 8]),
+    ]
+
+
+def test_shapes_may_change_from_run_to_run(library: Path) -> None:
+    session = make(model_of(typed(RESIDUAL, "float16"), [("b", "s", "h"), ("h",), ("b", "s", "h"), ("h",), ("h",)]))
+    for batch, length, width in ((1, 1, 1), (3, 5, 7), (2, 9, 1023), (3, 5, 7), (0, 4, 8), (1, 2, 70001)):
+        x = (batch, length, width)
+        case = Case(f"changing {x}", typed(RESIDUAL, "float16"), (x, (width,), x, (width,), (width,)))
+        check(case, run(session, case))
+
+
+# -------------------------------------------------------------------------------------------------------- wrong nodes
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A node that must be refused: when, and words of the message beside the names of operator and node."""
+
+    words: str
+    text: str | int | bytes | None = typed(BARE, "float")
+    shapes: tuple[tuple[int | str, ...] | None, ...] = ((2, 3),)
+    dtypes: tuple[int, ...] = ()  # of the inputs; float where left out
+    inputs: tuple[str, ...] | None = None  # of the node
+    outputs: tuple[str, ...] = ("y",)
+    fed: tuple[tuple[int, ...], ...] | None = None  # shapes at the run, if that is when it is refused
+
+    def model(self) -> bytes:
+        names = [f"p{i}" for i in range(len(self.shapes))]
+        inputs = names if self.inputs is None else self.inputs
+        attributes = {} if self.text is None else {"program": self.text}
+        node = helper.make_node("FusedLayerNorm", inputs, self.outputs, "culprit", domain="ortplugin", **attributes)
+        dtypes = self.dtypes or (TensorProto.FLOAT,) * len(names)
+        graph = helper.make_graph(
+            [node],
+            "g",
+            [helper.make_tensor_value_info(*each) for each in zip(names, dtypes, self.shapes, strict=True)],
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in self.outputs if name],
+        )
+        imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
+        return helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString()
+
+
+def bare(core: str) -> str:
+    return f"(float x) => (float y) {{ y = {core} }}"
+
+
+SCALED = "(float x, float g) => (float y) { n = LayerNormalization(x) y = Mul(n, g) }"
+SUM = "(float x, float r) => (float y) { s = Add(x, r) y = LayerNormalization(s) }"
+TWO = "(float x) => (float y, float z) { y = LayerNormalization(x) z = Relu(y) }"
+UNKNOWN = ("n", "m")
+
+WRONG = {
+    "no program": Wrong("program", None),
+    "a number for a program": Wrong("type", 5),
+    "an empty program": Wrong("line 1, column 1: found the end of the text, expected '('", ""),
+    "nonsense": Wrong("line 1, column 1: found 'nonsense'", "nonsense"),
+    "CUDA after the program": Wrong("found '#'", bare("LayerNormalization(x)") + '\n#include "/etc/passwd"'),
+    "CUDA for a name": Wrong("expected '='", bare('asm("trap;")')),
+    "CUDA for a statement": Wrong("found ';'", bare("LayerNormalization(x); } __global__ void f() {")),
+    "CUDA for an attribute": Wrong("line 1, column", bare('LayerNormalization<axis="0); }">(x)')),
+    "CUDA for an operator": Wrong("'__trap'", bare("__trap(x)")),
+    "CUDA for a dtype": Wrong("line 1, column 2", "(int4 x) => (float y) { y = LayerNormalization(x) }"),
+    "a preprocessor's line": Wrong("line 1", bare("LayerNormalization(x)").replace(" y = ", "\\\n#error\n y = ")),
+    "a comment": Wrong("found '/'", bare("LayerNormalization(x) // fast")),
+    "letters beyond ASCII": Wrong("line 1, column 8", "(float é) => (float y) { y = LayerNormalization(é) }"),
+    "bytes that are no text": Wrong("line 1, column 8", b"(float \xff) => (float y) { y = LayerNormalization(\xff) }"),
+    "a zero byte": Wrong("found '\\x00'", bare("LayerNormalization(x)") + "\0#error"),
+    "a text too long": Wrong("70000 characters", "(" * 70000),
+    "many brackets": Wrong("line 1, column 2", "(" * 60000),
+    "a name too long": Wrong("64", bare("LayerNormalization(x)").replace("y", "y" * 65)),
+    "too many parameters": Wrong("32", f"({', '.join(f'float p{i}' for i in range(33))}) => (float y) {{ }}"),
+    "no core": Wrong("no LayerNormalization and no RMSNormalization", bare("Relu(x)")),
+    "two cores": Wrong("at most one core", bare("LayerNormalization(n)").replace("{", "{ n = RMSNormalization(x)")),
+    "a core of a number": Wrong(
+        "numbers alone", "(float x) => (float y, float z) { y = LayerNormalization(1) z = Neg(x) }", outputs=("y", "z")
+    ),
+    "a negative epsilon": Wrong("epsilon is -1", bare("LayerNormalization<epsilon=-1>(x)")),
+    "an infinite epsilon": Wrong("epsilon is inf", bare("LayerNormalization<epsilon=inf>(x)")),
+    "an epsilon of NaN": Wrong("epsilon is nan", bare("RMSNormalization<epsilon=nan>(x)")),
+    "an epsilon beyond float": Wrong("'1e39'", bare("LayerNormalization<epsilon=1e39>(x)")),
+    "an unknown attribute": Wrong("'eps'", bare("LayerNormalization<eps=1e-5>(x)")),
+    "an unknown operator": Wrong("'Softmax'", bare("Softmax(x)")),
+    "half an axis": Wrong("'0.5'", bare("LayerNormalization<axis=0.5>(x)")),
+    "an axis too large": Wrong("axis 2 is out of range for the shape [2, 3]", bare("LayerNormalization<axis=2>(x)")),
+    "an axis too small": Wrong("axis -3 is out of range for the shape [2, 3]", bare("RMSNormalization<axis=-3>(x)")),
+    "a scalar": Wrong("axis -1 is out of range for the shape []", shapes=((),)),
+    "another dtype": Wrong("is float16 but the program's parameter 'x' is float", dtypes=(TensorProto.FLOAT16,)),
+    "an integer dtype": Wrong("input 0 is ONNX element type 7", dtypes=(TensorProto.INT64,)),
+    "strings": Wrong("input 0 is ONNX element type 8", dtypes=(TensorProto.STRING,)),
+    "a result of another dtype": Wrong("declared float16", bare("Neg(x)").replace("(float y", "(float16 y")),
+    "an unused parameter": Wrong("'z', which is never used", bare("Neg(x)").replace("float x", "float x, float z")),
+    "an input too many": Wrong("1 parameters, the node 2 inputs", shapes=((2, 3), (3,))),
+    "an input too few": Wrong("2 parameters, the node 1 inputs", SCALED),
+    "many inputs too many": Wrong("1 parameters, the node 40 inputs", shapes=((2, 3),) * 40),
+    "an absent input": Wrong("absent", SCALED, ((2, 3),), inputs=("p0", "")),
+    "no inputs": Wrong("input size 0", inputs=()),
+    "an output too many": Wrong("1 results, the node 2 outputs", outputs=("y", "z")),
+    "an output too few": Wrong("2 results, the node 1 outputs", TWO),
+    "an absent output": Wrong("output 1 is absent", TWO, outputs=("y", ""), fed=((2, 3),)),
+    "operands that do not broadcast": Wrong("[4] and [2, 3] do not broadcast", SUM, ((2, 3), (4,))),
+    "a gain larger than the sum": Wrong("input 1 ('g'): the shape [2, 3]", SCALED, ((1, 3), (2, 3))),
+    "a gain of higher rank": Wrong("input 1 ('g'): the shape [1, 1, 3]", SCALED, ((1, 3), (1, 1, 3))),
+    "a gain of another width": Wrong("the shape [2] does not broadcast to [2, 3]", SCALED, ((2, 3), (2,))),
+    "operands that do not broadcast at the run": Wrong(
+        "[2, 4] and [2, 3] do not broadcast", SUM, (UNKNOWN, UNKNOWN), fed=((2, 3), (2, 4))
+    ),
+    "a gain of another width at the run": Wrong(
+        "input 1 ('g'): the shape [4] does not broadcast to [2, 3]", SCALED, (UNKNOWN, ("k",)), fed=((2, 3), (4,))
+    ),
+    "a scalar at the run": Wrong("axis -1 is out of range for the shape []", shapes=(None,), fed=((),)),
+    "an axis too large at the run": Wrong(
+        "axis 2 is out of range for the shape [5]", bare("LayerNormalization<axis=2>(x)"), (None,), fed=((5,),)
+    ),
+}  # fmt: skip
+
+# Tries each model read from standard input, announcing it first: what ends the process shows in the last line.
+TRY_EACH = """
+import json, sys, numpy, onnxruntime, ortplugin
+for line in sys.stdin:
+    name, model, fed = json.loads(line)
+    print(json.dumps([name, "began", ""]), flush=True)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    ortplugin.register(options)
+    stage = "session"
+    try:
+        session = onnxruntime.InferenceSession(bytes.fromhex(model), options, providers=["CPUExecutionProvider"])
+        stage = "run"
+        if fed is not None:
+            arrays = [numpy.ones(shape, numpy.float32) for shape in fed]
+            session.run(None, dict(zip((each.name for each in session.get_inputs()), arrays)))
+        message = ""
+    except Exception as error:
+        message = str(error)
+    print(json.dumps([name, stage, message]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def refusals(library: Path) -> dict[str, tuple[str, str]]:
+    """(stage, message) of every wrong node: from other processes, which may crash without ending this one."""
+    found: dict[str, tuple[str, str]] = {}
+    while left := [name for name in WRONG if name not in found]:
+        lines = [json.dumps([name, WRONG[name].model().hex(), WRONG[name].fed]) for name in left]
+        done = python(TRY_EACH, "\n".join(lines))
+        for line in done.stdout.splitlines():
+            name, stage, message = json.loads(line)
+            found[name] = stage, message
+        assert left[0] in found, done.stderr
+    return found
+
+
+def python(code: str, stdin: str = "", env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs Python code in a process of its own that imports what this one does."""
+    start = f"import sys; sys.path[:] = {sys.path!r}\n"
+    return subprocess.run(
+        [sys.executable, "-c", start + code], input=stdin, capture_output=True, text=True, timeout=120, env=env
+    )
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_node_is_refused(refusals: dict[str, tuple[str, str]], name: str) -> None:
+    stage, message = refusals[name]
+    assert stage != "began", "the process ended"
+    assert message, "it was accepted"
+    assert stage == ("session" if WRONG[name].fed is None else "run"), message
+    assert WRONG[name].words in message
+    assert "culprit" in message
+    assert "FusedLayerNorm" in message
+
+
+def test_a_good_node_is_accepted() -> None:
+    assert make(Wrong("").model())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_tampered_program_never_crashes(library: Path, seed: int) -> None:
+    """Programs with characters changed, dropped and doubled are refused, or are other programs of the language."""
+    rng = np.random.default_rng(seed)
+    text = list(by_name["bools computed, float, 256"].text)
+    for _ in range(int(rng.integers(1, 4))):
+        at, what = int(rng.integers(len(text))), int(rng.integers(3))
+        if what == 0:
+            text[at] = str(rng.choice(list('"#\\/;{}()<>=,.-+eE09aZ_ \n\0')))
+        elif what == 1:
+            del text[at : at + int(rng.integers(1, 12))]
+        else:
+            text[at:at] = text[at : at + int(rng.integers(1, 30))]
+    wrong = Wrong("", "".join(text), ((3, 8), (3, 1), (8,)), (TensorProto.FLOAT, TensorProto.BOOL, TensorProto.FLOAT))
+    model = onnx.load_model_from_string(wrong.model())
+    model.graph.node[0].output.append("e")
+    feeds = {"p0": np.ones((3, 8), np.float32), "p1": np.ones((3, 1), bool), "p2": np.ones(8, np.float32)}
+    message = "culprit"
+    try:
+        make(model.SerializeToString()).run(["y"], feeds)
+    except Exception as error:
+        message = str(error)
+    assert "culprit" in message
+
+
+# ------------------------------------------------------------------------------------- threads, processes, surroundings
+
+
+def in_threads(count: int, work: Any) -> None:
+    """Runs work(number) on threads that start together; raises what one of them raised."""
+    start, errors = threading.Barrier(count), []
+
+    def body(number: int) -> None:
+        start.wait()
+        try:
+            work(number)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=body, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def test_many_threads_run_one_session(library: Path) -> None:
+    """Each with shapes and values of its own, over and over: the same bits every time."""
+    text = typed(RESIDUAL, "float")
+    session = make(model_of(text, [("n", "h"), ("h",), ("n", "h"), ("h",), ("h",)]))
+
+    def work(number: int) -> None:
+        shape = (5 + 40 * number, (33, 768, 1023, 5140)[number % 4])
+        case = Case(f"thread {number}", text, (shape, shape[1:], shape, shape[1:], shape[1:]))
+        feeds = case.feeds()
+        first = session.run(None, feeds)
+        check(case, first)
+        for _ in range(10):
+            for got, wanted in zip(session.run(None, feeds), first, strict=True):
+                assert (bits(got) == bits(wanted)).all()
+
+    in_threads(8, work)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_threads_inside_a_run_change_nothing(library: Path, threads: int) -> None:
+    case = by_name["bias, residual, sum kept, float16, 1023"]
+    made = options()
+    made.intra_op_num_threads = threads
+    got = run(onnxruntime.InferenceSession(case.model(), made, providers=CPU_ONLY), case)
+    for each, wanted in zip(got, run(make(case.model()), case), strict=True):
+        assert (bits(each) == bits(wanted)).all()
+
+
+def test_options_are_registered_twice_and_by_many_threads(library: Path) -> None:
+    case = by_name["awkward, float"]
+    shared = onnxruntime.SessionOptions()
+
+    def work(_: int) -> None:
+        ortplugin.register(shared)
+        own = onnxruntime.SessionOptions()
+        for _ in range(3):
+            ortplugin.register(own)
+        for chosen in (shared, own):
+            check(case, run(onnxruntime.InferenceSession(case.model(), chosen, providers=CPU_ONLY), case))
+
+    in_threads(8, work)
+
+
+def test_the_library_itself_bears_being_registered_twice(library: Path) -> None:
+    """As any program does it, without `ortplugin.register`."""
+    case = by_name["awkward, float"]
+    made = onnxruntime.SessionOptions()
+    made.register_custom_ops_library(str(library))
+    made.register_custom_ops_library(str(library))
+    ortplugin.register(made)
+    check(case, run(onnxruntime.InferenceSession(case.model(), made, providers=CPU_ONLY), case))
+
+
+def test_sessions_come_and_go(library: Path) -> None:
+    case = by_name["bias, residual, sum kept, float, 256"]
+    model, expected = case.model(), expect(case)
+    kept = [make(model) for _ in range(3)]
+    for _ in range(100):
+        session = make(model)
+        check(case, run(session, case), expected)
+        del session
+    gc.collect()
+    for session in kept:
+        check(case, run(session, case), expected)
+
+
+SESSION = """
+import gc, os, sys
+import numpy, onnxruntime, ortplugin
+def session():
+    options = onnxruntime.SessionOptions()
+    ortplugin.register(options)
+    made = onnxruntime.InferenceSession(bytes.fromhex(sys.stdin.readline()), options)
+    made.run(None, {"x": numpy.ones((2, 8), numpy.float32)})
+    return made, options
+"""
+
+ENDINGS = {
+    "everything alive at the exit": "made, options = session()",
+    "options first": "made, options = session(); del options; gc.collect(); del made; gc.collect()",
+    "session first": "made, options = session(); del made; gc.collect(); del options; gc.collect()",
+    "registered, no session": "options = onnxruntime.SessionOptions(); ortplugin.register(options)",
+    "alive in a cycle": "made = session(); loop = [made]; loop.append(loop); del made",
+    "alive in a module": "sys.kept = session()",
+    "alive at the very last": "import atexit; made = session(); atexit.register(lambda x: x[0].get_inputs(), made)",
+    "in a thread": "import threading; t = threading.Thread(target=session); t.start(); t.join()",
+    "a thread at the exit": (
+        "import threading, time; made = session()\n"
+        "def work():\n"
+        "    while True: made[0].run(None, {'x': numpy.ones((2, 8), numpy.float32)})\n"
+        "threading.Thread(target=work, daemon=True).start(); time.sleep(0.05); os._exit(0)"
+    ),
+    "opened by hand before": (
+        "import ctypes; held = ctypes.CDLL(ortplugin.library_path()); made, options = session(); del made, options"
+    ),
+    "closed by hand after": (
+        "import ctypes, _ctypes; held = ctypes.CDLL(ortplugin.library_path()); made, options = session()\n"
+        "del made, options; gc.collect(); _ctypes.dlclose(held._handle)"
+    ),
+    "opened and closed alone": (
+        "import ctypes, _ctypes\n"
+        "for _ in range(3): _ctypes.dlclose(ctypes.CDLL(ortplugin.library_path())._handle)\n"
+        "made, options = session()"
+    ),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_process_ends_in_any_order(library: Path, ending: str) -> None:
+    model = model_of(typed(BARE, "float"), ((2, 8),))
+    done = python(f"{SESSION}\n{ENDINGS[ending]}\nprint('the end', flush=True)", model.hex() + "\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert done.stdout == ("" if "os._exit" in ENDINGS[ending] else "the end\n")
+
+
+def test_the_library_needs_no_cuda(library: Path) -> None:
+    """Neither loading it nor running on the CPU opens anything of CUDA's."""
+    done = python(
+        f"{SESSION}\nmade = session()\nprint([x for x in open('/proc/self/maps') if 'libcuda' in x or 'nvrtc' in x])",
+        model_of(typed(BARE, "float"), ((2, 8),)).hex() + "\n",
+    )
+    assert done.returncode == 0, done.stderr
+    if not gpu_count():
+        assert done.stdout == "[]\n"
+    linked = subprocess.run(["ldd", str(library)], capture_output=True, text=True).stdout
+    assert not re.search("cuda|nvrtc|onnxruntime|python", linked)
+
+
+@pytest.mark.skipif(CUDA in onnxruntime.get_available_providers(), reason="this ONNX Runtime has the CUDA provider")
+def test_cuda_without_a_cuda_build_is_explained(library: Path) -> None:
+    model = model_of(typed(BARE, "float"), ((2, 8),))
+    with pytest.raises(RuntimeMissingError, match="has no CUDA provider; remove it and install onnxruntime-gpu"):
+        ortplugin.session(model, ["cuda"])
+    # ONNX Runtime itself warns and goes on with what it has.
+    with pytest.warns(UserWarning, match="'CUDAExecutionProvider' is not in available provider names"):
+        session = onnxruntime.InferenceSession(model, options(), providers=[CUDA, *CPU_ONLY])
+    assert session.get_providers() == CPU_ONLY
+    assert session.run(None, {"x": np.ones((2, 8), np.float32)})[0].shape == (2, 8)
