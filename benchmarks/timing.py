@@ -2,8 +2,9 @@
 
 A kernel of a few microseconds can't be timed by itself: a synchronous `Run` of ONNX Runtime takes 45 us, a CUDA graph
 some 10. So everything is timed as a chain, `x -> f(x) -> f(f(x)) -> ...`, replayed as one CUDA graph, and the time of a
-step is the slope between a long chain and a chain of one. All contenders of a row are measured in turn, round after round, so
-that a change of the GPU's clock meets all of them; the median of the rounds counts.
+step is the slope between a long chain and a chain of one. A chain also keeps the caches honest: what a step reads is
+what the step before wrote. All contenders of a row are measured in turn, round after round, so that a change of the
+GPU's clock meets all of them; the median of the rounds counts.
 """
 
 from __future__ import annotations

@@ -92,7 +92,8 @@ def register(session_options: Any) -> None:
             version = onnxruntime().__version__
             raise RuntimeMissingError(f"onnxruntime {version} can't register {path}: {one_line(error)}") from error
         if not _is_registered(session_options):  # the library may have said so itself
-    
+            session_options.add_session_config_entry(_REGISTERED, "1")
+
 
 def _is_registered(session_options: Any) -> bool:
     try:

@@ -97,9 +97,11 @@ def to_onnx(
     """
     builder = Builder(opset, name_prefix)
     names = {parameter.name: name for parameter, name in zip(program.parameters, inputs, strict=True)}
+    full = _of_full_shape(program)
     final: dict[str, str] = {}
     for result, output in zip(program.results, outputs, strict=True):
-        final.setdefault(result.name, output)
+        if result.name in full:
+            final.setdefault(result.name, output)
     for statement in program.statements:
         dtype = _operand_dtype(program, statement)
         operands = [_input(builder, operand, dtype, names) for operand in statement.operands]
@@ -112,9 +114,23 @@ def to_onnx(
         else:
             names[statement.name] = _emit(builder, statement, dtype, operands, output)
     for result, output in zip(program.results, outputs, strict=True):
-        if names[result.name] != output:  # a parameter that is a result
+        if result.name not in full:  # every result has the shape of the normalised value
+            shape = builder.op("Shape", names[str(program.core.operands[0])])
+            builder.op("Expand", names[result.name], shape, output=output)
+        elif names[result.name] != output:  # the same value twice
             builder.op("Identity", names[result.name], output=output)
     return builder.nodes
+
+
+def _of_full_shape(program: Program) -> set[str]:
+    """The values that have the core's shape by themselves: its operand, its result, and what is computed from them."""
+    if program.core is None:
+        return {statement.name for statement in program.statements} | {each.name for each in program.parameters}
+    full = {str(program.core.operands[0])}
+    for statement in program.statements:
+        if any(operand in full for operand in statement.operands):
+            full.add(statement.name)
+    return full
 
 
 def _operand_dtype(program: Program, statement: Statement) -> str:

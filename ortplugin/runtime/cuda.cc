@@ -156,7 +156,9 @@ const Nvrtc& TheCompiler() {
 }
 
 // CUDA errors after which every further call in the process fails: the context is lost.
-bool IsSticky(Result result) { return result == 700 || (result >= 709 && result <= 719 && result != 712 && result != 713); }
+bool IsSticky(Result result) {
+  return result == 700 || (result >= 709 && result <= 719 && result != 712 && result != 713);
+}
 
 void CheckDriver(Result result, const char* what) {
   if (result == 0) return;
@@ -165,9 +167,8 @@ void CheckDriver(Result result, const char* what) {
   TheDriver().cuGetErrorString(result, &text);
   int version = 0;
   TheDriver().cuDriverGetVersion(&version);
-  Fail(what, " failed: ", name ? name : "unknown error", " (", text ? text : "", "), driver for CUDA ", version / 1000, ".",
-       version % 1000 / 10,
-       IsSticky(result) ? ". The GPU context is lost: this process must be restarted" : "",
+  Fail(what, " failed: ", name ? name : "unknown error", " (", text ? text : "", "), driver for CUDA ", version / 1000,
+       ".", version % 1000 / 10, IsSticky(result) ? ". The GPU context is lost: this process must be restarted" : "",
        result == kOutOfMemory ? ". Free GPU memory, or lower ONNX Runtime's gpu_mem_limit" : "");
 }
 
@@ -304,9 +305,9 @@ Function Load(const DeviceFacts& device, const std::string& source, const char* 
   const std::string architecture = Architecture(device);
   std::string options;
   for (const std::string& option : Options(architecture)) options += option + " ";
-  const std::shared_ptr<const std::string> code =
-      CachedKernel({source, options, architecture, CompilerVersion(), kPluginVersion},
-                   [&] { return Compile(source, architecture, nullptr); }, warn);
+  const std::shared_ptr<const std::string> code = CachedKernel(
+      {source, options, architecture, CompilerVersion(), kPluginVersion},
+      [&] { return Compile(source, architecture, nullptr); }, warn);
   const ContextScope scope(device);
   const std::lock_guard<std::mutex> lock(*mutex);
   Module& module = (*modules)[{device.ordinal, source}];

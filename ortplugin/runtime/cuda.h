@@ -15,10 +15,10 @@ using Stream = void*;
 
 struct DeviceFacts {
   int ordinal;
-  int major, minor;         // compute capability
+  int major, minor;  // compute capability
   int multiprocessors;
   int64_t l2_bytes;
-  int shared_bytes;         // most shared memory a block may ask for
+  int shared_bytes;  // most shared memory a block may ask for
 };
 
 // Throws Error naming the package to install where the driver can't be opened.

@@ -32,7 +32,8 @@ std::vector<Term> MakeTerms(const Shape& sizes, const Shape& strides) {
 std::string Number(size_t n) { return std::to_string(n); }
 
 // "(long long)(index / (T)a.terms[3].divisor % ...) * a.terms[3].stride + ..." for terms numbered from `first`.
-std::string EmitOffset(const std::vector<Term>& terms, size_t first, const std::string& index, const std::string& type) {
+std::string EmitOffset(const std::vector<Term>& terms, size_t first, const std::string& index,
+                       const std::string& type) {
   std::string text;
   for (size_t i = 0; i < terms.size(); ++i) {
     const std::string term = "a.terms[" + Number(first + i) + "]";
@@ -125,7 +126,8 @@ std::string EmitOperands(const Program& program, const std::vector<Access>& acce
   text << "struct Offsets {\n  long long linear;\n";
   for (size_t i = 0; i < accesses.size(); ++i)
     if (!accesses[i].is_shared() && !accesses[i].is_linear()) text << "  long long p" << i << ";\n";
-  text << "  __device__ __forceinline__ Offsets(const Arguments& a, row_t row) {\n    linear = (long long)row * WIDTH;\n";
+  text << "  __device__ __forceinline__ Offsets(const Arguments& a, row_t row) {\n    linear = (long long)row * "
+          "WIDTH;\n";
   for (size_t i = 0; i < accesses.size(); ++i)
     if (!accesses[i].is_shared() && !accesses[i].is_linear())
       text << "    p" << i << " = " << EmitOffset(accesses[i].outer, outer_terms[i], "row", "row_t") << ";\n";
@@ -184,7 +186,8 @@ std::string EmitOperands(const Program& program, const std::vector<Access>& acce
         } else if (shared && is_staged(i)) {
           text << "    p" << i << (options.staged ? ".read_shared" : ".load") << "(operands.p" << i << " + column);\n";
         } else if (access.is_contiguous()) {
-          text << "    p" << i << (access.is_linear() ? ".load_once" : ".load") << "(" << base << row << " + column);\n";
+          text << "    p" << i << (access.is_linear() ? ".load_once" : ".load") << "(" << base << row
+               << " + column);\n";
         } else {
           text << "#pragma unroll\n    for (int j = 0; j < VECTOR; ++j)\n      p" << i << ".set(j, (" << base << row
                << ")[" << EmitOffset(access.inner, inner_terms[i], "(unsigned)(column + j)", "unsigned") << "]);\n";
@@ -241,7 +244,8 @@ std::vector<uint64_t> ArgumentBlock(const std::vector<Access>& accesses, size_t 
   for (const Access& access : accesses)
     for (const auto* terms : {&access.outer, &access.inner})
       for (const Term& term : *terms)
-        for (const int64_t number : {term.divisor, term.modulus, term.stride}) block.push_back(static_cast<uint64_t>(number));
+        for (const int64_t number : {term.divisor, term.modulus, term.stride})
+          block.push_back(static_cast<uint64_t>(number));
   return block;
 }
 

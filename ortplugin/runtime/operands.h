@@ -1,5 +1,6 @@
-// How the tensors of a fused operator lie against the [rows, width] matrix that it works on, and the CUDA C++ that reads
-// and writes them. A tensor may broadcast in any way ONNX allows; what costs index arithmetic is said by its Access.
+// How the tensors of a fused operator lie against the [rows, width] matrix that it works on, and the CUDA C++ that
+// reads and writes them. A tensor may broadcast in any way ONNX allows; what costs index arithmetic is said by its
+// Access.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +30,9 @@ struct Access {
 
   bool is_shared() const { return outer.empty(); }  // every row reads the same
   bool is_scalar() const { return inner.empty(); }  // every column reads the same
-  bool is_contiguous() const { return inner.size() == 1 && inner[0].divisor == 1 && inner[0].modulus == 0 && inner[0].stride == 1; }
+  bool is_contiguous() const {
+    return inner.size() == 1 && inner[0].divisor == 1 && inner[0].modulus == 0 && inner[0].stride == 1;
+  }
   // Row r is elements [r * width, (r + 1) * width): an ordinary tensor of the full shape.
   bool is_linear() const {
     return is_contiguous() && outer.size() == 1 && outer[0].divisor == 1 && outer[0].modulus == 0 &&
@@ -60,12 +63,12 @@ Shape Broadcast(const std::vector<Shape>& shapes);
 //   struct <Name>Row, <Name>Shared: the operands that differ from row to row, and those that all rows share, each with
 //     load(): VECTOR elements from a column on
 //   struct <Name>Results with set<result>() and store()
-// and for all together: Arguments, Offsets (where a row starts in each tensor), SharedOperands (pointers to what all rows
-// share, or to copies in shared memory).
+// and for all together: Arguments, Offsets (where a row starts in each tensor), SharedOperands (pointers to what all
+// rows share, or to copies in shared memory).
 struct Phase {
-  std::string name;                     // "Prologue"
-  std::vector<size_t> parameters;       // numbers of the parameters that it reads
-  std::vector<size_t> results;          // numbers of the results that it writes
+  std::string name;                // "Prologue"
+  std::vector<size_t> parameters;  // numbers of the parameters that it reads
+  std::vector<size_t> results;     // numbers of the results that it writes
 };
 
 struct OperandOptions {

@@ -7,6 +7,13 @@
 namespace ortplugin {
 namespace {
 
+std::atomic<bool> has_shape_query{false};
+
+// ORT shows a tensor of unknown shape as a scalar. Where it can't be asked which it is, it counts as unknown.
+bool KnowsShape(const ort::Api* api, const ort::TensorInfo* info, size_t rank) {
+  return has_shape_query ? ort::TensorTypeAndShape_HasShape(api, info) : rank > 0;
+}
+
 TensorType Describe(const ort::Api* api, const ort::TensorInfo* info) {
   TensorType type;
   Check(api, ort::GetTensorElementType(api, info, &type.type));
@@ -14,7 +21,7 @@ TensorType Describe(const ort::Api* api, const ort::TensorInfo* info) {
   Check(api, ort::GetDimensionsCount(api, info, &rank));
   type.shape.resize(rank);
   type.symbols.resize(rank);
-  type.has_shape = true;
+  type.has_shape = KnowsShape(api, info, rank);
   if (rank == 0) return type;
   Check(api, ort::GetDimensions(api, info, type.shape.data(), rank));
   std::vector<const char*> symbols(rank, nullptr);
@@ -94,6 +101,8 @@ std::string NameOfOrt(ort::ElementType type) {
   return dtype ? NameOf(*dtype) : "ONNX element type " + std::to_string(type);
 }
 
+void SetNewestApi(bool newest_has_shape_query) { has_shape_query = newest_has_shape_query; }
+
 void Check(const ort::Api* api, ort::Status* status) {
   if (status == nullptr) return;
   const std::string message = ort::GetErrorMessage(api, static_cast<const ort::Status*>(status));
@@ -109,8 +118,8 @@ size_t ShapeContext::input_count() const {
 
 TensorType ShapeContext::input(size_t index) const {
   ort::TensorInfo* info = nullptr;  // ORT keeps it
-  Check(api_, ort::ShapeInferContext_GetInputTypeShape(api_, static_cast<const ort::ShapeInferContext*>(context_), index,
-                                                       &info));
+  Check(api_, ort::ShapeInferContext_GetInputTypeShape(api_, static_cast<const ort::ShapeInferContext*>(context_),
+                                                       index, &info));
   return Describe(api_, info);
 }
 
@@ -120,7 +129,8 @@ std::string ShapeContext::string_attribute(const char* name) const {
                                                   &attribute));
   if (attribute == nullptr) Fail("the attribute '", name, "' is missing");
   size_t size = 0;
-  ort::Status* too_small = ort::ReadOpAttr(api_, attribute, ort::kAttrString, static_cast<void*>(nullptr), size_t{0}, &size);
+  ort::Status* too_small =
+      ort::ReadOpAttr(api_, attribute, ort::kAttrString, static_cast<void*>(nullptr), size_t{0}, &size);
   if (too_small != nullptr) ort::ReleaseStatus(api_, too_small);
   std::string text(size, '\0');
   Check(api_, ort::ReadOpAttr(api_, attribute, ort::kAttrString, static_cast<void*>(text.data()), text.size(), &size));
@@ -146,8 +156,8 @@ void ShapeContext::set_output(size_t index, const TensorType& type) {
     }
     if (!symbols.empty()) Check(api_, ort::SetSymbolicDimensions(api_, info, symbols.data(), symbols.size()));
   }
-  Check(api_, ort::ShapeInferContext_SetOutputTypeShape(api_, static_cast<const ort::ShapeInferContext*>(context_), index,
-                                                        static_cast<const ort::TensorInfo*>(info)));
+  Check(api_, ort::ShapeInferContext_SetOutputTypeShape(api_, static_cast<const ort::ShapeInferContext*>(context_),
+                                                        index, static_cast<const ort::TensorInfo*>(info)));
 }
 
 std::string NodeInfo::name() const {
@@ -225,6 +235,7 @@ Tensor Run::input(size_t index) const {
 void* Run::output(size_t index, const Shape& shape) {
   ort::Value* value = nullptr;
   Check(api_, ort::KernelContext_GetOutput(api_, context_, index, shape.data(), shape.size(), &value));
+  if (value == nullptr) Fail("output ", index, " is absent: every result of the program needs one");
   void* data = nullptr;
   Check(api_, ort::GetTensorMutableData(api_, value, &data));
   return data;

@@ -1,5 +1,5 @@
-// ONNX Runtime's C interface, wrapped once: tensors, shapes and attributes as C++ values, errors as exceptions that stop
-// at the boundary (registry.cc). Operators see nothing of the interface itself.
+// ONNX Runtime's C interface, wrapped once: tensors, shapes and attributes as C++ values, errors as exceptions that
+// stop at the boundary (registry.cc). Operators see nothing of the interface itself.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +21,9 @@ int64_t ElementCount(const Shape& shape);        // throws Error where the produ
 std::optional<DType> FromOrt(ort::ElementType);  // empty for a type that programs lack
 ort::ElementType ToOrt(DType dtype);
 std::string NameOfOrt(ort::ElementType type);
+
+// Says once, at registration, how new this ORT is: later functions than kApiVersion's are used where it has them.
+void SetNewestApi(bool has_shape_query);
 
 // Throws Error with ORT's message and frees the status.
 void Check(const ort::Api* api, ort::Status* status);
@@ -79,7 +82,8 @@ class Run {
   Run(const ort::Api* api, ort::KernelContext* context) : api_(api), context_(context) {}
   Tensor input(size_t index) const;
   void* output(size_t index, const Shape& shape);
-  // Calls body(0) .. body(count - 1) on ORT's threads and returns when all are done. An exception in one is thrown here.
+  // Calls body(0) .. body(count - 1) on ORT's threads and returns when all are done. An exception in one is thrown
+  // here.
   void parallel_for(size_t count, const std::function<void(size_t)>& body);
   void* stream() const;  // the CUstream of a CUDA node
   void* scratch(const ort::MemoryInfo* memory, size_t bytes);

@@ -89,13 +89,14 @@ enum ElementType : int { kUndefined = 0, kFloat = 1, kBool = 9, kFloat16 = 10, k
   X(272, ReadOpAttr, Status*, const OpAttr*, OpAttrType, void*, size_t, size_t*)                                       \
   X(274, KernelContext_ParallelFor, Status*, const KernelContext*, void (*)(void*, size_t), size_t, size_t, void*)     \
   X(277, KernelContext_GetScratchBuffer, Status*, const KernelContext*, const MemoryInfo*, size_t, void**)             \
-  X(278, KernelInfoGetAllocator, Status*, const KernelInfo*, MemType, Allocator**)
+  X(278, KernelInfoGetAllocator, Status*, const KernelInfo*, MemType, Allocator**)                                     \
+  X(390, TensorTypeAndShape_HasShape, bool, const TensorInfo*) /* API 24; see KnowsShape in ort.cc */
 // clang-format on
 
-#define ORTPLUGIN_DECLARE(index, name, returns, ...)                                    \
-  template <typename... Arguments>                                                      \
-  returns name(const Api* api, Arguments... arguments) {                                \
-    using Function = returns (*)(__VA_ARGS__);                                          \
+#define ORTPLUGIN_DECLARE(index, name, returns, ...)                                          \
+  template <typename... Arguments>                                                            \
+  returns name(const Api* api, Arguments... arguments) {                                      \
+    using Function = returns (*)(__VA_ARGS__);                                                \
     return reinterpret_cast<Function>(const_cast<Api*>(api)->functions[index])(arguments...); \
   }
 ORTPLUGIN_ORT_FUNCTIONS(ORTPLUGIN_DECLARE)

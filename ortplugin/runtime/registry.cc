@@ -149,8 +149,10 @@ extern "C" __attribute__((visibility("default"))) ortplugin::ort::Status* Regist
   }
   return Guard(api, "ortplugin", [&] {
     int registered = 0;
-    Check(api, ort::HasSessionConfigEntry(api, static_cast<const ort::SessionOptions*>(options), kRegistered, &registered));
+    Check(api,
+          ort::HasSessionConfigEntry(api, static_cast<const ort::SessionOptions*>(options), kRegistered, &registered));
     if (registered) return;
+    SetNewestApi(base->GetApi(24) != nullptr);
     Check(api, ort::AddCustomOpDomain(api, options, Domain(api)));
     Check(api, ort::AddSessionConfigEntry(api, options, kRegistered, "1"));
   });

@@ -108,11 +108,10 @@ int main(int argc, char** argv) {
         CHECK(Registers(log) > 0);
         if (Spilled(log) != 0 || std::getenv("VERBOSE") != nullptr)
           std::cout << architecture << " rows " << shape.rows << " width " << shape.width << " vector "
-                    << schedule.vector << " lanes " << schedule.lanes << "x"
-                    << schedule.groups << " items " << schedule.items << " rows at once " << schedule.rows_at_once
-                    << " prefetch " << schedule.prefetch << " staged " << schedule.staged << " streamed "
-                    << schedule.streamed << " registers " << Registers(log) << " spilled " << Spilled(log)
-                    << " bytes\n";
+                    << schedule.vector << " lanes " << schedule.lanes << "x" << schedule.groups << " items "
+                    << schedule.items << " rows at once " << schedule.rows_at_once << " prefetch " << schedule.prefetch
+                    << " staged " << schedule.staged << " streamed " << schedule.streamed << " registers "
+                    << Registers(log) << " spilled " << Spilled(log) << " bytes\n";
         CHECK(Spilled(log) == 0);
       } catch (const Error& error) {
         std::cout << architecture << " width " << shape.width << ": " << std::string(error.what()).substr(0, 3000)

@@ -99,7 +99,7 @@ class CpuLayerNorm : public Kernel {
       : norm_(NormProgram::Parse(info.string_attribute("program"))),
         prologue_(norm_.program, norm_.prologue),
         epilogue_(norm_.program, norm_.epilogue) {
-    for (size_t i = 0; i < info.input_count(); ++i) CheckType(norm_, i, info.input(i).type);
+    CheckNode(norm_, info);
   }
 
   void Compute(Run& run) const override {
@@ -225,8 +225,9 @@ NormProgram NormProgram::Parse(const std::string& text) {
   const Statement* core = nullptr;
   for (const Statement& statement : program.statements()) {
     if (!IsCore(statement.op)) continue;
-    if (core != nullptr) Fail("the program normalises twice: in '", program.value(core->result).name, "' and in '",
-                              program.value(statement.result).name, "'");
+    if (core != nullptr)
+      Fail("the program normalises twice: in '", program.value(core->result).name, "' and in '",
+           program.value(statement.result).name, "'");
     core = &statement;
   }
   if (core == nullptr) Fail("the program has no LayerNormalization and no RMSNormalization");
@@ -279,6 +280,25 @@ void CheckType(const NormProgram& norm, size_t input, ort::ElementType type) {
   if (ToOrt(parameter.dtype) != type)
     Fail("input ", input, " is ", NameOfOrt(type), " but the program's parameter '", parameter.name, "' is ",
          NameOf(parameter.dtype));
+}
+
+std::vector<TensorType> CheckNode(const NormProgram& norm, const NodeInfo& info) {
+  const size_t inputs = norm.program.parameters().size(), outputs = norm.program.results().size();
+  if (info.input_count() != inputs)
+    Fail("the program has ", inputs, " parameters, the node ", info.input_count(), " inputs");
+  if (info.output_count() != outputs)
+    Fail("the program has ", outputs, " results, the node ", info.output_count(), " outputs");
+  std::vector<TensorType> types;
+  std::vector<Shape> shapes;
+  bool known = true;
+  for (size_t i = 0; i < inputs; ++i) {
+    types.push_back(info.input(i));
+    CheckType(norm, i, types[i].type);
+    shapes.push_back(types[i].shape);
+    known = known && types[i].has_shape && std::find(shapes[i].begin(), shapes[i].end(), -1) == shapes[i].end();
+  }
+  if (known) FitShapes(norm, shapes);
+  return types;
 }
 
 NormShape FitShapes(const NormProgram& norm, const std::vector<Shape>& inputs) {

@@ -37,7 +37,8 @@ __device__ __forceinline__ compute_t scale_of(compute_t squares) {
 typedef compute_t Slots[ROWS_AT_ONCE][32];
 
 // The sums over the LANES threads of the rows at hand, given to each. Calls alternate between two slots, so that one
-// barrier a call is enough: who writes a slot again has passed the other slot's barrier, and so has everyone who read it.
+// barrier a call is enough: who writes a slot again has passed the other slot's barrier, and so has everyone who read
+// it.
 __device__ __forceinline__ void sum_of_group(compute_t (&x)[ROWS_AT_ONCE], Slots* slots, int& parity) {
 #pragma unroll
   for (int m = 0; m < ROWS_AT_ONCE; ++m) x[m] = sum_of_warp<(LANES < 32 ? LANES : 32)>(x[m]);
@@ -54,7 +55,7 @@ __device__ __forceinline__ void sum_of_group(compute_t (&x)[ROWS_AT_ONCE], Slots
 }
 
 // Item k of a lane is the VECTOR elements from column (k * LANES + lane) * VECTOR on.
-#define COLUMN(k) (((k)*LANES + lane) * VECTOR)
+#define COLUMN(k) (((k) * LANES + lane) * VECTOR)
 #define IN_ROW(k) (((k) + 1) * LANES * VECTOR <= WIDTH || COLUMN(k) < WIDTH)
 
 #define ALWAYS_ACTIVE (ROWS_AT_ONCE == 1 && LANES >= 32)
@@ -72,11 +73,10 @@ extern "C" __global__ void __launch_bounds__(LANES* GROUPS, MIN_BLOCKS) layer_no
   row_t leader = row - (LANES < 32 ? threadIdx.x % 32 / LANES * ROWS_AT_ONCE : 0);
 
   PrologueRow operands[ROWS_AT_ONCE][ITEMS];
-#define LOAD_ROWS(first)                                                   \
-  _Pragma("unroll") for (int m = 0; m < ROWS_AT_ONCE; ++m) {               \
-    const Offsets offsets(args, CLAMPED((first) + m));                     \
-    _Pragma("unroll") for (int k = 0; k < ITEMS; ++k) if (IN_ROW(k))       \
-        operands[m][k].load(args, offsets, COLUMN(k));                     \
+#define LOAD_ROWS(first)                                                                                            \
+  _Pragma("unroll") for (int m = 0; m < ROWS_AT_ONCE; ++m) {                                                        \
+    const Offsets offsets(args, CLAMPED((first) + m));                                                              \
+    _Pragma("unroll") for (int k = 0; k < ITEMS; ++k) if (IN_ROW(k)) operands[m][k].load(args, offsets, COLUMN(k)); \
   }
 #if PREFETCH
   LOAD_ROWS(row)

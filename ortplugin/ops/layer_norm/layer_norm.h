@@ -20,7 +20,7 @@ struct NormProgram {
   bool is_rms;
   int64_t axis;  // as the program has it: may be negative
   double epsilon;
-  ValueId summed, normalized;  // s and n of the formula
+  ValueId summed, normalized;                // s and n of the formula
   std::vector<uint32_t> prologue, epilogue;  // statements
   // What each phase reads and writes. A result that the prologue computes is written there.
   Phase prologue_operands{"Prologue", {}, {}}, epilogue_operands{"Epilogue", {}, {}};
@@ -43,15 +43,19 @@ NormShape FitShapes(const NormProgram& norm, const std::vector<Shape>& inputs);
 // Throws Error where the node's inputs have other dtypes than the program's parameters.
 void CheckType(const NormProgram& norm, size_t input, ort::ElementType type);
 
+// What both kernels check when they are created: throws Error where inputs, outputs or the shapes that are known early
+// don't fit the program. Returns the inputs' types.
+std::vector<TensorType> CheckNode(const NormProgram& norm, const NodeInfo& info);
+
 std::unique_ptr<Kernel> CreateCudaLayerNorm(const NodeInfo& info);
 
 // The whole CUDA C++ of one variant of the kernel, for tests as well as for launches.
 struct NormSchedule {
-  bool streamed;         // rows are cut into chunks and read twice
-  int vector;            // elements of an access
-  int lanes, groups;     // threads of a row; rows of a block
-  int items;             // accesses of a lane
-  int min_blocks;        // of a multiprocessor: bounds the registers of a thread
+  bool streamed;      // rows are cut into chunks and read twice
+  int vector;         // elements of an access
+  int lanes, groups;  // threads of a row; rows of a block
+  int items;          // accesses of a lane
+  int min_blocks;     // of a multiprocessor: bounds the registers of a thread
   int rows_at_once;
   bool prefetch, staged, stream_results;
   int64_t chunk, chunks;  // streamed: elements of a piece, pieces of a row

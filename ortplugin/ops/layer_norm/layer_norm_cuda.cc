@@ -106,9 +106,11 @@ NormSchedule ScheduleLayerNorm(const NormProgram& norm, const NormShape& shape, 
   // Two rows at once share the reads of what all rows share. What the L2 cache holds comes fast enough without being
   // loaded ahead.
   best.prefetch = best.prefetch && !is_small && bytes > gpu.l2_bytes * 6 / 10;
-  if (!is_small && best.vector * narrowest >= 8 && ((best.lanes == 32 && best.items * best.vector <= few) || best.lanes >= 256)) {
+  if (!is_small && best.vector * narrowest >= 8 &&
+      ((best.lanes == 32 && best.items * best.vector <= few) || best.lanes >= 256)) {
     best.rows_at_once = 2;
-    if (RegistersOfLane(norm, shape, best) > std::min(200, RegisterLimit(best.lanes * best.groups))) best.rows_at_once = 1;
+    if (RegistersOfLane(norm, shape, best) > std::min(200, RegisterLimit(best.lanes * best.groups)))
+      best.rows_at_once = 1;
   }
   // Where the L1 cache has no room for what rows share, that goes to shared memory.
   const int64_t staged = StagedBytes(shape.accesses);
@@ -126,7 +128,8 @@ std::string LayerNormSource(const NormProgram& norm, const NormShape& shape, con
   std::ostringstream text;
   char epsilon[64];
   std::snprintf(epsilon, sizeof epsilon, "%a", norm.epsilon);
-  text << kCommonSource << "\n" << kPointwiseSource << "\n"
+  text << kCommonSource << "\n"
+       << kPointwiseSource << "\n"
        << "#define WIDTH " << shape.width << "\n"
        << "#define VECTOR " << schedule.vector << "\n"
        << "#define LANES " << schedule.lanes << "\n"
@@ -141,7 +144,8 @@ std::string LayerNormSource(const NormProgram& norm, const NormShape& shape, con
        << "#define IS_RMS " << norm.is_rms << "\n"
        << "#define EPSILON " << epsilon << "\n"
        << "typedef " << compute << " compute_t;\n"
-       << "typedef " << (shape.rows * std::max<int64_t>(1, schedule.chunks) < (int64_t{1} << 31) ? "unsigned" : "unsigned long long")
+       << "typedef "
+       << (shape.rows * std::max<int64_t>(1, schedule.chunks) < (int64_t{1} << 31) ? "unsigned" : "unsigned long long")
        << " row_t;\n\n";
   OperandOptions options;
   options.staged = schedule.staged;
@@ -157,8 +161,8 @@ std::string LayerNormSource(const NormProgram& norm, const NormShape& shape, con
         "compute_t prologue(const PrologueRow& row, const PrologueShared& shared, int j, PrologueResults& results)");
   text << "  return " << s << ";\n}\n\n";
   phase(norm.epilogue_operands, norm.epilogue,
-        "void epilogue(const EpilogueRow& row, const EpilogueShared& shared, int j, compute_t " + s + ", compute_t " + n +
-            ", EpilogueResults& results)");
+        "void epilogue(const EpilogueRow& row, const EpilogueShared& shared, int j, compute_t " + s + ", compute_t " +
+            n + ", EpilogueResults& results)");
   text << "}\n\n" << kLayerNormSource;
   return text.str();
 }
@@ -218,8 +222,9 @@ class CudaLayerNorm : public Kernel {
     if (!aligned) plan = Find(shapes, aligned);
     if (plan == nullptr) {
       if (cuda::IsCapturing(*device_, stream))
-        Fail("these input shapes come for the first time while a CUDA graph is captured, when nothing can be "
-             "compiled: run once with them before the capture");
+        Fail(
+            "these input shapes come for the first time while a CUDA graph is captured, when nothing can be "
+            "compiled: run once with them before the capture");
       plan = &Make(shapes, aligned);
     }
 
@@ -253,13 +258,10 @@ class CudaLayerNorm : public Kernel {
   void Prepare(const NodeInfo& info) {
     std::vector<Shape> shapes;
     warn_ = [](const std::string& message) { std::fprintf(stderr, "ortplugin: %s\n", message.c_str()); };
-    for (size_t i = 0; i < info.input_count(); ++i) {
-      TensorType type = info.input(i);
-      CheckType(norm_, i, type.type);
+    for (const TensorType& type : CheckNode(norm_, info)) {
       if (!type.has_shape) return;
-      for (int64_t& size : type.shape)
-        if (size < 0) size = 2;
       shapes.push_back(type.shape);
+      std::replace_if(shapes.back().begin(), shapes.back().end(), [](int64_t size) { return size < 0; }, 2);
     }
     if (ElementCount(FitShapes(norm_, shapes).shape) > 0) Make(shapes, true);
   }
