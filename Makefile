@@ -49,11 +49,11 @@ demo: install
 test: install native
 	$(BIN)/pytest
 
-# The parts of the library that need neither ONNX Runtime nor a GPU, in C++.
+# The parts of the library that need neither ONNX Runtime nor a GPU, in C++; every kernel, compiled for every GPU.
 native: $(INSTALLED)
 	$(BIN)/cmake -S tests/native -B build/native -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=Release
 	$(BIN)/cmake --build build/native
-	$(BIN)/ctest --test-dir build/native --output-on-failure
+	ORTPLUGIN_NVRTC=$$($(BIN)/python tests/nvrtc.py) $(BIN)/ctest --test-dir build/native --output-on-failure -j 2
 
 test-gpu:
 	$(MAKE) EXTRAS=gpu,test,zoo,bench VENV=.venv-gpu gpu-tests

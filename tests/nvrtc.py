@@ -17,13 +17,18 @@ class CompileError(Exception):
     """NVRTC refused; the message is its log, followed by the numbered source."""
 
 
-@cache
-def library() -> ctypes.CDLL:
+def library_path() -> Path:
     """libnvrtc of the installed package. Raises importlib.metadata.PackageNotFoundError without it."""
     package = importlib.metadata.distribution("nvidia-cuda-nvrtc")
     paths = [Path(str(package.locate_file(file))) for file in package.files or ()]
     (path,) = (path for path in paths if path.name.startswith("libnvrtc.so."))
-    nvrtc = ctypes.CDLL(str(path))
+    return path.resolve()
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The library, loaded."""
+    nvrtc = ctypes.CDLL(str(library_path()))
     nvrtc.nvrtcGetErrorString.restype = ctypes.c_char_p
     return nvrtc
 
@@ -73,3 +78,7 @@ def _name(status: int) -> str:
 def _check(status: int) -> None:
     if status != 0:
         raise CompileError(_name(status))
+
+
+if __name__ == "__main__":  # for programs that want it in ORTPLUGIN_NVRTC
+    print(library_path())

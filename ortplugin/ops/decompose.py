@@ -98,6 +98,7 @@ def to_onnx(
     builder = Builder(opset, name_prefix)
     names = {parameter.name: name for parameter, name in zip(program.parameters, inputs, strict=True)}
     full = _of_full_shape(program)
+    summed = str(program.core.operands[0]) if program.core else ""
     final: dict[str, str] = {}
     for result, output in zip(program.results, outputs, strict=True):
         if result.name in full:
@@ -115,7 +116,7 @@ def to_onnx(
             names[statement.name] = _emit(builder, statement, dtype, operands, output)
     for result, output in zip(program.results, outputs, strict=True):
         if result.name not in full:  # every result has the shape of the normalised value
-            shape = builder.op("Shape", names[str(program.core.operands[0])])
+            shape = builder.op("Shape", names[summed])
             builder.op("Expand", names[result.name], shape, output=output)
         elif names[result.name] != output:  # the same value twice
             builder.op("Identity", names[result.name], output=output)

@@ -1,0 +1,13 @@
+# Sets `embedded` to a C++ source with every CUDA file of the project as a string, made when one of them changes.
+# Expects `root`, the project's folder.
+set(kernel_files
+  kCommonSource=${root}/ortplugin/runtime/common.cuh
+  kPointwiseSource=${root}/ortplugin/runtime/pointwise.cuh
+  kLayerNormSource=${root}/ortplugin/ops/layer_norm/layer_norm.cu)
+set(embedded ${CMAKE_CURRENT_BINARY_DIR}/kernel_sources.cc)
+list(JOIN kernel_files "," kernel_inputs)
+list(TRANSFORM kernel_files REPLACE "^[^=]*=" "" OUTPUT_VARIABLE kernel_paths)
+add_custom_command(
+  OUTPUT ${embedded}
+  COMMAND ${CMAKE_COMMAND} -Doutput=${embedded} -Dinputs=${kernel_inputs} -P ${root}/cmake/embed.cmake
+  DEPENDS ${kernel_paths} ${root}/cmake/embed.cmake)
