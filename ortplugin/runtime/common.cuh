@@ -64,15 +64,9 @@ struct Chunk<1> {
   typedef unsigned char type;
 };
 
-// Data that is read once goes past the L1 cache, which keeps the operands that every row shares.
-__device__ __forceinline__ void load_once(uint4& x, const void* p) {
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-               : "l"(p));
-}
-__device__ __forceinline__ void load_once(uint2& x, const void* p) {
-  asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(p));
-}
+// Data that is read once is marked as the first to leave the caches, which keep the operands that every row shares.
+__device__ __forceinline__ void load_once(uint4& x, const void* p) { x = __ldcs((const uint4*)p); }
+__device__ __forceinline__ void load_once(uint2& x, const void* p) { x = __ldcs((const uint2*)p); }
 template <typename T>
 __device__ __forceinline__ void load_once(T& x, const void* p) {
   x = __ldg((const T*)p);
@@ -121,10 +115,6 @@ struct Vector {
   __device__ __forceinline__ void load(const T* p) {
 #pragma unroll
     for (int i = 0; i < kBytes / kStep; ++i) chunks[i] = __ldg((const chunk_t*)p + i);
-  }
-  __device__ __forceinline__ void read_shared(const T* p) {
-#pragma unroll
-    for (int i = 0; i < kBytes / kStep; ++i) chunks[i] = ((const chunk_t*)p)[i];
   }
   __device__ __forceinline__ void store_once(T* p) const {
 #pragma unroll

@@ -29,9 +29,7 @@ enum Attribute : int {
   kL2CacheSize = 38,
   kComputeCapabilityMajor = 75,
   kComputeCapabilityMinor = 76,
-  kMaxSharedMemoryPerBlockOptin = 97,
 };
-constexpr int kMaxDynamicSharedSizeBytes = 8;  // of a function
 constexpr Result kOutOfMemory = 2;
 
 struct Driver {
@@ -45,7 +43,6 @@ struct Driver {
   Result (*cuCtxPopCurrent)(Context*);
   Result (*cuModuleLoadData)(Module*, const void*);
   Result (*cuModuleGetFunction)(Function*, Module, const char*);
-  Result (*cuFuncSetAttribute)(Function, int, int);
   Result (*cuOccupancyMaxActiveBlocksPerMultiprocessor)(int*, Function, int, size_t);
   Result (*cuLaunchKernel)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream,
                            void**, void**);
@@ -95,7 +92,6 @@ const Driver& TheDriver() {
     Find(library, "cuCtxPopCurrent_v2", made->cuCtxPopCurrent);
     Find(library, "cuModuleLoadData", made->cuModuleLoadData);
     Find(library, "cuModuleGetFunction", made->cuModuleGetFunction);
-    Find(library, "cuFuncSetAttribute", made->cuFuncSetAttribute);
     Find(library, "cuOccupancyMaxActiveBlocksPerMultiprocessor", made->cuOccupancyMaxActiveBlocksPerMultiprocessor);
     Find(library, "cuLaunchKernel", made->cuLaunchKernel);
     Find(library, "cuStreamIsCapturing", made->cuStreamIsCapturing);
@@ -193,12 +189,8 @@ const OpenDevice& Open(int ordinal) {
     return value;
   };
   OpenDevice open{};
-  open.facts = {ordinal,
-                attribute(kComputeCapabilityMajor),
-                attribute(kComputeCapabilityMinor),
-                attribute(kMultiprocessorCount),
-                attribute(kL2CacheSize),
-                attribute(kMaxSharedMemoryPerBlockOptin)};
+  open.facts = {ordinal, attribute(kComputeCapabilityMajor), attribute(kComputeCapabilityMinor),
+                attribute(kMultiprocessorCount), attribute(kL2CacheSize)};
   CheckDriver(driver.cuDevicePrimaryCtxRetain(&open.context, device), "cuDevicePrimaryCtxRetain");
   return devices->emplace(ordinal, open).first->second;
 }
@@ -317,25 +309,19 @@ Function Load(const DeviceFacts& device, const std::string& source, const char* 
   return function;
 }
 
-void AllowSharedMemory(const DeviceFacts& device, Function function, int bytes) {
-  const ContextScope scope(device);
-  CheckDriver(TheDriver().cuFuncSetAttribute(function, kMaxDynamicSharedSizeBytes, bytes), "cuFuncSetAttribute");
-}
-
-int BlocksPerMultiprocessor(const DeviceFacts& device, Function function, int threads, int shared_bytes) {
+int BlocksPerMultiprocessor(const DeviceFacts& device, Function function, int threads) {
   const ContextScope scope(device);
   int blocks = 0;
-  CheckDriver(TheDriver().cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, threads,
-                                                                      static_cast<size_t>(shared_bytes)),
+  CheckDriver(TheDriver().cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, threads, size_t{0}),
               "cuOccupancyMaxActiveBlocksPerMultiprocessor");
   return blocks;
 }
 
 void Launch(const DeviceFacts& device, Function function, const LaunchShape& shape, Stream stream, void** arguments) {
   const ContextScope scope(device);
-  CheckDriver(TheDriver().cuLaunchKernel(function, shape.blocks, 1, 1, shape.threads, 1, 1, shape.shared_bytes, stream,
-                                         arguments, nullptr),
-              "cuLaunchKernel");
+  CheckDriver(
+      TheDriver().cuLaunchKernel(function, shape.blocks, 1, 1, shape.threads, 1, 1, 0, stream, arguments, nullptr),
+      "cuLaunchKernel");
 }
 
 bool IsCapturing(const DeviceFacts& device, Stream stream) {

@@ -18,7 +18,6 @@ struct DeviceFacts {
   int major, minor;  // compute capability
   int multiprocessors;
   int64_t l2_bytes;
-  int shared_bytes;  // most shared memory a block may ask for
 };
 
 // Throws Error naming the package to install where the driver can't be opened.
@@ -40,12 +39,10 @@ std::string CompilerVersion();
 Function Load(const DeviceFacts& device, const std::string& source, const char* kernel,
               const std::function<void(const std::string&)>& warn);
 
-// Lets blocks of a kernel use `bytes` of dynamic shared memory.
-void AllowSharedMemory(const DeviceFacts& device, Function function, int bytes);
-int BlocksPerMultiprocessor(const DeviceFacts& device, Function function, int threads, int shared_bytes);
+int BlocksPerMultiprocessor(const DeviceFacts& device, Function function, int threads);
 
 struct LaunchShape {
-  unsigned blocks, threads, shared_bytes;
+  unsigned blocks, threads;
 };
 // Launches on ORT's stream, asynchronously. `arguments` are pointers to the kernel's parameters.
 void Launch(const DeviceFacts& device, Function function, const LaunchShape& shape, Stream stream, void** arguments);

@@ -104,7 +104,7 @@ std::string ComputeType(DType dtype) {
 }
 
 std::string EmitOperands(const Program& program, const std::vector<Access>& accesses, const std::vector<Phase>& phases,
-                         const OperandOptions& options) {
+                         bool stream_results) {
   std::vector<size_t> outer_terms, inner_terms;  // the number of each parameter's first term
   size_t terms = 0;
   for (const Access& access : accesses) {
@@ -114,7 +114,7 @@ std::string EmitOperands(const Program& program, const std::vector<Access>& acce
     terms += access.inner.size();
   }
   const auto storage = [&](size_t i) { return StorageType(accesses[i].dtype); };
-  const auto is_staged = [&](size_t i) { return accesses[i].is_shared() && accesses[i].is_contiguous(); };
+  const auto is_vector = [&](size_t i) { return accesses[i].is_shared() && accesses[i].is_contiguous(); };
   std::ostringstream text;
 
   text << "struct Term {\n  long long divisor, modulus, stride;\n};\n"
@@ -135,32 +135,15 @@ std::string EmitOperands(const Program& program, const std::vector<Access>& acce
 
   text << "struct SharedOperands {\n";
   for (size_t i = 0; i < accesses.size(); ++i)
-    if (is_staged(i)) text << "  const " << storage(i) << "* p" << i << ";\n";
-  if (!options.staged) {
-    text << "  __device__ __forceinline__ SharedOperands(const Arguments& a) {\n";
-    for (size_t i = 0; i < accesses.size(); ++i)
-      if (is_staged(i)) text << "    p" << i << " = (const " << storage(i) << "*)a.in[" << i << "];\n";
-    text << "  }\n";
-  } else {
-    text << "  __device__ __forceinline__ SharedOperands(const Arguments& a, uint4* memory) {\n";
-    for (size_t i = 0; i < accesses.size(); ++i)
-      if (is_staged(i))
-        text << "    p" << i << " = stage<" << storage(i) << ">(memory, (const " << storage(i) << "*)a.in[" << i
-             << "]);\n";
-    text << "  }\n"
-         << "  // Copies a row to shared memory and moves `memory` behind it.\n"
-         << "  template <typename T>\n"
-         << "  __device__ __forceinline__ static const T* stage(uint4*& memory, const T* row) {\n"
-         << "    T* copy = (T*)memory;\n"
-         << "    for (int i = threadIdx.x * VECTOR; i < WIDTH; i += blockDim.x * VECTOR) {\n"
-         << "      Vector<T, VECTOR> part;\n      part.load(row + i);\n      part.store(copy + i);\n    }\n"
-         << "    memory += (WIDTH * (int)sizeof(T) + 15) / 16;\n"
-         << "    return copy;\n  }\n";
-  }
+    if (is_vector(i)) text << "  const " << storage(i) << "* p" << i << ";\n";
+  text << "  __device__ __forceinline__ SharedOperands(const Arguments& a) {\n";
+  for (size_t i = 0; i < accesses.size(); ++i)
+    if (is_vector(i)) text << "    p" << i << " = (const " << storage(i) << "*)a.in[" << i << "];\n";
+  text << "  }\n";
   text << "  // The same operands, at addresses that the compiler can't know to be the same.\n"
        << "  __device__ __forceinline__ SharedOperands moved(long long by) const {\n    SharedOperands x = *this;\n";
   for (size_t i = 0; i < accesses.size(); ++i)
-    if (is_staged(i)) text << "    x.p" << i << " += by;\n";
+    if (is_vector(i)) text << "    x.p" << i << " += by;\n";
   text << "    return x;\n  }\n};\n\n";
 
   for (const Phase& phase : phases) {
@@ -183,8 +166,8 @@ std::string EmitOperands(const Program& program, const std::vector<Access>& acce
         const std::string row = shared ? "" : access.is_linear() ? " + offsets.linear" : " + offsets.p" + Number(i);
         if (access.is_scalar()) {
           text << "    p" << i << " = (" << base << ")[0" << row << "];\n";
-        } else if (shared && is_staged(i)) {
-          text << "    p" << i << (options.staged ? ".read_shared" : ".load") << "(operands.p" << i << " + column);\n";
+        } else if (shared && is_vector(i)) {
+          text << "    p" << i << ".load(operands.p" << i << " + column);\n";
         } else if (access.is_contiguous()) {
           text << "    p" << i << (access.is_linear() ? ".load_once" : ".load") << "(" << base << row
                << " + column);\n";
@@ -205,7 +188,7 @@ std::string EmitOperands(const Program& program, const std::vector<Access>& acce
     }
     text << "  __device__ __forceinline__ void store(const Arguments& a, const Offsets& offsets, int column) const {\n";
     for (const size_t r : phase.results)
-      text << "    r" << r << (options.stream_results ? ".store_once" : ".store") << "((" << StorageType(result_type(r))
+      text << "    r" << r << (stream_results ? ".store_once" : ".store") << "((" << StorageType(result_type(r))
            << "*)a.out[" << r << "] + offsets.linear + column);\n";
     text << "  }\n};\n\n";
   }
@@ -226,15 +209,6 @@ std::string EmitResultValues(const Program& program, const Phase& phase) {
   std::ostringstream text;
   for (const size_t r : phase.results) text << "  results.set" << r << "(j, v" << program.results()[r] << ");\n";
   return text.str();
-}
-
-int64_t StagedBytes(const std::vector<Access>& accesses) {
-  int64_t bytes = 0;
-  for (const Access& access : accesses) {
-    if (!access.is_shared() || !access.is_contiguous()) continue;
-    bytes += (access.width * static_cast<int64_t>(SizeOf(access.dtype)) + 15) / 16 * 16;
-  }
-  return bytes;
 }
 
 std::vector<uint64_t> ArgumentBlock(const std::vector<Access>& accesses, size_t results, int64_t rows, int64_t chunks) {

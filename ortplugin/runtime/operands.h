@@ -71,24 +71,16 @@ struct Phase {
   std::vector<size_t> results;     // numbers of the results that it writes
 };
 
-struct OperandOptions {
-  bool staged = false;          // shared operands are copied to shared memory first
-  bool stream_results = false;  // results outgrow the cache
-};
-
 std::string StorageType(DType dtype);  // "half_t"
 std::string ComputeType(DType dtype);  // "float"
 
 std::string EmitOperands(const Program& program, const std::vector<Access>& accesses, const std::vector<Phase>& phases,
-                         const OperandOptions& options);
+                         bool stream_results);
 
 // `const float v3 = ...;` for each parameter of a phase, from the variables `row`, `shared` and `j`.
 std::string EmitParameterValues(const Program& program, const std::vector<Access>& accesses, const Phase& phase);
 // `results.set3(j, v9);` for each result of a phase.
 std::string EmitResultValues(const Program& program, const Phase& phase);
-
-// Bytes of shared memory that staging takes.
-int64_t StagedBytes(const std::vector<Access>& accesses);
 
 // The kernel's argument block, laid out as the struct Arguments of EmitOperands: pointers of inputs and outputs, rows,
 // chunks, then divisor, modulus and stride of every term.

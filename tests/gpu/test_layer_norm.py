@@ -1,0 +1,534 @@
+"""FusedLayerNorm in ONNX Runtime on a GPU: equal to its reference in every schedule, under threads, CUDA graphs and odd
+addresses; and what happens when memory, NVRTC or the shapes are not as wished."""  # fmt: skip
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import statistics
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from layer_norm_cases import (
+    ADD,
+    AFFINE,
+    BARE,
+    CASES,
+    LARGE_CASES,
+    RESIDUAL,
+    Array,
+    Case,
+    bits,
+    by_name,
+    check,
+    expect,
+    model_of,
+    output_name,
+    typed,
+)
+from onnx import helper
+
+import ortplugin
+from ortplugin.ops.decompose import ONNX_DTYPES
+from ortplugin.session import CUDA, onnxruntime
+
+cupy = pytest.importorskip("cupy")
+
+# One of each way that the kernel can take.
+CHOSEN = (
+    "bias, residual, sum kept, float16, 1023",
+    "a bool result, float, 256",
+    "gains of rows and of all, bfloat16, 33",
+    "width 5140, double",
+    "width 20480, float16",
+    "width 100000, float16",
+    "one long row, float",
+    "broadcast within rows, float",
+    "long rows with everything, float16",
+    "20011 rows of 33, affine, float",
+    "4099 rows of 768, residual, float16",
+    "1501 rows of 5140, residual, float16",
+    "1001 rows of 8192, residual, bfloat16",
+)
+
+
+def make(model: bytes, **provider: str) -> Any:
+    """A session in which every node must run on the GPU."""
+    ort = onnxruntime()
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    ortplugin.register(options)
+    return ort.InferenceSession(model, options, providers=[(CUDA, provider)], enable_fallback=0)
+
+
+def host(results: dict[str, Any]) -> list[Array]:
+    return [cupy.asnumpy(array) for array in results.values()]
+
+
+def run(session: Any, case: Case) -> list[Array]:
+    return host(ortplugin.run(session, case.feeds()))
+
+
+def same_bits(got: Sequence[Array], wanted: Sequence[Array]) -> bool:
+    return all((bits(a) == bits(b)).all() for a, b in zip(got, wanted, strict=True))
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python code in a process of its own that imports what this one does."""
+    start = f"import sys; sys.path[:] = {sys.path!r}\n"
+    return subprocess.run(
+        [sys.executable, "-c", start + code],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, **environment},
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- parity
+
+
+@pytest.mark.parametrize("case", [*CASES, *LARGE_CASES], ids=lambda case: case.name)
+def test_equals_the_reference(library: Path, case: Case) -> None:
+    check(case, run(make(case.model()), case))
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_runs_are_bit_identical(library: Path, name: str) -> None:
+    """Whatever ran between them, in whatever memory, in another session too."""
+    case = by_name[name]
+    session, other = make(case.model()), by_name["width 768, float16"]
+    first, between = run(session, case), make(other.model())
+    for _ in range(3):
+        run(between, other)
+        assert same_bits(run(session, case), first)
+    assert same_bits(run(make(case.model()), case), first)
+
+
+def test_shapes_may_change_from_run_to_run(library: Path) -> None:
+    text = typed(RESIDUAL, "float16")
+    session = make(model_of(text, [("b", "s", "h"), ("h",), ("b", "s", "h"), ("h",), ("h",)]))
+    widths = (1, 7, 768, 1023, 5140, 70001)
+    for width, rows in itertools.product(widths, ((1, 1), (3, 5), (0, 4), (40, 50), (3, 5))):
+        if width * rows[0] * rows[1] > 1 << 24:
+            continue
+        x = (*rows, width)
+        case = Case(f"changing {x}", text, (x, (width,), x, (width,), (width,)))
+        check(case, run(session, case))
+
+
+X = (2, 7, 96)
+INCOMPLETE: dict[str, tuple[Sequence[Any], Sequence[tuple[int, ...]]]] = {  # declared, given
+    "known from other inputs": ([("b", "s", "h"), (96,), ("b", 7, "h"), (96,), (96,)], (X, (96,), X, (96,), (96,))),
+    "without names": ([(None, None, None), (96,), X, (None,), (96,)], (X, (96,), X, (96,), (96,))),
+    "without ranks": ([None, None, None, None, None], (X, (96,), X, (96,), (96,))),
+    "some without ranks": ([None, (96,), None, None, (96,)], (X, (96,), X, (96,), (96,))),
+    "one, and known elsewhere": (
+        [(1, 7, 96), ("one",), ("b", 7, 96), (96,), ("b", 1, 1)],
+        ((1, 7, 96), (1,), X, (96,), (2, 1, 1)),
+    ),
+    "one, and could be no other": (
+        [(1, 96), (96,), (1, 96), ("one", 96), (96,)],
+        ((1, 96), (96,), (1, 96), (1, 96), (96,)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INCOMPLETE)
+def test_declared_shapes_need_not_be_complete(library: Path, name: str) -> None:
+    declared, given = INCOMPLETE[name]
+    case = Case(name, typed(RESIDUAL, "float"), tuple(given))
+    check(case, run(make(model_of(case.text, declared)), case))
+
+
+# ---------------------------------------------------------------------------------------------------------- addresses
+
+
+def at_offset(array: Array, elements: int) -> Any:
+    """The array on the device, so many elements behind an address that is a multiple of 256."""
+    raw = cupy.empty(array.nbytes + (elements + 1) * array.itemsize, np.uint8)
+    start = elements * array.itemsize
+    raw[start : start + array.nbytes] = cupy.asarray(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return cupy.ndarray(array.shape, array.dtype, memptr=raw.data + start)
+
+
+def bind(session: Any, case: Case, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
+    """A binding of device arrays to a session's inputs and outputs."""
+    binding = session.io_binding()
+    for parameter, array in zip(case.program.parameters, inputs, strict=True):
+        kind = ONNX_DTYPES[parameter.dtype]
+        binding.bind_input(parameter.name, "cuda", 0, kind, list(array.shape), array.data.ptr)
+    for result, array in zip(case.program.results, outputs, strict=True):
+        kind = ONNX_DTYPES[result.dtype]
+        name = output_name(case.program, result)
+        binding.bind_output(name, "cuda", 0, kind, list(array.shape), array.data.ptr)
+    return binding
+
+
+@pytest.mark.parametrize("which", ["inputs", "outputs", "inputs and outputs"])
+@pytest.mark.parametrize("name", CHOSEN)
+def test_tensors_may_start_anywhere(library: Path, name: str, which: str) -> None:
+    """A view into a larger array begins at a multiple of its elements' size, not of 16 bytes."""
+    case = by_name[name]
+    expected = expect(case)
+    session = make(case.model())
+    inputs = [at_offset(array, (1 + i) if "inputs" in which else 0) for i, array in enumerate(case.inputs())]
+    blank = [np.zeros_like(array) for array in expected.outputs]
+    outputs = [at_offset(array, (1 + i) if "outputs" in which else 0) for i, array in enumerate(blank)]
+    cupy.cuda.get_current_stream().synchronize()
+    session.run_with_iobinding(bind(session, case, inputs, outputs))
+    check(case, [cupy.asnumpy(array) for array in outputs], expected)
+
+
+def test_one_input_of_many_may_start_anywhere(library: Path) -> None:
+    case = by_name["bias, residual, sum kept, float, 256"]
+    session, expected = make(case.model()), expect(case)
+    for odd in range(len(case.shapes)):
+        arrays = [at_offset(array, int(i == odd)) for i, array in enumerate(case.inputs())]
+        feeds = dict(zip((parameter.name for parameter in case.program.parameters), arrays, strict=True))
+        check(case, host(ortplugin.run(session, feeds)), expected)
+
+
+# -------------------------------------------------------------------------------------------------- streams and graphs
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_a_cuda_graph_gives_the_same_bits(library: Path, name: str) -> None:
+    case = by_name[name]
+    plain = make(case.model())
+    graph = ortplugin.session(case.model(), ["cuda"], cuda_graph=True)
+    for number in range(4):  # captured once, then replayed on other values
+        feeds = Case(f"{name}, replay {number}", case.text, case.shapes).feeds()
+        wanted = host(ortplugin.run(plain, feeds))
+        assert same_bits(host(ortplugin.run(graph, feeds)), wanted)
+
+
+def test_work_is_on_the_sessions_stream(library: Path) -> None:
+    """On a stream given to ONNX Runtime, the kernel comes after what the stream already holds."""
+    case = by_name["width 768, float"]
+    stream = cupy.cuda.Stream(non_blocking=True)
+    session = make(case.model(), user_compute_stream=str(stream.ptr))
+    inputs = [cupy.asarray(array) for array in case.inputs()]
+    outputs = [cupy.zeros(case.shapes[0], np.float32)]
+    binding = bind(session, case, inputs, outputs)
+    options = onnxruntime().RunOptions()
+    options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+    session.run_with_iobinding(binding, options)
+    cupy.cuda.Device().synchronize()
+    true = inputs[0].copy()
+    with stream:
+        inputs[0][...] = 0
+        busy = cupy.full(1 << 26, 0.5, np.float32)
+        for _ in range(50):
+            busy = cupy.sin(busy)
+        inputs[0][...] = true + busy[0] * 0
+    session.run_with_iobinding(binding, options)
+    stream.synchronize()
+    check(case, [cupy.asnumpy(outputs[0])])
+
+
+NEW_SHAPE_IN_CAPTURE = """
+import cupy, numpy
+from gpu.test_layer_norm import BARE, Case, bind, check, make, model_of, onnxruntime, typed
+stream = cupy.cuda.Stream(non_blocking=True)
+text = typed(BARE, "float")
+session = make(model_of(text, [("n", 8)]), user_compute_stream=str(stream.ptr))
+options = onnxruntime().RunOptions()
+options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+def prepare(rows):
+    case = Case(f"captured {rows}", text, ((rows, 8),))
+    inputs, outputs = [cupy.asarray(each) for each in case.inputs()], [cupy.zeros((rows, 8), numpy.float32)]
+    return case, outputs, bind(session, case, inputs, outputs), inputs
+case, outputs, binding, kept = prepare(3)
+session.run_with_iobinding(binding, options)
+later = prepare(5)
+cupy.cuda.Device().synchronize()
+message = "accepted"
+stream.begin_capture()
+try:
+    session.run_with_iobinding(later[2], options)
+except Exception as error:
+    message = str(error)
+try:
+    stream.end_capture()
+except cupy.cuda.runtime.CUDARuntimeError:
+    pass  # the capture was given up
+print(message)
+for case, outputs, binding, kept in ((case, outputs, binding, kept), later):
+    session.run_with_iobinding(binding, options)
+    stream.synchronize()
+    check(case, [cupy.asnumpy(each) for each in outputs])
+print("runs")
+"""
+
+
+def test_new_shapes_under_capture_are_refused(library: Path) -> None:
+    done = python(NEW_SHAPE_IN_CAPTURE)
+    assert done.returncode == 0, done.stderr
+    assert "for the first time while a CUDA graph is captured" in done.stdout
+    assert "node 'norm'" in done.stdout
+    assert done.stdout.endswith("runs\n")
+
+
+# ------------------------------------------------------------------------------------------------------------- threads
+
+
+def in_threads(count: int, work: Callable[[int], None]) -> None:
+    """Runs work(number) on threads that start together; raises what one of them raised."""
+    start, errors = threading.Barrier(count), []
+
+    def body(number: int) -> None:
+        start.wait()
+        try:
+            work(number)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=body, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def test_many_threads_run_one_session(library: Path) -> None:
+    """Half of them with shapes of their own, half with the same, all new to the session."""
+    text = typed(RESIDUAL, "float16")
+    session = make(model_of(text, [("n", "h"), ("h",), ("n", "h"), ("h",), ("h",)]))
+
+    def work(number: int) -> None:
+        shape = (64, 2056) if number % 2 else (40 * number + 1, (33, 768, 1023, 70001)[number // 2 % 4])
+        case = Case(f"thread {number}", text, (shape, shape[1:], shape, shape[1:], shape[1:]))
+        feeds = {name: cupy.asarray(array) for name, array in case.feeds().items()}
+        first = host(ortplugin.run(session, feeds))
+        check(case, first)
+        for _ in range(20):
+            assert same_bits(host(ortplugin.run(session, feeds)), first)
+
+    in_threads(8, work)
+
+
+def test_threads_make_sessions_at_once(library: Path) -> None:
+    case = Case("sessions at once", typed(AFFINE, "float"), ((11, 777), (777,), (777,)))
+    expected = expect(case)
+
+    def work(_: int) -> None:
+        for _ in range(3):
+            check(case, run(make(case.model()), case), expected)
+
+    in_threads(8, work)
+
+
+ENDINGS = {
+    "everything alive at the exit": "",
+    "session first": "del session; gc.collect()",
+    "results last": "y = ortplugin.run(session, case.feeds()); del session; gc.collect(); del y; gc.collect()",
+    "alive in a cycle": "loop = [session]; loop.append(loop); del session",
+    "in a thread": "t = threading.Thread(target=ortplugin.run, args=(session, case.feeds())); t.start(); t.join()",
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_process_ends_in_any_order(library: Path, ending: str) -> None:
+    code = f"""
+import gc, threading, ortplugin
+from gpu.test_layer_norm import by_name, check, make, run
+case = by_name["awkward, float"]
+session = make(case.model())
+check(case, run(session, case))
+{ENDINGS[ending]}
+print("the end", flush=True)
+"""
+    done = python(code)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "the end\n", "")
+
+
+# ------------------------------------------------------------------------------------------------------ kernel cache
+
+# Prints, in seconds, how long a session of a plain model takes, and one of ours, the first in the process; both after
+# another session has started CUDA. A third time is that of a second session of ours.
+CREATION = """
+import pathlib, time
+from onnx import helper
+from gpu.test_layer_norm import by_name, make, model_of
+case = by_name["bias, residual, sum kept, float16, 1023"]
+own = [
+    helper.make_node("Add", ["x", "b"], ["t"]),
+    helper.make_node("Add", ["t", "r"], ["s"]),
+    helper.make_node("LayerNormalization", ["s", "gamma", "beta"], ["y"]),
+]
+plain, ours = model_of(case.text, case.shapes, own), case.model()
+def seconds(model):
+    start = time.perf_counter()
+    made = make(model)
+    return time.perf_counter() - start
+seconds(plain)
+print(min(seconds(plain) for _ in range(3)), seconds(ours), seconds(ours))
+"""
+
+
+def test_a_warm_cache_adds_little_to_a_session(library: Path, tmp_path: Path) -> None:
+    def times() -> list[float]:
+        done = python(CREATION, ORTPLUGIN_CACHE_DIR=str(tmp_path / "cache"))
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        return [float(word) for word in done.stdout.split()]
+
+    def entries() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*") if path.is_file()}
+
+    cold = times()
+    written = entries()
+    assert len(written) == 1  # one kernel
+    warm = [times() for _ in range(5)]
+    assert entries() == written
+    plain, ours, again = (statistics.median(column) for column in zip(*warm, strict=True))
+    print(f"a session takes {plain * 1e3:.1f} ms without the node; with it {cold[1] * 1e3:.0f} ms on an empty cache, "
+          f"{ours * 1e3:.1f} ms on a warm one, {again * 1e3:.1f} ms in a process that has it")  # fmt: skip
+    assert ours - plain < 0.050
+    assert again - plain < 0.050
+
+
+def test_threads_compile_a_kernel_once(library: Path, tmp_path: Path) -> None:
+    code = """
+from gpu.test_layer_norm import by_name, in_threads, make
+in_threads(8, lambda _: make(by_name["width 1023, float16"].model()))
+"""
+    done = python(code, ORTPLUGIN_CACHE_DIR=str(tmp_path / "cache"))
+    assert done.returncode == 0, done.stderr
+    assert len([path for path in (tmp_path / "cache").rglob("*") if path.is_file()]) == 1
+
+
+def test_without_nvrtc_the_session_says_what_to_install(library: Path, tmp_path: Path) -> None:
+    code = """
+import ortplugin
+from gpu.test_layer_norm import by_name, check, make
+case = by_name["awkward, float"]
+try:
+    make(case.model())
+except Exception as error:
+    print(error)
+check(case, list(ortplugin.run(ortplugin.session(case.model(), ["cpu"]), case.feeds()).values()))
+print("the CPU still runs")
+"""
+    environment = {"ORTPLUGIN_NVRTC": "/nonexistent/libnvrtc.so", "ORTPLUGIN_CACHE_DIR": str(tmp_path / "cache")}
+    done = python(code, **environment)
+    assert done.returncode == 0, done.stderr
+    assert "pip install nvidia-cuda-nvrtc" in done.stdout
+    assert "/nonexistent/libnvrtc.so" in done.stdout
+    assert "node 'norm'" in done.stdout
+    assert done.stdout.endswith("the CPU still runs\n")
+
+
+# ------------------------------------------------------------------------------------------------------ wrong and large
+
+
+@pytest.mark.parametrize(
+    ("text", "shapes", "words"),
+    [
+        (BARE.replace("(x)", "<axis=2>(x)"), ((2, 3),), r"axis 2 is out of range for the shape \[2, 3\]"),
+        (AFFINE, ((2, 3), (4,), (3,)), r"input 1 \('gamma'\): the shape \[4\] does not broadcast to \[2, 3\]"),
+        (ADD, ((2, 3), (2, 4)), r"\[2, 4\] and \[2, 3\] do not broadcast"),
+        (BARE, ((1, (1 << 30) + 8),), "longer than the 2.30 that the kernel counts"),
+        (BARE.replace("(x)", "<epsilon=-1>(x)"), ((2, 3),), "epsilon is -1"),
+    ],
+)
+def test_a_wrong_node_is_refused_with_the_session(
+    library: Path, text: str, shapes: Sequence[tuple[int, ...]], words: str
+) -> None:
+    with pytest.raises(Exception, match=words) as caught:
+        make(model_of(typed(text, "float16"), shapes))
+    assert "FusedLayerNorm" in str(caught.value)
+    assert "node 'norm'" in str(caught.value)
+
+
+def test_a_node_with_other_inputs_than_its_program_is_refused(library: Path) -> None:
+    node = helper.make_node(
+        "FusedLayerNorm", ["x", "gamma", "beta"], ["y"], "norm", domain="ortplugin", program=typed(BARE, "float")
+    )
+    with pytest.raises(Exception, match="1 parameters, the node 3 inputs"):
+        make(model_of(typed(AFFINE, "float"), ((2, 3), (3,), (3,)), [node]))
+
+
+def test_a_wrong_run_leaves_the_session_whole(library: Path) -> None:
+    text = typed(ADD, "float")
+    session = make(model_of(text, [("n", "h"), ("m", "h")]))
+    good = Case("whole", text, ((6, 40), (6, 40)))
+    check(good, run(session, good))
+    with pytest.raises(Exception, match=r"\[5, 40\] and \[6, 40\] do not broadcast"):
+        ortplugin.run(session, {"x": np.ones((6, 40), np.float32), "r": np.ones((5, 40), np.float32)})
+    check(good, run(session, good))
+
+
+def test_out_of_memory_is_a_status(library: Path) -> None:
+    """With the bytes that were asked for, after which a smaller run works."""
+    text = typed(RESIDUAL, "float")
+    shapes = [("n", "h"), ("h",), ("n", "h"), ("h",), ("h",)]
+    session = make(model_of(text, shapes), gpu_mem_limit=str(64 << 20), arena_extend_strategy="kSameAsRequested")
+
+    def case(rows: int) -> Case:
+        return Case(f"memory {rows}", text, ((rows, 4096), (4096,), (rows, 4096), (4096,), (4096,)))
+
+    check(case(16), run(session, case(16)))
+    feeds = {"x": (1 << 15, 4096), "b": (4096,), "r": (1 << 15, 4096), "gamma": (4096,), "beta": (4096,)}
+    arrays = {name: cupy.ones(shape, np.float32) for name, shape in feeds.items()}  # not from ORT's arena
+    for _ in range(3):
+        with pytest.raises(Exception, match="FusedLayerNorm") as caught:
+            ortplugin.run(session, arrays)
+        assert re.search(rf"\b{(1 << 15) * 4096 * 4}\b", str(caught.value)), str(caught.value)
+        check(case(16), run(session, case(16)))
+
+
+@pytest.mark.parametrize("width", [1031, 1032])
+def test_more_than_two_to_the_31_elements(library: Path, width: int) -> None:
+    """4.3 GB in and 4.3 GB out, every element checked; one operand has one element a row."""
+    needed = 20 << 30
+    free = cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes()
+    if free < needed:
+        pytest.skip(f"the GPU has {free >> 30} GiB of free memory, this takes {needed >> 30}")
+    rows = (1 << 31) // width + 4321
+    assert rows * width > 1 << 31
+    text = typed("(T x, T c) => (T y) { n = LayerNormalization(x) y = Mul(n, c) }", "float16")
+    case = Case("large", text, ((rows, width), (rows, 1)))
+    x, y = cupy.empty((rows, width), np.float16), cupy.zeros((rows, width), np.float16)
+    step = 1 << 16
+    columns = cupy.arange(width, dtype=np.int64)[None]
+    for first in range(0, rows, step):
+        numbers = cupy.arange(first, min(rows, first + step), dtype=np.int64)[:, None]
+        x[first : first + step] = ((numbers * 7919 + columns * columns) % 1013).astype(np.float16)
+    c = ((cupy.arange(rows, dtype=np.int64) % 61 + 1) / 16).astype(np.float16)[:, None]
+    session = make(model_of(text, [("n", width), ("n", 1)]))
+    binding = bind(session, case, [x, c], [y])
+    cupy.cuda.get_current_stream().synchronize()
+    session.run_with_iobinding(binding)
+    for first in range(0, rows, step):
+        s = x[first : first + step].astype(np.float64)
+        s -= s.mean(axis=1, keepdims=True)
+        s /= cupy.sqrt((s * s).mean(axis=1, keepdims=True) + 1e-5)
+        s *= c[first : first + step]
+        s -= y[first : first + step]
+        assert float(cupy.abs(s).max()) < 2.5e-3, f"rows from {first} on"  # half a step of float16 below 8 is 2e-3
+    del x, y, c, s, session, binding
+    cupy.get_default_memory_pool().free_all_blocks()
+
+
+def test_the_second_gpu(library: Path) -> None:
+    """Modules belong to a device: the same kernel on both, in one process."""
+    count = cupy.cuda.runtime.getDeviceCount()
+    if count < 2:
+        pytest.skip(f"this machine has {count} GPU")
+    for name in CHOSEN:
+        case = by_name[name]
+        first, second = (run(make(case.model(), device_id=str(device)), case) for device in (0, 1))
+        check(case, second)
+        assert same_bits(first, second)

@@ -88,18 +88,14 @@ int main(int argc, char** argv) {
     const Case the = Biased("float16", 8192, std::atoll(argument.c_str()));
     const NormProgram norm = NormProgram::Parse(the.program);
     const NormShape shape = FitShapes(norm, the.inputs);
-    std::cout << LayerNormSource(norm, shape, ScheduleLayerNorm(norm, shape, {132, 232448, 60 << 20}, true));
+    std::cout << LayerNormSource(norm, shape, ScheduleLayerNorm(norm, shape, {132, 60 << 20}, true));
     return 0;
   }
-  // Most shared memory of a block, in bytes: CUDA C++ Programming Guide, compute capabilities.
-  const int shared = argument == "sm_75"                           ? 65536
-                     : argument == "sm_80"                         ? 166912
-                     : argument == "sm_90" || argument == "sm_100" ? 232448
-                                                                   : 101376;
+  std::cout << cuda::CompilerVersion() << "\n";  // without NVRTC the test ends here and says so
   for (const Case& the : Cases()) {
     const NormProgram norm = NormProgram::Parse(the.program);
     const NormShape shape = FitShapes(norm, the.inputs);
-    const NormSchedule schedule = ScheduleLayerNorm(norm, shape, {132, shared, 60 << 20}, true);
+    const NormSchedule schedule = ScheduleLayerNorm(norm, shape, {132, 60 << 20}, true);
     std::string log, code, failure;
     try {
       code = cuda::Compile(LayerNormSource(norm, shape, schedule), argument, &log);
@@ -110,9 +106,9 @@ int main(int argc, char** argv) {
       std::ostringstream text;
       text << argument << " rows " << shape.rows << " width " << shape.width << " vector " << schedule.vector
            << " lanes " << schedule.lanes << "x" << schedule.groups << " items " << schedule.items << " rows at once "
-           << schedule.rows_at_once << " prefetch " << schedule.prefetch << " staged " << schedule.staged
-           << " streamed " << schedule.streamed << " blocks " << schedule.min_blocks << " registers " << Registers(log)
-           << " spilled " << Spilled(log) << " bytes " << failure;
+           << schedule.rows_at_once << " prefetch " << schedule.prefetch << " line " << schedule.line << " streamed "
+           << schedule.streamed << " blocks " << schedule.min_blocks << " registers " << Registers(log) << " spilled "
+           << Spilled(log) << " bytes " << failure;
       return text.str();
     };
     if (std::getenv("VERBOSE") != nullptr) std::cout << variant() << "\n";

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-
-from tests.layer_norm_cases import BARE, CASES, VALUES, Array, Case, by_name, check, expect, typed
+from layer_norm_cases import BARE, CASES, VALUES, Array, Case, by_name, check, expect, typed
 
 
 def outputs(case: Case) -> list[Array]:

@@ -9,14 +9,13 @@
 // IS_RMS, the launch shape, compute_t, Arguments, Offsets, and for both phases the operands (those of one row, and
 // those that all rows share), the results and the arithmetic.
 //
-// A group of LANES threads owns a row and holds all of it in registers: one read and one write of memory. Up to 32
-// lanes a row needs no barrier; beyond, the block is the group. Rows that no block can hold take the two kernels at
+// A group of LANES threads owns a row and holds all of it in registers: one read and one write of memory. With 32 lanes
+// that needs no barrier; with more the block is the group. Rows that no block can hold take the two kernels at
 // the end instead.
 
-template <int SPAN>
 __device__ __forceinline__ compute_t sum_of_warp(compute_t x) {
 #pragma unroll
-  for (int distance = SPAN / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+  for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
   return x;
 }
 
@@ -41,7 +40,7 @@ typedef compute_t Slots[ROWS_AT_ONCE][32];
 // it.
 __device__ __forceinline__ void sum_of_group(compute_t (&x)[ROWS_AT_ONCE], Slots* slots, int& parity) {
 #pragma unroll
-  for (int m = 0; m < ROWS_AT_ONCE; ++m) x[m] = sum_of_warp<(LANES < 32 ? LANES : 32)>(x[m]);
+  for (int m = 0; m < ROWS_AT_ONCE; ++m) x[m] = sum_of_warp(x[m]);
   if (LANES <= 32) return;
   Slots& slot = slots[parity];
   parity ^= 1;
@@ -51,48 +50,48 @@ __device__ __forceinline__ void sum_of_group(compute_t (&x)[ROWS_AT_ONCE], Slots
   __syncthreads();
 #pragma unroll
   for (int m = 0; m < ROWS_AT_ONCE; ++m)
-    x[m] = sum_of_warp<32>(threadIdx.x % 32 < LANES / 32 ? slot[m][threadIdx.x % 32] : (compute_t)0);
+    x[m] = sum_of_warp(threadIdx.x % 32 < LANES / 32 ? slot[m][threadIdx.x % 32] : (compute_t)0);
 }
 
-// Item k of a lane is the VECTOR elements from column (k * LANES + lane) * VECTOR on.
-#define COLUMN(k) (((k) * LANES + lane) * VECTOR)
-#define IN_ROW(k) (((k) + 1) * LANES * VECTOR <= WIDTH || COLUMN(k) < WIDTH)
+// Item k of a lane is the VECTOR elements from COLUMN on. Rows that start between cache lines are shifted: their
+// accesses count from the line's start, `shift` accesses before the row's, so that those of a warp fill whole lines.
+#define ACCESSES (WIDTH / VECTOR)
+#define IS_SHIFTED (ACCESSES % LINE != 0)  // LINE: accesses of a line, 1 where shifting gains nothing
+#define SHIFT(r) (IS_SHIFTED ? (int)((r) % LINE * (ACCESSES % LINE) % LINE) : 0)
+#define COLUMN(k, shift) (((k) * LANES + lane - (shift)) * VECTOR)
+#define IN_ROW(k, shift)                                                    \
+  ((!IS_SHIFTED || (k) * LANES >= LINE || (k) * LANES + lane >= (shift)) && \
+   (((k) + 1) * LANES <= ACCESSES || (k) * LANES + lane - (shift) < ACCESSES))
 
-#define ALWAYS_ACTIVE (ROWS_AT_ONCE == 1 && LANES >= 32)
-#define IS_ACTIVE(r) (ALWAYS_ACTIVE || (r) < rows)
+#define IS_ACTIVE(r) (ROWS_AT_ONCE == 1 || (r) < rows)
 // Past the last row that one is read again and nothing is written.
 #define CLAMPED(r) ((r) < rows ? (r) : rows - 1)
 
 extern "C" __global__ void __launch_bounds__(LANES* GROUPS, MIN_BLOCKS) layer_norm(const Arguments args) {
   const int lane = threadIdx.x % LANES;
   const row_t rows = (row_t)args.rows;
-  // The first of the rows at hand.
-  row_t row = (blockIdx.x * (row_t)GROUPS + threadIdx.x / LANES) * ROWS_AT_ONCE;
   const row_t step = gridDim.x * (row_t)GROUPS * ROWS_AT_ONCE;
-  // Groups that share a warp leave the loop together: a shuffle needs them all.
-  row_t leader = row - (LANES < 32 ? threadIdx.x % 32 / LANES * ROWS_AT_ONCE : 0);
-
-  PrologueRow operands[ROWS_AT_ONCE][ITEMS];
-#define LOAD_ROWS(first)                                                                                            \
-  _Pragma("unroll") for (int m = 0; m < ROWS_AT_ONCE; ++m) {                                                        \
-    const Offsets offsets(args, CLAMPED((first) + m));                                                              \
-    _Pragma("unroll") for (int k = 0; k < ITEMS; ++k) if (IN_ROW(k)) operands[m][k].load(args, offsets, COLUMN(k)); \
-  }
-#if PREFETCH
-  LOAD_ROWS(row)
-#endif
-
+  const SharedOperands invariant_operands(args);
   __shared__ Slots slots[2];
   int parity = 0;
-#if STAGE
-  extern __shared__ uint4 staged[];
-  const SharedOperands invariant_operands(args, staged);
-  __syncthreads();
-#else
-  const SharedOperands invariant_operands(args);
-#endif
 
-  for (; leader < rows; leader += step, row += step) {
+  // `row` is the first of the rows at hand; only where rows are taken singly are they shifted.
+  row_t row = (blockIdx.x * (row_t)GROUPS + threadIdx.x / LANES) * ROWS_AT_ONCE;
+  PrologueRow operands[ROWS_AT_ONCE][ITEMS];
+  const auto load = [&](row_t first) {
+    const int shift = SHIFT(first);
+#pragma unroll
+    for (int m = 0; m < ROWS_AT_ONCE; ++m) {
+      const Offsets offsets(args, CLAMPED(first + m));
+#pragma unroll
+      for (int k = 0; k < ITEMS; ++k)
+        if (IN_ROW(k, shift)) operands[m][k].load(args, offsets, COLUMN(k, shift));
+    }
+  };
+  if (PREFETCH) load(row);
+
+  for (; row < rows; row += step) {
+    const int shift = SHIFT(row);
     // Loads of what all rows share must stay in the loop: moved out of it they would fill the registers, and fewer rows
     // would be in flight. `chunks` is 0 here, which the compiler does not know.
     const SharedOperands shared_operands = invariant_operands.moved(args.chunks * (long long)row);
@@ -101,26 +100,22 @@ extern "C" __global__ void __launch_bounds__(LANES* GROUPS, MIN_BLOCKS) layer_no
 #pragma unroll
     for (int k = 0; k < ITEMS; ++k) {
       PrologueShared shared;
-      if (IN_ROW(k)) shared.load(args, shared_operands, COLUMN(k));
+      if (IN_ROW(k, shift)) shared.load(args, shared_operands, COLUMN(k, shift));
 #pragma unroll
       for (int m = 0; m < ROWS_AT_ONCE; ++m) {
-        if (!PREFETCH && IN_ROW(k)) operands[m][k].load(args, Offsets(args, CLAMPED(row + m)), COLUMN(k));
+        if (!PREFETCH && IN_ROW(k, shift)) operands[m][k].load(args, Offsets(args, CLAMPED(row + m)), COLUMN(k, shift));
         PrologueResults results;
 #pragma unroll
         for (int j = 0; j < VECTOR; ++j) {
-          s[m][k][j] = IN_ROW(k) ? prologue(operands[m][k], shared, j, results) : (compute_t)0;
+          s[m][k][j] = IN_ROW(k, shift) ? prologue(operands[m][k], shared, j, results) : (compute_t)0;
           sum[m] += IS_RMS ? s[m][k][j] * s[m][k][j] : s[m][k][j];
         }
-        if (IN_ROW(k) && IS_ACTIVE(row + m)) results.store(args, Offsets(args, row + m), COLUMN(k));
+        if (IN_ROW(k, shift) && IS_ACTIVE(row + m)) results.store(args, Offsets(args, row + m), COLUMN(k, shift));
       }
     }
 
-#if PREFETCH
     // The next rows are on their way while these are reduced and written.
-    if (row + step < rows) {
-      LOAD_ROWS(row + step)
-    }
-#endif
+    if (PREFETCH && row + step < rows) load(row + step);
 
     sum_of_group(sum, slots, parity);
     compute_t mean[ROWS_AT_ONCE], scale[ROWS_AT_ONCE], squares[ROWS_AT_ONCE] = {};
@@ -133,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(LANES* GROUPS, MIN_BLOCKS) layer_no
         for (int k = 0; k < ITEMS; ++k)
 #pragma unroll
           for (int j = 0; j < VECTOR; ++j)
-            if (IN_ROW(k)) squares[m] += (s[m][k][j] - mean[m]) * (s[m][k][j] - mean[m]);
+            if (IN_ROW(k, shift)) squares[m] += (s[m][k][j] - mean[m]) * (s[m][k][j] - mean[m]);
       sum_of_group(squares, slots, parity);
     }
 #pragma unroll
@@ -141,19 +136,19 @@ extern "C" __global__ void __launch_bounds__(LANES* GROUPS, MIN_BLOCKS) layer_no
 
 #pragma unroll
     for (int k = 0; k < ITEMS; ++k) {
-      if (!IN_ROW(k)) continue;
+      if (!IN_ROW(k, shift)) continue;
       EpilogueShared shared;
-      shared.load(args, shared_operands, COLUMN(k));
+      shared.load(args, shared_operands, COLUMN(k, shift));
 #pragma unroll
       for (int m = 0; m < ROWS_AT_ONCE; ++m) {
-        const Offsets offsets(args, ALWAYS_ACTIVE ? row : CLAMPED(row + m));
+        const Offsets offsets(args, ROWS_AT_ONCE == 1 ? row : CLAMPED(row + m));
         EpilogueRow operand;
-        operand.load(args, offsets, COLUMN(k));
+        operand.load(args, offsets, COLUMN(k, shift));
         EpilogueResults results;
 #pragma unroll
         for (int j = 0; j < VECTOR; ++j)
           epilogue(operand, shared, j, s[m][k][j], (s[m][k][j] - mean[m]) * scale[m], results);
-        if (IS_ACTIVE(row + m)) results.store(args, offsets, COLUMN(k));
+        if (IS_ACTIVE(row + m)) results.store(args, offsets, COLUMN(k, shift));
       }
     }
   }

@@ -57,13 +57,13 @@ struct NormSchedule {
   int items;          // accesses of a lane
   int min_blocks;     // of a multiprocessor: bounds the registers of a thread
   int rows_at_once;
-  bool prefetch, staged, stream_results;
+  int line;  // accesses of a cache line, where rows start between lines; else 1
+  bool prefetch, stream_results;
   int64_t chunk, chunks;  // streamed: elements of a piece, pieces of a row
-  int64_t staged_bytes;
 };
 
 struct GpuLimits {
-  int multiprocessors, shared_bytes;
+  int multiprocessors;
   int64_t l2_bytes;
 };
 

@@ -21,7 +21,7 @@ int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // the widths of benchmarks/layer_norm.py.
 constexpr int kStreamedLanes = 512;
 
-// The registers of a lane, about.
+// The fewest registers that a lane does with, about.
 int RegistersOfLane(const NormProgram& norm, const NormShape& shape, const NormSchedule& schedule) {
   const bool is_double = norm.program.value(norm.summed).dtype == DType::kDouble;
   const int elements = schedule.items * schedule.vector;
@@ -29,7 +29,7 @@ int RegistersOfLane(const NormProgram& norm, const NormShape& shape, const NormS
   for (const size_t i : norm.prologue_operands.parameters)
     if (schedule.prefetch && !shape.accesses[i].is_shared() && !shape.accesses[i].is_scalar())
       ahead += static_cast<int>(SizeOf(shape.accesses[i].dtype));
-  const int fixed = (is_double ? 60 : 40) + 4 * static_cast<int>(shape.accesses.size());
+  const int fixed = (is_double ? 40 : 16) + 4 * static_cast<int>(shape.accesses.size());
   return fixed + schedule.rows_at_once * elements * ((is_double ? 8 : 4) + ahead) / 4;
 }
 
@@ -43,7 +43,7 @@ NormSchedule ScheduleLayerNorm(const NormProgram& norm, const NormShape& shape, 
   const bool is_double = norm.program.value(norm.summed).dtype == DType::kDouble;
 
   // The access: 16 bytes of the narrowest floating tensor that is read or written along its rows, less where the width
-  // asks for it. (Shifting rows of an odd width so that all accesses are whole was tried and was slower.)
+  // asks for it.
   int narrowest = is_double ? 8 : 4;
   int64_t row_bytes = 0;  // that are moved for each element of a row
   for (const Access& access : shape.accesses) {
@@ -60,34 +60,38 @@ NormSchedule ScheduleLayerNorm(const NormProgram& norm, const NormShape& shape, 
   const int64_t bytes = row_bytes * shape.rows * shape.width;
   best.stream_results = bytes > gpu.l2_bytes;
 
-  // Lanes: the fewest that leave no more than so many elements to each, whole sets of four warps if that idles few.
+  // Where the rows' pitch is no multiple of a 32-byte sector, accesses are lined up with the 128-byte lines.
   const int64_t accesses = DivideUp(shape.width, best.vector);
-  const bool is_turing = gpu.shared_bytes < 96 * 1024;  // its code takes more registers
-  const int unhurried = is_double ? 16 : 24, few = is_double ? 20 : is_turing ? 40 : 44, many = is_double ? 28 : 56;
-  const auto choose = [&](bool prefetch, bool any, double most_waste) {
-    double least_waste = most_waste;
+  const int access_bytes = best.vector * narrowest;
+  best.line = accesses * access_bytes % 32 != 0 && shape.rows > 1 ? 128 / access_bytes : 1;
+
+  // Lanes: the fewest that leave no more than so many elements to each and idle few.
+  const bool is_wide = access_bytes >= 8;
+  const int few = is_wide && accesses <= 320 ? 40 : 24;
+  const auto choose = [&](bool prefetch, int most_elements, double most_waste, bool any, int spare_registers) {
     for (int lanes = 32; lanes <= 1024; lanes += 32) {
-      if (!any && lanes != 32 && lanes != 64 && lanes % 128 != 0) continue;
+      if (!any && lanes > 64 && lanes % 128 != 0) continue;  // warps come in fours
       NormSchedule option = best;
       option.lanes = lanes;
       option.prefetch = prefetch;
-      option.items = static_cast<int>(DivideUp(accesses, lanes));
+      option.items = static_cast<int>(DivideUp(accesses + option.line - 1, lanes));
       option.rows_at_once = 1;
-      if (option.items * option.vector > (!prefetch ? unhurried : lanes == 32 ? many : few)) continue;
-      if (RegistersOfLane(norm, shape, option) > RegisterLimit(lanes)) continue;
-      const double waste = static_cast<double>(option.items) * lanes / static_cast<double>(accesses);
-      if (waste > least_waste - (best.lanes != 0 ? 0.06 : 0)) continue;
-      least_waste = waste;
+      if (option.items * option.vector * (is_double ? 2 : 1) > most_elements + (is_wide && lanes == 32 ? 16 : 0))
+        continue;
+      if (static_cast<double>(option.items) * lanes > most_waste * static_cast<double>(accesses)) continue;
+      if (RegistersOfLane(norm, shape, option) + spare_registers > RegisterLimit(lanes)) continue;
       best = option;
+      return true;
     }
-    return best.lanes != 0;
+    return false;
   };
   constexpr double kAnyWaste = 1e9;
-  if (!choose(true, false, 1.12) && !choose(true, true, kAnyWaste) && !choose(false, true, kAnyWaste)) {
+  if (!choose(true, few, 1.06, false, 0) && !choose(true, few, 1.13, true, 16) &&
+      !choose(true, 44, kAnyWaste, true, 24) && !choose(false, 24, kAnyWaste, true, 24)) {
     // A row that no block can hold.
     best.streamed = true;
     best.lanes = kStreamedLanes;
-    best.groups = best.items = best.rows_at_once = best.min_blocks = 1;
+    best.groups = best.items = best.rows_at_once = best.min_blocks = best.line = 1;
     const int64_t step = static_cast<int64_t>(kStreamedLanes) * best.vector;
     // Eight blocks for each multiprocessor, but pieces of at least four accesses a thread.
     const int64_t wanted = std::max<int64_t>(1, DivideUp(int64_t{8} * gpu.multiprocessors, shape.rows));
@@ -100,25 +104,21 @@ NormSchedule ScheduleLayerNorm(const NormProgram& norm, const NormShape& shape, 
   const bool is_small = shape.rows * best.lanes < int64_t{256} * gpu.multiprocessors;
   while (is_small && best.items > 1 && best.lanes * 2 <= 512) {
     best.lanes *= 2;
-    best.items = static_cast<int>(DivideUp(accesses, best.lanes));
+    best.items = static_cast<int>(DivideUp(accesses + best.line - 1, best.lanes));
   }
-  best.groups = best.lanes > 32 || is_small ? 1 : best.items >= 4 ? 8 : 4;
-  // Two rows at once share the reads of what all rows share. What the L2 cache holds comes fast enough without being
-  // loaded ahead.
-  best.prefetch = best.prefetch && !is_small && bytes > gpu.l2_bytes * 6 / 10;
-  if (!is_small && best.vector * narrowest >= 8 &&
-      ((best.lanes == 32 && best.items * best.vector <= few) || best.lanes >= 256)) {
+  best.groups = best.lanes > 32 || is_small ? 1 : is_wide ? 8 : 4;
+  // What the L2 cache holds comes fast enough without being loaded ahead.
+  best.prefetch = best.prefetch && !is_small && bytes > gpu.l2_bytes;
+  // Two rows at once share the reads of what all rows share.
+  if (!is_small && best.line == 1 && is_wide &&
+      (best.lanes >= 256 || (best.lanes == 32 && best.items * best.vector <= 48))) {
     best.rows_at_once = 2;
-    if (RegistersOfLane(norm, shape, best) > std::min(200, RegisterLimit(best.lanes * best.groups)))
-      best.rows_at_once = 1;
+    if (RegistersOfLane(norm, shape, best) > RegisterLimit(best.lanes * best.groups)) best.rows_at_once = 1;
   }
-  // Where the L1 cache has no room for what rows share, that goes to shared memory.
-  const int64_t staged = StagedBytes(shape.accesses);
-  best.staged = !is_small && staged > 64 * 1024 && staged <= gpu.shared_bytes - 1024;
-  best.staged_bytes = best.staged ? staged : 0;
   // Without a bound the compiler fills the registers with operands read early, and fewer rows are in flight.
   const int threads = best.lanes * best.groups;
-  best.min_blocks = std::clamp(65536 / (threads * RegistersOfLane(norm, shape, best)), 1, std::max(1, 1024 / threads));
+  const int registers = RegistersOfLane(norm, shape, best) + (is_wide ? 20 : 40);
+  best.min_blocks = std::clamp(65536 / (threads * registers), 1, std::max(1, 1024 / threads));
   return best;
 }
 
@@ -138,7 +138,7 @@ std::string LayerNormSource(const NormProgram& norm, const NormShape& shape, con
        << "#define ITEMS " << schedule.items << "\n"
        << "#define ROWS_AT_ONCE " << schedule.rows_at_once << "\n"
        << "#define PREFETCH " << schedule.prefetch << "\n"
-       << "#define STAGE " << schedule.staged << "\n"
+       << "#define LINE " << schedule.line << "\n"
        << "#define STREAMED " << schedule.streamed << "\n"
        << "#define CHUNK " << schedule.chunk << "\n"
        << "#define IS_RMS " << norm.is_rms << "\n"
@@ -147,10 +147,8 @@ std::string LayerNormSource(const NormProgram& norm, const NormShape& shape, con
        << "typedef "
        << (shape.rows * std::max<int64_t>(1, schedule.chunks) < (int64_t{1} << 31) ? "unsigned" : "unsigned long long")
        << " row_t;\n\n";
-  OperandOptions options;
-  options.staged = schedule.staged;
-  options.stream_results = schedule.stream_results;
-  text << EmitOperands(program, shape.accesses, {norm.prologue_operands, norm.epilogue_operands}, options);
+  text << EmitOperands(program, shape.accesses, {norm.prologue_operands, norm.epilogue_operands},
+                       schedule.stream_results);
   const auto phase = [&](const Phase& operands, const std::vector<uint32_t>& statements, const std::string& signature) {
     text << "__device__ __forceinline__ " << signature << " {\n"
          << EmitParameterValues(program, shape.accesses, operands) << EmitCuda(program, statements, "  ")
@@ -254,16 +252,28 @@ class CudaLayerNorm : public Kernel {
   using Key = std::pair<std::vector<Shape>, bool>;
 
   // Compiles for the shapes that the model declares, so that errors come with the session and runs find the kernel
-  // there. A dimension that is not known is taken for two; if that guess is wrong the first run compiles.
+  // there. A dimension that is not known is taken for what other inputs have in its place, else for two; where that
+  // guess is wrong or fits nothing, the first run compiles. (What is known and does not fit, CheckNode has refused.)
   void Prepare(const NodeInfo& info) {
-    std::vector<Shape> shapes;
     warn_ = [](const std::string& message) { std::fprintf(stderr, "ortplugin: %s\n", message.c_str()); };
+    std::vector<Shape> shapes;
     for (const TensorType& type : CheckNode(norm_, info)) {
       if (!type.has_shape) return;
       shapes.push_back(type.shape);
-      std::replace_if(shapes.back().begin(), shapes.back().end(), [](int64_t size) { return size < 0; }, 2);
     }
-    if (ElementCount(FitShapes(norm_, shapes).shape) > 0) Make(shapes, true);
+    NormShape fit;
+    try {
+      const Shape full = Broadcast(shapes);
+      for (Shape& shape : shapes)
+        for (size_t axis = 0; axis < shape.size(); ++axis) {
+          const int64_t known = full[full.size() - shape.size() + axis];
+          if (shape[axis] < 0) shape[axis] = known < 0 ? 2 : known;
+        }
+      fit = FitShapes(norm_, shapes);
+    } catch (const Error&) {
+      return;
+    }
+    if (ElementCount(fit.shape) > 0) Make(shapes, true);
   }
 
   const Plan* Find(const std::vector<Shape>& shapes, bool aligned) const {
@@ -278,21 +288,19 @@ class CudaLayerNorm : public Kernel {
     const NormShape& shape = plan->shape;
     if (shape.width >= int64_t{1} << 30)
       Fail("rows of ", shape.width, " elements are longer than the 2^30 that the kernel counts");
-    const GpuLimits limits{device_->multiprocessors, device_->shared_bytes, device_->l2_bytes};
+    const GpuLimits limits{device_->multiprocessors, device_->l2_bytes};
     const NormSchedule schedule = ScheduleLayerNorm(norm_, shape, limits, aligned);
     const std::string source = LayerNormSource(norm_, shape, schedule);
     plan->first = cuda::Load(*device_, source, schedule.streamed ? "row_moments" : "layer_norm", warn_);
     plan->second = schedule.streamed ? cuda::Load(*device_, source, "normalize_rows", warn_) : nullptr;
     const int threads = schedule.lanes * schedule.groups;
-    const int shared = static_cast<int>(schedule.staged_bytes);
-    if (shared > 0) cuda::AllowSharedMemory(*device_, plan->first, shared);
-    const int resident = cuda::BlocksPerMultiprocessor(*device_, plan->first, threads, shared);
+    const int resident = cuda::BlocksPerMultiprocessor(*device_, plan->first, threads);
     if (resident == 0) Fail("the kernel does not fit a multiprocessor of this GPU");
     // Blocks stay and take row after row, so that what rows share is read once by each.
     const int64_t pieces = schedule.streamed ? shape.rows * schedule.chunks
                                              : DivideUp(shape.rows, int64_t{schedule.groups} * schedule.rows_at_once);
     const int64_t blocks = std::min<int64_t>(pieces, int64_t{resident} * device_->multiprocessors);
-    plan->launch = {static_cast<unsigned>(blocks), static_cast<unsigned>(threads), static_cast<unsigned>(shared)};
+    plan->launch = {static_cast<unsigned>(blocks), static_cast<unsigned>(threads)};
     plan->arguments = ArgumentBlock(shape.accesses, norm_.program.results().size(), shape.rows, schedule.chunks);
     const size_t moments = norm_.program.value(norm_.summed).dtype == DType::kDouble ? 24 : 12;
     plan->scratch_bytes = schedule.streamed ? static_cast<size_t>(pieces) * moments : 0;
