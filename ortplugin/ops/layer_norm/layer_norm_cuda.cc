@@ -117,7 +117,7 @@ NormSchedule ScheduleLayerNorm(const NormProgram& norm, const NormShape& shape, 
   }
   // Without a bound the compiler fills the registers with operands read early, and fewer rows are in flight.
   const int threads = best.lanes * best.groups;
-  const int registers = RegistersOfLane(norm, shape, best) + (is_wide ? 20 : 40);
+  const int registers = RegistersOfLane(norm, shape, best) + (is_wide ? 20 : 5 * best.items);
   best.min_blocks = std::clamp(65536 / (threads * registers), 1, std::max(1, 1024 / threads));
   return best;
 }
