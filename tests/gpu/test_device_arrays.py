@@ -238,6 +238,7 @@ def test_the_callers_arrays_are_not_written_to(library: Path, rng: np.random.Gen
 
 
 def test_buffers_go_with_their_session(library: Path, rng: np.random.Generator) -> None:
+    gc.collect()  # of the sessions of other tests
     session = ortplugin.session(norm_model(), ["cuda"], cuda_graph=True)
     ortplugin.run(session, feeds(rng, 4), copy=True)
     count = len(device._states)
