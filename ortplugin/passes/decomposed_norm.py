@@ -12,14 +12,14 @@ from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.pattern import Match
 from ortplugin.ops.decompose import MINIMUM_OPSET
-from ortplugin.passes.fused_norm import WIDTH, Norm, fused_node
+from ortplugin.passes.fused_norm import WIDTH, Norm, fused_node, unknown_rank
 from ortplugin.program import FLOATING
 
 
 def read_decomposed(match: Match, scope: Scope, core: str) -> Norm | str:
     """The normalisation that a match (values 'x' and 'epsilon', tags 'mean' and 'cast') is, or why it is none."""
     x, y = match.values["x"], match.root.outputs[0]
-    problem = unsupported(scope) or floating(scope, x) or floating(scope, y)
+    problem = unsupported(scope) or floating(scope, x) or floating(scope, y) or unknown_rank(scope, x)
     if problem:
         return problem
     axes = [trailing_axes(scope, mean, x) for mean in match.tag("mean")]
@@ -29,7 +29,7 @@ def read_decomposed(match: Match, scope: Scope, core: str) -> Norm | str:
     first = axes[0]
     if isinstance(first, str) or len(set(axes)) != 1:
         return f"the means are over different axes, from {' and from '.join(map(str, axes))} on"
-    epsilon = epsilon_of(scope, match.values["epsilon"], first)
+    epsilon = epsilon_of(scope, match.values["epsilon"], x)
     if isinstance(epsilon, str):
         return epsilon
     given, result = scope.dtype(x) or "", scope.dtype(y) or ""
@@ -67,10 +67,13 @@ def floating(scope: Scope, tensor: gs.Tensor) -> str | None:
 
 
 def trailing_axes(scope: Scope, mean: gs.Node, x: gs.Tensor) -> int | str:
-    """The first axis, negative, that a ReduceMean takes the mean over up to the last one; or why that is not so."""
+    """The first axis, negative, that a ReduceMean takes the mean over up to the last one; or why that is not so.
+
+    `x`: of known rank, which is also that of the ReduceMean's input.
+    """
     if mean.attrs.get("keepdims", 1) != 1:
         return f"{label(mean)} has keepdims={mean.attrs['keepdims']}; it must be 1"
-    rank = scope.rank(x)
+    rank = scope.rank(x) or 0
     axes: list[int] | None = mean.attrs.get("axes")
     if axes is None and len(mean.inputs) > 1 and not mean.inputs[1].is_empty():
         values = scope.constant(mean.inputs[1])
@@ -80,25 +83,21 @@ def trailing_axes(scope: Scope, mean: gs.Node, x: gs.Tensor) -> int | str:
     if not axes:
         if mean.attrs.get("noop_with_empty_axes", 0):
             return f"{label(mean)} has no axes, and noop_with_empty_axes=1"
-        if not rank:
-            return f"{label(mean)} is over all axes, and the rank of '{x.name}' is {'unknown' if rank is None else 0}"
-        return -rank
-    if rank is None and any(axis >= 0 for axis in axes):
-        return f"the axes {axes} of {label(mean)} count from the front and the rank of '{x.name}' is unknown"
-    counted = sorted(axis if axis < 0 else axis - (rank or 0) for axis in axes)
+        return -rank or f"{label(mean)} is over all axes, and '{x.name}' is a scalar"
+    counted = sorted(axis if axis < 0 else axis - rank for axis in axes)
     if counted != list(range(-len(counted), 0)):
         return f"the axes {list(axes)} of {label(mean)} are not the trailing ones"
     return counted[0]
 
 
-def epsilon_of(scope: Scope, tensor: gs.Tensor, axis: int) -> float | str:
-    """The number that is added to the variance, or why it is none."""
+def epsilon_of(scope: Scope, tensor: gs.Tensor, x: gs.Tensor) -> float | str:
+    """The number that is added to the variance of `x`, or why it is none."""
     value = scope.scalar(tensor)
     if value is None:
         return f"epsilon, '{tensor.name}', is no constant scalar"
-    rank = scope.rank(tensor) or 0
-    if rank > -axis:
-        return f"epsilon, '{tensor.name}', has {rank} dimensions, more than the {-axis} that are normalised"
+    rank, most = scope.rank(tensor) or 0, scope.rank(x) or 0
+    if rank > most:
+        return f"epsilon, '{tensor.name}', has {rank} dimensions, more than the {most} of '{x.name}'"
     if not math.isfinite(value) or value < 0:
         return f"epsilon is {value}"
     return value

@@ -80,6 +80,17 @@ def merged_duplicates(program: Program, inputs: Sequence[gs.Tensor]) -> tuple[Pr
     return program, list({id(tensor): tensor for tensor in inputs}.values())
 
 
+def unknown_rank(scope: Scope, tensor: gs.Tensor) -> str | None:
+    """Why the tensor can't be part of what a fused node normalises: its rank is unknown; None if it is known.
+
+    ONNX Runtime shows an unknown rank to an operator's shape inference as a scalar's, and the operator can't leave the
+    shape of its outputs open: they would get a wrong rank.
+    """
+    if scope.rank(tensor) is not None:
+        return None
+    return f"the rank of '{tensor.name}' is unknown; fix the shapes of the model's inputs with --input-shape"
+
+
 def read_fused(scope: Scope, node: gs.Node) -> tuple[Program, list[gs.Tensor]] | None:
     """The program of a FusedLayerNorm node and its inputs, each once; None for another node and for an invalid one."""
     if scope.op(node) != f"{DOMAIN}::{NAME}":

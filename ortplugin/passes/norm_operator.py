@@ -11,7 +11,7 @@ from ortplugin.graph.labels import label
 from ortplugin.graph.shapes import show
 from ortplugin.passes.decomposed_norm import floating, unsupported
 from ortplugin.passes.driver import Applied, Missed
-from ortplugin.passes.fused_norm import Norm, fused_node
+from ortplugin.passes.fused_norm import Norm, fused_node, unknown_rank
 
 
 def fuse_operator(
@@ -31,6 +31,10 @@ def fuse_operator(
 
     for tensor in (*x, node.outputs[0], *(each for each in (gamma, beta) if each is not None)):
         problem = unsupported(scope) or floating(scope, tensor)
+        if problem:
+            return missed(problem)
+    for tensor in x:
+        problem = unknown_rank(scope, tensor)
         if problem:
             return missed(problem)
     dtype, result = scope.dtype(x[0]) or "", scope.dtype(node.outputs[0]) or ""
@@ -67,13 +71,11 @@ def fuse_operator(
 
 
 def negative_axis(scope: Scope, x: gs.Tensor, axis: int) -> int | str:
-    """`axis` counted from the end, or the reason why it can't be told."""
-    if axis < 0:
-        return axis
-    rank = scope.rank(x)
-    if rank is None or axis >= rank:
-        return f"the axis {axis} counts from the front and the rank of '{x.name}' is {rank or 'unknown'}"
-    return axis - rank
+    """`axis` counted from the end, or the reason why `x`, of known rank, has no such axis."""
+    rank = scope.rank(x) or 0
+    if not -rank <= axis < rank:
+        return f"the axis {axis} is out of range for '{x.name}' of shape {show(scope.shape(x))}"
+    return axis if axis < 0 else axis - rank
 
 
 def shape_conflict(scope: Scope, name: str, tensor: gs.Tensor, x: gs.Tensor) -> str | None:

@@ -15,7 +15,7 @@ from ortplugin.graph.labels import label
 from ortplugin.graph.pointwise import NotPointwiseError, Writer, is_pointwise, write
 from ortplugin.graph.shapes import Shape, show
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
-from ortplugin.passes.fused_norm import node_of, read_fused
+from ortplugin.passes.fused_norm import node_of, read_fused, unknown_rank
 from ortplugin.program import Program, ProgramError
 
 
@@ -46,6 +46,10 @@ def _draw(
 ) -> Applied:
     """Merges `producer`, which makes the parameter, into the norm. Raises NotPointwiseError or ProgramError."""
     y, tensor = node.outputs[0], producer.outputs[0]
+    for each in producer.inputs:
+        problem = None if each.is_empty() else unknown_rank(scope, each)
+        if problem:
+            raise NotPointwiseError(problem)
     kept = scope.used_beyond(tensor, [node])
     if kept:
         is_normalised = program.core is not None and parameter in program.core.names

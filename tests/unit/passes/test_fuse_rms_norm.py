@@ -158,6 +158,20 @@ def test_a_value_added_to_itself(rng: np.random.Generator) -> None:
 # What must not fuse.
 
 
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "y = com.microsoft.SkipSimplifiedLayerNormalization(u, x, gamma)",
+        f"{EPSILON} {TWO} {SQUARE} {ROOT} y = Div(x, root)",
+    ],
+)
+def test_a_value_of_unknown_rank_stays(nodes: str) -> None:  # RELIABILITY 16
+    original = model(f"""g (float[2,3,8] u, float[8] gamma) => (float[2,3,8] y) {{
+        unheard = com.microsoft.Unheard(u)  x = Cast<to = 1> (unheard)  {nodes} }}""", contrib=True)  # fmt: skip
+    reason = "the rank of 'x' is unknown; fix the shapes of the model's inputs with --input-shape"
+    assert_unchanged(original, [FUSE_RMS_NORM], reason)
+
+
 def test_the_mean_of_the_square_of_something_else_does_not_match() -> None:
     nodes = [EPSILON, TWO, "other = Neg(x)  square = Pow(other, two)  mean = ReduceMean<axes = [-1]> (square)", ROOT]
     assert_unchanged(model(graph(*nodes, "y = Div(x, root)")), [FUSE_RMS_NORM])

@@ -256,6 +256,16 @@ def test_a_kept_value_of_unknown_shape_stays() -> None:  # RELIABILITY 16
     )
 
 
+def test_an_operand_of_unknown_rank_stays() -> None:  # RELIABILITY 16
+    """The norm's value_info tells its rank, but ONNX Runtime infers that of a fused node from what it adds up."""
+    original = model("""g (float[2,3,8] x, float[8] gamma) => (float[2,3,8] y) <float[2,3,8] s> {
+        unheard = com.microsoft.Unheard(x)  r = Cast<to = 1> (unheard)
+        s = Add(x, r)  y = LayerNormalization(s, gamma) }""", contrib=True)  # fmt: skip
+    optimized, result = run_pass(original, *PASSES)
+    assert operators(optimized) == ["Unheard", "Cast", "Add", "FusedLayerNorm"]
+    assert any("s' (Add): the rank of 'r' is unknown" in reason for reason in reasons(result))
+
+
 def test_too_many_parameters_stay(rng: np.random.Generator) -> None:
     names = [f"r{i}" for i in range(40)]
     inputs = ", ".join(f"float[N,M,8] {name}" for name in names)
