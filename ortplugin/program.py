@@ -522,8 +522,10 @@ def _result_dtype(statement: Statement, dtypes: Mapping[str, str]) -> str:
     return bound
 
 
+_SPACE: Final = " \t\r\n"  # all the white space of the language: not \v and \f, which Python counts as well
+
 _TOKEN = re.compile(
-    r"""\s*(?:
+    r"""[ \t\r\n]*(?:
       (?P<number>[+-]?(?:[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?(?![A-Za-z0-9_.])|[+-](?:inf|nan)(?![A-Za-z0-9_])))
     | (?P<word>[A-Za-z_][A-Za-z0-9_]*)
     | (?P<string>"[A-Za-z]*")
@@ -551,11 +553,11 @@ class _Parser:
         self.next = 0
 
     def _tokenize(self) -> Iterator[_Token]:
-        position, end = 0, len(self.text.rstrip(" \t\r\n"))
+        position, end = 0, len(self.text.rstrip(_SPACE))
         while position < end:
             match = _TOKEN.match(self.text, position)
             if match is None:
-                start = position + len(self.text[position:]) - len(self.text[position:].lstrip())
+                start = len(self.text) - len(self.text[position:].lstrip(_SPACE))
                 raise self._error(start, repr(self.text[start]), "a name, a number or a mark of the language")
             assert match.lastgroup is not None
             yield _Token(match.lastgroup, match[match.lastgroup], match.start(match.lastgroup))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -161,6 +162,14 @@ def test_what_is_wrong_is_said(text: str) -> None:
         parse(text)
     assert BAD[text] in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("space", ["\v", "\f", "\x1c", "\x1f", "\x85", "\xa0"])
+def test_other_white_space_is_refused(space: str) -> None:
+    """Python's own functions count these as white space; the language does not."""
+    for text in (f"(float x) =>{space}(float y) {{ y = Relu(x) }}", EXAMPLE + space, space, f" \n{space} "):
+        with pytest.raises(ProgramError, match="found " + re.escape(repr(space))):
+            parse(text)
 
 
 def test_limits() -> None:
