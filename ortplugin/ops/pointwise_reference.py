@@ -57,7 +57,7 @@ def _selu(x: Array, alpha: float, gamma: float) -> Array:
 
 
 def _shrink(x: Array, bias: float, lambd: float) -> Array:
-    return np.where(x < -lambd, x + bias, np.where(x > lambd, x - bias, np.where(np.isnan(x), x, 0)))
+    return np.where(x < -lambd, x + bias, np.where(x > lambd, x - bias, 0.0))  # 0 for NaN
 
 
 def _hard_sigmoid(x: Array, alpha: float, beta: float) -> Array:
@@ -99,7 +99,7 @@ POINTWISE: dict[str, Callable[..., Any]] = {
     "Celu": _celu,
     "Selu": _selu,
     "HardSigmoid": _hard_sigmoid,
-    "ThresholdedRelu": lambda x, alpha: np.where(np.isnan(x) | (x > alpha), x, 0.0),
+    "ThresholdedRelu": lambda x, alpha: np.where(x > alpha, x, 0.0),  # 0 for NaN
     "Shrink": _shrink,
     "Swish": lambda x, alpha: x * _sigmoid(alpha * x),
     "QuickGelu": lambda x, alpha: x * _sigmoid(alpha * x),

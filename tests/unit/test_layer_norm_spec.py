@@ -14,7 +14,7 @@ from ortplugin.ops import DOMAIN, OPERATORS, TensorType, find
 from ortplugin.ops.decompose import NUMPY_DTYPES, ONNX_DTYPES, to_onnx
 from ortplugin.ops.layer_norm import OPERATOR
 from ortplugin.ops.layer_norm.reference import layer_norm
-from ortplugin.ops.pointwise_reference import POINTWISE
+from ortplugin.ops.pointwise_reference import POINTWISE, evaluate
 from ortplugin.program import OPERATORS as POINTWISE_OPERATORS
 from ortplugin.program import parse
 
@@ -188,8 +188,6 @@ def test_every_operator_decomposes_to_its_reference(op: str, dtype: str, opset: 
 
     # onnx's own evaluator: ONNX Runtime lacks float16 and double kernels for many of these.
     (found,) = ReferenceEvaluator(model).run(None, inputs)
-    from ortplugin.ops.pointwise_reference import evaluate
-
     wide = [each if each.dtype == bool else each.astype(np.float64) for each in inputs.values()]
     expected = evaluate(program.statements[0], wide)
     if found.dtype == bool:
@@ -197,6 +195,14 @@ def test_every_operator_decomposes_to_its_reference(op: str, dtype: str, opset: 
     else:
         tolerance = {"float16": 1e-2, "float": 1e-5, "double": 1e-6}[dtype]
         np.testing.assert_allclose(np.asarray(found, np.float64), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_nan_is_neither_above_nor_below_a_threshold() -> None:
+    """ONNX defines both by comparisons that NaN fails, and ONNX Runtime computes them so: 0."""
+    nan = np.array([np.nan])
+    for op in ("ThresholdedRelu", "Shrink<bias=1>"):
+        program = parse(f"(double x) => (double y) {{ y = {op}(x) }}")
+        np.testing.assert_array_equal(evaluate(program.statements[0], [nan]), [0.0])
 
 
 def test_shape_inference() -> None:
