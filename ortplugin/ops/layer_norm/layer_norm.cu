@@ -108,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(LANES* GROUPS, MIN_BLOCKS) layer_no
 #pragma unroll
         for (int j = 0; j < VECTOR; ++j) {
           s[m][k][j] = IN_ROW(k, shift) ? prologue(operands[m][k], shared, j, results) : (compute_t)0;
-          sum[m] += IS_RMS ? s[m][k][j] * s[m][k][j] : s[m][k][j];
+          sum[m] = IS_RMS ? fma(s[m][k][j], s[m][k][j], sum[m]) : sum[m] + s[m][k][j];
         }
         if (IN_ROW(k, shift) && IS_ACTIVE(row + m)) results.store(args, Offsets(args, row + m), COLUMN(k, shift));
       }
@@ -128,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(LANES* GROUPS, MIN_BLOCKS) layer_no
         for (int k = 0; k < ITEMS; ++k)
 #pragma unroll
           for (int j = 0; j < VECTOR; ++j)
-            if (IN_ROW(k, shift)) squares[m] += (s[m][k][j] - mean[m]) * (s[m][k][j] - mean[m]);
+            if (IN_ROW(k, shift)) squares[m] = fma(s[m][k][j] - mean[m], s[m][k][j] - mean[m], squares[m]);
       sum_of_group(squares, slots, parity);
     }
 #pragma unroll
@@ -201,7 +201,7 @@ __device__ __forceinline__ Moments moments_of_block(Moments x) {
 }
 
 // partial: [rows, chunks] Moments.
-extern "C" __global__ void __launch_bounds__(LANES) row_moments(const Arguments args, Moments* partial) {
+extern "C" __global__ void __launch_bounds__(LANES, 1) row_moments(const Arguments args, Moments* partial) {
   const SharedOperands shared_operands(args);
   const row_t chunks = (row_t)args.chunks;
   for (row_t piece = blockIdx.x; piece < (row_t)args.rows * chunks; piece += gridDim.x) {
@@ -235,7 +235,7 @@ extern "C" __global__ void __launch_bounds__(LANES) row_moments(const Arguments 
   }
 }
 
-extern "C" __global__ void __launch_bounds__(LANES) normalize_rows(const Arguments args, const Moments* partial) {
+extern "C" __global__ void __launch_bounds__(LANES, 1) normalize_rows(const Arguments args, const Moments* partial) {
   const SharedOperands shared_operands(args);
   const row_t chunks = (row_t)args.chunks;
   for (row_t piece = blockIdx.x; piece < (row_t)args.rows * chunks; piece += gridDim.x) {

@@ -63,7 +63,7 @@ NormSchedule ScheduleLayerNorm(const NormProgram& norm, const NormShape& shape, 
   // Where the rows' pitch is no multiple of a 32-byte sector, accesses are lined up with the 128-byte lines.
   const int64_t accesses = DivideUp(shape.width, best.vector);
   const int access_bytes = best.vector * narrowest;
-  best.line = accesses * access_bytes % 32 != 0 && shape.rows > 1 ? 128 / access_bytes : 1;
+  best.line = accesses * access_bytes % 32 != 0 && access_bytes >= 8 && shape.rows > 1 ? 128 / access_bytes : 1;
 
   // Lanes: the fewest that leave no more than so many elements to each and idle few.
   const bool is_wide = access_bytes >= 8;
@@ -86,7 +86,7 @@ NormSchedule ScheduleLayerNorm(const NormProgram& norm, const NormShape& shape, 
     return false;
   };
   constexpr double kAnyWaste = 1e9;
-  if (!choose(true, few, 1.06, false, 0) && !choose(true, few, 1.13, true, 16) &&
+  if (!choose(true, few, 1.13, false, 0) && !choose(true, few, 1.13, true, 16) &&
       !choose(true, 44, kAnyWaste, true, 24) && !choose(false, 24, kAnyWaste, true, 24)) {
     // A row that no block can hold.
     best.streamed = true;
