@@ -403,6 +403,8 @@ def _complete(
         if value_ is None:
             raise ProgramError(f"statement '{statement}': {op} needs the attribute '{name}'")
         _check_attribute(op, name, value_, statement)
+        if name == "axis" and value_ == 0:
+            value_ = 0.0  # no -0
         completed.append((name, _as_attribute(value_)))
     return tuple(completed)
 

@@ -9,10 +9,12 @@
 
 int main() {
   for (std::string text; std::getline(std::cin, text, '\0');) {
+    std::string answer;
     try {
-      std::cout << '=' << ortplugin::Program::Parse(text).ToString() << '\0';
+      answer = "=" + ortplugin::Program::Parse(text).ToString();
     } catch (const ortplugin::Error& error) {
-      std::cout << '!' << error.what() << '\0';
+      answer = std::string("!") + error.what();
     }
+    std::cout << answer << '\0';
   }
 }

@@ -50,6 +50,8 @@ def test_white_space_and_defaults_have_no_meaning() -> None:
     default = parse(body("y = LayerNormalization<axis=-1, epsilon=1e-05>(x)"))
     assert str(default).splitlines()[1] == "  y = LayerNormalization(x)"
     assert default == parse(body("y = LayerNormalization(x)"))
+    zero = parse(body("y = LayerNormalization<axis=-0>(x)"))
+    assert str(zero).splitlines()[1] == "  y = LayerNormalization<axis=0>(x)"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,106 @@
+"""The two parsers, Python's and the library's, accept the same programs and print them alike."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from test_program import BAD, EXAMPLE, body
+
+from ortplugin.program import OPERATORS, ProgramError, parse
+
+ROOT = Path(__file__).resolve().parents[2]
+PRINT_PROGRAMS = ROOT / "build" / "native" / "print_programs"
+
+pytestmark = pytest.mark.skipif(
+    not PRINT_PROGRAMS.exists(), reason=f"{PRINT_PROGRAMS.relative_to(ROOT)} is not built; `make native` builds it"
+)
+
+
+def everything() -> str:
+    """A program with every operator, each on values of the dtypes that it takes."""
+    statements = []
+    for name, spec in OPERATORS.items():
+        if spec.core and name != "LayerNormalization":
+            continue
+        operands = ", ".join("b" if letter == "B" else "x" for letter in spec.operands)
+        attributes = "<to=float>" if name == "Cast" else ""
+        statements.append((f"v{len(statements)}", spec.result, f"{name}{attributes}({operands})"))
+    lines = [f"{name} = {text}" for name, _, text in statements]
+    total = ["s0 = Add(x, 1)", "t0 = Or(b, 0)"]  # so that each of them is used
+    for index, (name, result, _) in enumerate(statements):
+        total.append(f"s{index + 1} = {f'Where({name}, s{index}, 2)' if result == 'B' else f'Add(s{index}, {name})'}")
+        total.append(f"t{index + 1} = Not(t{index})")
+    total += [f"y = Where(t{len(statements)}, s{len(statements)}, -0)"]
+    return body(*lines, *total, parameters="float x, bool b")
+
+
+NUMBERS = (
+    "0 -0 1 +1 -1 0.1 1e-05 1e-4 0.001 1.5e-4 0.00015 10000 100000 123456 1e22 1e23 5e-324 2.2250738585072014e-308 "
+    "1.7976931348623157e308 3.4028234663852886e38 3.4028235677973366e38 1e-46 1e-400 0e999 9007199254740993 16777217 "
+    "1.401298464324817e-45 inf +inf -inf nan 1e39 1e309 00.50 1E5 1e+05 0x10 1. .5 1e 1e+ --1 infinity"
+).split()
+
+SEEDS = [
+    EXAMPLE,
+    everything(),
+    body('y = Gelu<approximate = "tanh">(x)'),
+    body("n = LayerNormalization<axis=-0, epsilon=0.1>(x)", "c = Less(n, 3)", "y = Where(c, x, inf)"),
+    body("h = Cast<to=float16>(x)", "d = Cast<to=double>(h)", "y = Pow(d, 1e300)", results="double y"),
+    "(float x)=>(float x){}",
+    "() => (float y) { y = Relu(y) }",
+]
+
+
+def programs() -> list[str]:
+    """The seeds, numbers in every place, what is wrong, and what small accidents make of the seeds."""
+    texts = [*SEEDS, *(text for text in BAD if text.isascii() and "\0" not in text)]
+    for number in NUMBERS:
+        for statement in ("y = Add(x, {})", "y = LeakyRelu<alpha={}>(x)", "y = RMSNormalization<axis={}>(x)"):
+            texts.append(body(statement.format(number)))
+    random_ = random.Random(0)
+    alphabet = 'xyn019.,=<>(){}-+e_"\t\r\n\v\f \x1c\x1f;'
+    for _ in range(3000):
+        text = random_.choice(SEEDS)
+        for _ in range(random_.randint(1, 3)):
+            at = random_.randrange(len(text))
+            kind = random_.randrange(4)
+            if kind == 0:
+                text = text[:at] + text[at + random_.randint(1, 4) :]
+            elif kind == 1:
+                text = text[:at] + random_.choice(alphabet) + text[at:]
+            elif kind == 2:
+                text = text[:at] + random_.choice(alphabet) + text[at + 1 :]
+            else:
+                end = min(len(text), at + random_.randint(1, 20))
+                text = text[:end] + text[at:end] + text[end:]
+        texts.append(text)
+    return list(dict.fromkeys(texts))
+
+
+def in_python(text: str) -> str:
+    try:
+        return "=" + str(parse(text))
+    except ProgramError as error:
+        return f"!{error}"
+
+
+def in_the_library(texts: Sequence[str]) -> list[str]:
+    given = "".join(text + "\0" for text in texts).encode("ascii")
+    found = subprocess.run([PRINT_PROGRAMS], input=given, capture_output=True, check=True, timeout=60).stdout
+    return found.decode("ascii").split("\0")[:-1]
+
+
+def test_both_accept_the_same_and_print_it_alike() -> None:
+    texts = programs()
+    accepted = 0
+    for text, native in zip(texts, in_the_library(texts), strict=True):
+        ours = in_python(text)
+        if ours[0] == native[0] == "!":
+            continue
+        assert ours == native, f"of {text!r}"
+        accepted += 1
+    assert 100 < accepted < len(texts) - 100
