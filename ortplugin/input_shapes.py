@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import onnx.shape_inference
 from onnx import ModelProto, ValueInfoProto
 
 from .errors import UsageError, near_names, one_line
-from .modelcheck import MAX_ELEMENTS, element_count, skeleton, walk_graphs
+from .modelcheck import MAX_ELEMENTS, skeleton, walk_graphs
 
 Shapes = Mapping[str, Sequence[int]]
 
@@ -38,8 +39,10 @@ def _fix(value: ValueInfoProto, shape: Sequence[int], symbols: dict[str, tuple[i
     if value.type.WhichOneof("value") != "tensor_type":
         raise UsageError(f"input '{value.name}' is not a tensor, so it has no shape to fix")
     sizes = list(shape)
-    if any(size < 0 for size in sizes) or element_count([max(size, 1) for size in sizes], "the shape") > MAX_ELEMENTS:
+    if any(size < 0 for size in sizes):
         raise UsageError(f"the shape {sizes} for input '{value.name}' has a negative size; give sizes of 0 or more")
+    if math.prod(max(size, 1) for size in sizes) > MAX_ELEMENTS:
+        raise UsageError(f"the shape {sizes} for input '{value.name}' overflows 63 bits; give smaller sizes")
     tensor = value.type.tensor_type
     if tensor.HasField("shape") and len(tensor.shape.dim) != len(sizes):
         wanted = [dim.dim_param or (dim.dim_value if dim.HasField("dim_value") else "?") for dim in tensor.shape.dim]

@@ -266,7 +266,13 @@ def check_output(path: PathLike, protect: Iterable[Path] = ()) -> None:
         path: the output.
         protect: files that it must not replace, by any of their names: the input and its data files.
     """
-    path = Path(path)
+    try:
+        _check_output(Path(path), protect)
+    except (OSError, ValueError) as error:  # no permission to look into a folder, a name that is too long
+        raise StorageError(f"the output '{path}' can't be examined: {_reason(error)}; choose another one") from error
+
+
+def _check_output(path: Path, protect: Iterable[Path]) -> None:
     if not path.name or path.is_dir():
         raise UsageError(f"the output '{path}' is a folder; give a file name, such as '{path / 'optimized.onnx'}'")
     if not path.parent.is_dir():
@@ -540,7 +546,10 @@ def _remove_old_data(path: Path, keep: str, protect: tuple[Path, ...]) -> None:
     """Removes the data files of former versions of the output `path`."""
     pattern = re.compile(re.escape(path.name) + r"\.[0-9a-f]{16}\.data")
     guarded = {os.path.realpath(file) for file in protect}
-    for entry in list(os.scandir(path.parent)):
+    entries: list[os.DirEntry[str]] = []
+    with suppress(OSError):  # a folder that can be written to but not listed
+        entries = list(os.scandir(path.parent))
+    for entry in entries:
         ours = entry.name != keep and pattern.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
         if ours and os.path.realpath(entry.path) not in guarded:
             with suppress(OSError):

@@ -260,6 +260,7 @@ def test_an_unknown_rank_can_be_fixed() -> None:
         ({"x": (3,)}, "2 dimensions"),
         ({"x": (3, 5)}, "is 4 in the model"),
         ({"x": (-1, 4)}, "negative"),
+        ({"x": (2**62, 4)}, "overflows 63 bits; give smaller sizes"),
     ],
 )
 def test_shapes_that_do_not_fit(shapes: dict[str, tuple[int, ...]], words: str) -> None:

@@ -393,6 +393,23 @@ def test_bad_outputs(tmp_path: Path) -> None:
             storage.check_output(path)
 
 
+def test_an_output_that_cannot_be_examined(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="can't be examined: File name too long"):
+        storage.check_output(tmp_path / ("n" * 300))
+
+
+def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The output is there; old data files may stay."""
+
+    def refuse(_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    storage.save_model(small_model(), tmp_path / "m.onnx")
+    monkeypatch.undo()
+    assert storage.load_model(tmp_path / "m.onnx") == small_model()
+
+
 def test_the_inputs_data_file_is_never_overwritten(tmp_path: Path) -> None:
     """The output's data file would have the name of the input's."""
     storage.save_model(small_model(), tmp_path / "m.onnx", external=True)
