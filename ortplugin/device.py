@@ -16,8 +16,6 @@ from .session import CUDA, check_dtype, element_type, onnxruntime
 _DLPACK_CPU = 1
 _NO_GRAPH = "-1"  # the graph id with which ONNX Runtime neither captures nor replays
 
-Element = tuple[int, np.dtype[Any]]
-
 
 @dataclass(frozen=True)
 class _Captured:

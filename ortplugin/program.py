@@ -236,10 +236,6 @@ class Program:
         """Adds the value `name` as the last result."""
         return replace(self, results=(*self.results, Parameter(self.dtypes[name], name)))
 
-    def without_unused(self) -> Program:
-        """Drops the parameters and statements that no result needs."""
-        return drop_unused(self.parameters, self.results, self.statements)
-
     def renamed(self, names: Mapping[str, str]) -> Program:
         """Every value under its name in `names`, those not listed under their own."""
 

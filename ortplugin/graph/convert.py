@@ -412,22 +412,6 @@ def _export_node(node: gs.Node, target: onnx.NodeProto, owned: frozenset[int], u
             target.attribute.remove(attribute)
 
 
-def import_nodes(protos: Iterable[onnx.NodeProto], tensors: Mapping[str, gs.Tensor]) -> list[gs.Node]:
-    """Nodes that stand among existing tensors, found by name in `tensors`; new Variables for the names it lacks."""
-    found = dict(tensors)
-    nodes = []
-    for proto in protos:
-        for name in (*proto.input, *proto.output):
-            if name not in found:
-                found[name] = variable(name) if name else gs.Variable.empty()
-        attributes = {each.name: _value(each, found, 0, 0) for each in proto.attribute}
-        inputs = [found[name] if name else gs.Variable.empty() for name in proto.input]
-        outputs = [found[name] if name else gs.Variable.empty() for name in proto.output]
-        domain = proto.domain if proto.HasField("domain") else None
-        nodes.append(gs.Node(proto.op_type, proto.name, attributes, inputs, outputs, domain))
-    return nodes
-
-
 def node_proto(node: gs.Node) -> onnx.NodeProto:
     """The node alone as a message, without the graphs in its attributes."""
     proto = onnx.NodeProto(

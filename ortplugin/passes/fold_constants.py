@@ -101,7 +101,8 @@ def _within_budget(scope: Scope, node: gs.Node, given: list[tuple[str, npt.NDArr
         if dtype is None or elements is None:
             return False
         size += elements * dtype.itemsize
-    replaced = sum(array.nbytes for (_, array), t in zip(given, node.inputs, strict=False) if len(t.outputs) == 1)
+    tensors = [tensor for tensor in node.inputs if not tensor.is_empty()]
+    replaced = sum(array.nbytes for (_, array), t in zip(given, tensors, strict=True) if len(t.outputs) == 1)
     made = [each for each in (attached(scope.graph, "constants") or {}).values() if attached(each, "imported") is None]
     return size - replaced <= GROWTH_BYTES and sum(each.values.nbytes for each in made) + size <= TOTAL_BYTES
 

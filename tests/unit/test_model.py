@@ -12,7 +12,7 @@ import pytest
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.convert import import_nodes, opset_of
+from ortplugin.graph.convert import opset_of
 from ortplugin.graph.model import annotate, export_model, import_model
 
 
@@ -271,16 +271,6 @@ def test_the_domain_is_imported_only_where_it_is_used() -> None:
     exported = export_model(import_model(model), model)
     assert [each.domain for each in exported.opset_import] == ["", "custom"]
     assert opset_of(exported.opset_import) == 17
-
-
-def test_nodes_from_messages() -> None:
-    model = parse(SIMPLE)
-    graph = import_model(model)
-    protos = [helper.make_node("Clip", ["x", "", "h"], ["c"], "clip"), helper.make_node("Neg", ["c"], ["d"], "neg")]
-    clip, neg = import_nodes(protos, graph.tensors())
-    assert clip.inputs[0] is graph.inputs[0]
-    assert clip.inputs[1].is_empty()
-    assert neg.inputs[0] is clip.outputs[0]
 
 
 def test_a_large_model_is_fast_and_its_weights_are_not_decoded() -> None:
