@@ -153,7 +153,22 @@ const Nvrtc& TheCompiler() {
 
 // CUDA errors after which every further call in the process fails: the context is lost.
 bool IsSticky(Result result) {
-  return result == 700 || (result >= 709 && result <= 719 && result != 712 && result != 713);
+  switch (result) {
+    case 214:  // ECC_UNCORRECTABLE
+    case 700:  // ILLEGAL_ADDRESS
+    case 702:  // LAUNCH_TIMEOUT
+    case 709:  // CONTEXT_IS_DESTROYED
+    case 710:  // ASSERT
+    case 714:  // HARDWARE_STACK_ERROR
+    case 715:  // ILLEGAL_INSTRUCTION
+    case 716:  // MISALIGNED_ADDRESS
+    case 717:  // INVALID_ADDRESS_SPACE
+    case 718:  // INVALID_PC
+    case 719:  // LAUNCH_FAILED
+      return true;
+    default:
+      return false;
+  }
 }
 
 void CheckDriver(Result result, const char* what) {

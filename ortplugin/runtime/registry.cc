@@ -22,6 +22,7 @@ constexpr const char* kRegistered = "ortplugin.registered";  // set in the sessi
 // freed: sessions refer to them until the end, and the order in which a process unloads libraries is not ours.
 struct RegisteredOp : ort::CustomOp {
   const Operator* op;
+  std::string label;  // "ortplugin.FusedLayerNorm"
   bool on_cuda;
   const ort::Api* api;
 };
@@ -52,7 +53,7 @@ const RegisteredOp& Registered(const ort::CustomOp* op) { return *static_cast<co
 
 ort::Status* InferShapes(const ort::CustomOp* op, ort::ShapeInferContext* context) {
   const RegisteredOp& the = Registered(op);
-  return Guard(the.api, std::string(kDomain) + "." + the.op->name, [&] {
+  return Guard(the.api, the.label, [&] {
     ShapeContext shapes(the.api, context);
     the.op->infer(shapes);
   });
@@ -60,16 +61,15 @@ ort::Status* InferShapes(const ort::CustomOp* op, ort::ShapeInferContext* contex
 
 ort::Status* CreateKernel(const ort::CustomOp* op, const ort::Api* api, const ort::KernelInfo* info, void** kernel) {
   const RegisteredOp& the = Registered(op);
-  const std::string node = std::string(kDomain) + "." + the.op->name;
   *kernel = nullptr;
-  return Guard(api, node, [&] {
+  return Guard(api, the.label, [&] {
     const NodeInfo node_info(api, info);
     const std::string name = "node '" + node_info.name() + "'";
     try {
       auto created = std::make_unique<CreatedKernel>();
       created->kernel = (the.on_cuda ? the.op->create_cuda : the.op->create_cpu)(node_info);
       created->api = api;
-      created->node = node + " " + name;
+      created->node = the.label + " " + name;
       *kernel = created.release();
     } catch (const Error& error) {
       Fail(name, ": ", error.what());
@@ -88,6 +88,7 @@ ort::Status* ComputeKernel(void* kernel, ort::KernelContext* context) {
 RegisteredOp* Describe(const Operator& op, bool on_cuda, const ort::Api* api) {
   auto* the = new RegisteredOp{};
   the->op = &op;
+  the->label = std::string(kDomain) + "." + op.name;
   the->on_cuda = on_cuda;
   the->api = api;
   the->version = ort::kApiVersion;
@@ -142,10 +143,10 @@ extern "C" __attribute__((visibility("default"))) ortplugin::ort::Status* Regist
   if (api == nullptr) {
     // An ORT this old still has CreateStatus, the first function of every version's table.
     api = base->GetApi(1);
-    const std::string message = std::string("ortplugin needs ONNX Runtime ") + ort::kMinimumRelease +
-                                " or later; this process has " + base->GetVersionString() +
-                                ". Upgrade onnxruntime or onnxruntime-gpu.";
-    return api == nullptr ? nullptr : ort::CreateStatus(api, ort::kOrtFail, message.c_str());
+    return Guard(api, "ortplugin", [&] {
+      Fail("it needs ONNX Runtime ", ort::kMinimumRelease, " or later; this process has ", base->GetVersionString(),
+           ". Upgrade onnxruntime or onnxruntime-gpu");
+    });
   }
   return Guard(api, "ortplugin", [&] {
     int registered = 0;
