@@ -1,8 +1,8 @@
 """Fixtures of all tests, and the rule for tests that need a GPU.
 
-unit/ needs no ONNX Runtime, ort/ runs sessions on the CPU provider with the library, gpu/ needs a GPU and carries
-the marker ``gpu``. Without a GPU these are skipped and the report's header says why; ``--require-gpu`` (what
-``make test-gpu`` passes) turns that into an error.
+unit/ needs no library, ort/ runs sessions on the CPU provider with it, gpu/ needs a GPU and carries the marker
+``gpu``. Without a GPU these are skipped and the report's header says why; ``--require-gpu`` (what ``make test-gpu``
+passes) turns that into an error.
 """
 
 from __future__ import annotations
