@@ -257,6 +257,44 @@ ORTPLUGIN_INLINE void Store16(DType dtype, const float* lanes, size_t count, voi
   }
 }
 
+// Adds `term` of every lane: in 32 partial sums within a block, so that the loop vectorises, and over blocks in double.
+template <typename T, typename Term>
+ORTPLUGIN_INLINE double Reduce(const T* lanes, size_t count, Term term) {
+  constexpr size_t kPartial = 32;
+  double total = 0;
+  for (size_t first = 0; first < count; first += kBlock) {
+    const size_t last = first + kBlock < count ? first + kBlock : count;
+    T partial[kPartial] = {};
+    size_t i = first;
+    for (; i + kPartial <= last; i += kPartial)
+      for (size_t j = 0; j < kPartial; ++j) partial[j] += term(lanes[i + j]);
+    for (; i < last; ++i) partial[i % kPartial] += term(lanes[i]);
+    for (size_t j = 0; j < kPartial; ++j) total += static_cast<double>(partial[j]);
+  }
+  return total;
+}
+
+template <typename T>
+ORTPLUGIN_INLINE double SumOf(const void* lanes, size_t count) {
+  return Reduce(static_cast<const T*>(lanes), count, [](T x) ORTPLUGIN_LANE { return x; });
+}
+
+template <typename T>
+ORTPLUGIN_INLINE double SquaresOf(const void* lanes, double mean, size_t count) {
+  const T centre = static_cast<T>(mean);
+  return Reduce(static_cast<const T*>(lanes), count,
+                [centre](T x) ORTPLUGIN_LANE { return (x - centre) * (x - centre); });
+}
+
+template <typename T>
+ORTPLUGIN_INLINE void NormalizeOf(const void* lanes, double mean, double scale, size_t count, void* normalized) {
+  const T* from = static_cast<const T*>(lanes);
+  T* to = static_cast<T*>(normalized);
+  const T centre = static_cast<T>(mean), factor = static_cast<T>(scale);
+  ORTPLUGIN_LANES
+  for (size_t i = 0; i < count; ++i) to[i] = (from[i] - centre) * factor;
+}
+
 // The highest x86-64 level to use: 4 is AVX-512, 3 AVX2, anything lower SSE2. The tests build it for each.
 #ifndef ORTPLUGIN_X86_LEVEL
 #define ORTPLUGIN_X86_LEVEL 4
@@ -268,17 +306,31 @@ struct Functions {
   void (*run)(const Job&);
   void (*load16)(DType, const void*, size_t, float*);
   void (*store16)(DType, const float*, size_t, void*);
+  double (*sum)(bool, const void*, size_t);
+  double (*squares)(bool, const void*, double, size_t);
+  void (*normalize)(bool, const void*, double, double, size_t, void*);
 };
 
-#define ORTPLUGIN_COPY(Name, ...)                                                               \
-  __VA_ARGS__ void Run##Name(const Job& job) { RunJob(job); }                                   \
-  __VA_ARGS__ void Load##Name(DType dtype, const void* elements, size_t count, float* lanes) {  \
-    Load16(dtype, elements, count, lanes);                                                      \
-  }                                                                                             \
-  __VA_ARGS__ void Store##Name(DType dtype, const float* lanes, size_t count, void* elements) { \
-    Store16(dtype, lanes, count, elements);                                                     \
-  }                                                                                             \
-  constexpr Functions k##Name{Run##Name, Load##Name, Store##Name};
+#define ORTPLUGIN_COPY(Name, ...)                                                                              \
+  __VA_ARGS__ void Run##Name(const Job& job) { RunJob(job); }                                                  \
+  __VA_ARGS__ void Load##Name(DType dtype, const void* elements, size_t count, float* lanes) {                 \
+    Load16(dtype, elements, count, lanes);                                                                     \
+  }                                                                                                            \
+  __VA_ARGS__ void Store##Name(DType dtype, const float* lanes, size_t count, void* elements) {                \
+    Store16(dtype, lanes, count, elements);                                                                    \
+  }                                                                                                            \
+  __VA_ARGS__ double Sum##Name(bool is_double, const void* lanes, size_t count) {                              \
+    return is_double ? SumOf<double>(lanes, count) : SumOf<float>(lanes, count);                               \
+  }                                                                                                            \
+  __VA_ARGS__ double Squares##Name(bool is_double, const void* lanes, double mean, size_t count) {             \
+    return is_double ? SquaresOf<double>(lanes, mean, count) : SquaresOf<float>(lanes, mean, count);           \
+  }                                                                                                            \
+  __VA_ARGS__ void Normalize##Name(bool is_double, const void* lanes, double mean, double scale, size_t count, \
+                                   void* normalized) {                                                         \
+    is_double ? NormalizeOf<double>(lanes, mean, scale, count, normalized)                                     \
+              : NormalizeOf<float>(lanes, mean, scale, count, normalized);                                     \
+  }                                                                                                            \
+  constexpr Functions k##Name{Run##Name, Load##Name, Store##Name, Sum##Name, Squares##Name, Normalize##Name};
 
 ORTPLUGIN_COPY(Baseline)
 
@@ -362,6 +414,18 @@ void StoreLanes(DType dtype, const void* lanes, size_t count, void* elements) {
   } else if (count > 0) {
     std::memcpy(elements, lanes, count * LaneSize(dtype));
   }
+}
+
+double SumLanes(DType dtype, const void* lanes, size_t count) {
+  return Best().sum(dtype == DType::kDouble, lanes, count);
+}
+
+double SumSquaredDeviations(DType dtype, const void* lanes, double mean, size_t count) {
+  return Best().squares(dtype == DType::kDouble, lanes, mean, count);
+}
+
+void NormalizeLanes(DType dtype, const void* lanes, double mean, double scale, size_t count, void* normalized) {
+  Best().normalize(dtype == DType::kDouble, lanes, mean, scale, count, normalized);
 }
 
 Evaluator::Evaluator(const Program& program, std::vector<uint32_t> statements)

@@ -20,6 +20,12 @@ void LoadLanes(DType dtype, const void* elements, size_t count, void* lanes);   
 void FillLanes(DType dtype, const void* element, size_t count, void* lanes);    // one element, repeated
 void StoreLanes(DType dtype, const void* lanes, size_t count, void* elements);  // rounds to nearest, ties to even
 
+// Reductions and the scaling of normalisations, over lanes of a floating dtype. Sums add in lanes of the dtype's own
+// arithmetic within a block, and in double over blocks.
+double SumLanes(DType dtype, const void* lanes, size_t count);
+double SumSquaredDeviations(DType dtype, const void* lanes, double mean, size_t count);
+void NormalizeLanes(DType dtype, const void* lanes, double mean, double scale, size_t count, void* normalized);
+
 // Runs some of a program's pointwise statements, a block at a time. Immutable once built, so one Evaluator serves any
 // number of threads; what changes lives in a Workspace, one for each thread.
 class Evaluator {
@@ -32,7 +38,8 @@ class Evaluator {
     // The lanes of a value: kBlock of them, 64-byte aligned. Parameters and a core operator's result are written by
     // the caller before Run; literals are already filled.
     void* lanes(ValueId value) { return slots_[value]; }
-    // Makes a value's lanes be the caller's own memory (for instance a float tensor's rows, read in place).
+    // Makes a value's lanes be the caller's own memory, for instance a float tensor's rows: a parameter is then read in
+    // place, a statement's result written in place.
     void Bind(ValueId value, const void* memory) { slots_[value] = const_cast<void*>(memory); }
 
    private:

@@ -834,7 +834,33 @@ void CheckAccuracy() {
 
 }  // namespace
 
+// The reductions of normalisations against sums in long double: the error of a sum of n terms in blocks of 512 is at
+// most a few units of rounding of the sum of magnitudes.
+template <typename T>
+void CheckReductions(DType dtype, long double unit) {
+  for (const size_t count : {0, 1, 3, 31, 32, 33, 511, 512, 513, 5000}) {
+    std::vector<T> lanes(count), scaled(count);
+    for (size_t i = 0; i < count; ++i) lanes[i] = static_cast<T>(1000 + std::sin(static_cast<double>(i)));
+    long double sum = 0, squares = 0;
+    for (const T x : lanes) sum += x;
+    const double mean = count == 0 ? 0 : static_cast<double>(static_cast<T>(sum / static_cast<long double>(count)));
+    for (const T x : lanes) squares += (x - static_cast<long double>(mean)) * (x - static_cast<long double>(mean));
+    CHECK(std::fabs(SumLanes(dtype, lanes.data(), count) - sum) <= 32 * unit * sum);
+    CHECK(std::fabs(SumSquaredDeviations(dtype, lanes.data(), mean, count) - squares) <= 64 * unit * squares);
+    NormalizeLanes(dtype, lanes.data(), mean, 3, count, scaled.data());
+    for (size_t i = 0; i < count; ++i) CHECK(scaled[i] == (lanes[i] - static_cast<T>(mean)) * static_cast<T>(3));
+    if (count == 0) continue;
+    lanes[count / 2] = std::numeric_limits<T>::quiet_NaN();
+    CHECK(std::isnan(SumLanes(dtype, lanes.data(), count)));
+    CHECK(std::isnan(SumSquaredDeviations(dtype, lanes.data(), 0, count)));
+    lanes[count / 2] = std::numeric_limits<T>::infinity();
+    CHECK(std::isinf(SumLanes(dtype, lanes.data(), count)));
+  }
+}
+
 int main() {
+  CheckReductions<float>(DType::kFloat, 6e-8L);
+  CheckReductions<double>(DType::kDouble, 1.2e-16L);
   CheckHalves();
   CheckLanes();
   CheckFlushing();

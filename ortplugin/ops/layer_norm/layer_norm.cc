@@ -60,39 +60,6 @@ void Infer(ShapeContext& context) {
 
 // ---- CPU kernel -----------------------------------------------------------------------------------------------------
 
-// Sums in blocks: within one the compiler's lanes add in `T`, block sums add in double.
-template <typename T>
-double Sum(const T* x, size_t count) {
-  constexpr size_t kLanes = 16;
-  double total = 0;
-  for (size_t first = 0; first < count; first += kBlock) {
-    const size_t last = std::min(count, first + kBlock);
-    T lanes[kLanes] = {};
-    size_t i = first;
-    for (; i + kLanes <= last; i += kLanes)
-      for (size_t lane = 0; lane < kLanes; ++lane) lanes[lane] += x[i + lane];
-    for (; i < last; ++i) lanes[i % kLanes] += x[i];
-    for (const T lane : lanes) total += static_cast<double>(lane);
-  }
-  return total;
-}
-
-template <typename T>
-double SumOfSquares(const T* x, T mean, size_t count) {
-  constexpr size_t kLanes = 16;
-  double total = 0;
-  for (size_t first = 0; first < count; first += kBlock) {
-    const size_t last = std::min(count, first + kBlock);
-    T lanes[kLanes] = {};
-    size_t i = first;
-    for (; i + kLanes <= last; i += kLanes)
-      for (size_t lane = 0; lane < kLanes; ++lane) lanes[lane] += (x[i + lane] - mean) * (x[i + lane] - mean);
-    for (; i < last; ++i) lanes[i % kLanes] += (x[i] - mean) * (x[i] - mean);
-    for (const T lane : lanes) total += static_cast<double>(lane);
-  }
-  return total;
-}
-
 class CpuLayerNorm : public Kernel {
  public:
   explicit CpuLayerNorm(const NodeInfo& info)
@@ -122,11 +89,7 @@ class CpuLayerNorm : public Kernel {
     const auto body = [&](size_t task) {
       const int64_t first = static_cast<int64_t>(task) * rows_a_task;
       const int64_t last = std::min(shape.rows, first + rows_a_task);
-      if (norm_.program.value(norm_.summed).dtype == DType::kDouble) {
-        ComputeRows<double>(shape, inputs, outputs, first, last);
-      } else {
-        ComputeRows<float>(shape, inputs, outputs, first, last);
-      }
+      ComputeRows(shape, inputs, outputs, first, last);
     };
     if (tasks == 1) {
       body(0);
@@ -164,17 +127,32 @@ class CpuLayerNorm : public Kernel {
     }
   }
 
-  void StoreResults(const Phase& phase, const NormShape& shape, const std::vector<char*>& outputs, int64_t row,
-                    int64_t column, size_t count, Evaluator::Workspace& workspace) const {
-    for (const size_t r : phase.results) {
-      const ValueId value = norm_.program.results()[r];
-      const DType dtype = norm_.program.value(value).dtype;
-      StoreLanes(dtype, workspace.lanes(value), count,
-                 outputs[r] + (row * shape.width + column) * static_cast<int64_t>(SizeOf(dtype)));
-    }
+  // Where a result's elements from `column` on go in its tensor.
+  static char* At(const std::vector<char*>& outputs, size_t result, DType dtype, const NormShape& shape, int64_t row,
+                  int64_t column) {
+    return outputs[result] + (row * shape.width + column) * static_cast<int64_t>(SizeOf(dtype));
   }
 
-  template <typename T>
+  // Results whose elements are lanes are computed where they belong; the others are stored when they are computed.
+  void BindResults(const Phase& phase, const NormShape& shape, const std::vector<char*>& outputs, int64_t row,
+                   int64_t column, Evaluator::Workspace& workspace) const {
+    for (const size_t r : phase.results)
+      if (IsInPlace(r)) workspace.Bind(norm_.program.results()[r], At(outputs, r, DTypeOf(r), shape, row, column));
+  }
+  void StoreResults(const Phase& phase, const NormShape& shape, const std::vector<char*>& outputs, int64_t row,
+                    int64_t column, size_t count, Evaluator::Workspace& workspace) const {
+    for (const size_t r : phase.results)
+      if (!IsInPlace(r))
+        StoreLanes(DTypeOf(r), workspace.lanes(norm_.program.results()[r]), count,
+                   At(outputs, r, DTypeOf(r), shape, row, column));
+  }
+  DType DTypeOf(size_t result) const { return norm_.program.value(norm_.program.results()[result]).dtype; }
+  bool IsInPlace(size_t result) const {
+    const ValueId value = norm_.program.results()[result];
+    return norm_.program.value(value).kind == Value::Kind::kResult && value != norm_.summed &&
+           value != norm_.normalized && (DTypeOf(result) == DType::kFloat || DTypeOf(result) == DType::kDouble);
+  }
+
   void ComputeRows(const NormShape& shape, const std::vector<Tensor>& inputs, const std::vector<char*>& outputs,
                    int64_t first, int64_t last) const {
     Evaluator::Workspace before(prologue_), after(epilogue_);
@@ -183,32 +161,39 @@ class CpuLayerNorm : public Kernel {
       own_before.push_back(before.lanes(value));
       own_after.push_back(after.lanes(value));
     }
-    std::vector<char> gathered;
+    const DType dtype = norm_.program.value(norm_.summed).dtype;
+    const size_t lane = LaneSize(dtype);
+    const bool is_parameter = norm_.prologue.empty();  // s is an input itself
     const auto width = static_cast<size_t>(shape.width);
-    std::vector<T> summed(width), normalized(std::min(width, kBlock));
+    std::vector<char> gathered, summed(width * lane), normalized(std::min(width, kBlock) * lane);
     for (int64_t row = first; row < last; ++row) {
-      for (size_t column = 0; column < width; column += kBlock) {
-        const size_t count = std::min(width - column, kBlock);
-        LoadOperands(norm_.prologue_operands, shape, inputs, row, static_cast<int64_t>(column), count, before, gathered,
-                     own_before);
+      for (size_t block = 0; block < width; block += kBlock) {
+        const size_t count = std::min(width - block, kBlock);
+        const auto column = static_cast<int64_t>(block);
+        LoadOperands(norm_.prologue_operands, shape, inputs, row, column, count, before, gathered, own_before);
+        if (is_parameter) {
+          std::memcpy(summed.data() + block * lane, before.lanes(norm_.summed), count * lane);
+          continue;
+        }
+        before.Bind(norm_.summed, summed.data() + block * lane);
+        BindResults(norm_.prologue_operands, shape, outputs, row, column, before);
         prologue_.Run(before, count);
-        std::memcpy(summed.data() + column, before.lanes(norm_.summed), count * sizeof(T));
-        StoreResults(norm_.prologue_operands, shape, outputs, row, static_cast<int64_t>(column), count, before);
+        StoreResults(norm_.prologue_operands, shape, outputs, row, column, count, before);
       }
       const auto elements = static_cast<double>(width);
-      const T mean = norm_.is_rms ? T{0} : static_cast<T>(Sum(summed.data(), width) / elements);
-      const double variance = SumOfSquares(summed.data(), mean, width) / elements;
-      const T scale = static_cast<T>(1 / std::sqrt(variance + norm_.epsilon));
-      for (size_t column = 0; column < width; column += kBlock) {
-        const size_t count = std::min(width - column, kBlock);
-        const T* s = summed.data() + column;
-        for (size_t j = 0; j < count; ++j) normalized[j] = (s[j] - mean) * scale;
-        LoadOperands(norm_.epilogue_operands, shape, inputs, row, static_cast<int64_t>(column), count, after, gathered,
-                     own_after);
-        after.Bind(norm_.summed, s);
+      const double mean = norm_.is_rms ? 0 : SumLanes(dtype, summed.data(), width) / elements;
+      const double variance = SumSquaredDeviations(dtype, summed.data(), mean, width) / elements;
+      const double scale = 1 / std::sqrt(variance + norm_.epsilon);
+      for (size_t block = 0; block < width; block += kBlock) {
+        const size_t count = std::min(width - block, kBlock);
+        const auto column = static_cast<int64_t>(block);
+        NormalizeLanes(dtype, summed.data() + block * lane, mean, scale, count, normalized.data());
+        LoadOperands(norm_.epilogue_operands, shape, inputs, row, column, count, after, gathered, own_after);
+        after.Bind(norm_.summed, summed.data() + block * lane);
         after.Bind(norm_.normalized, normalized.data());
+        BindResults(norm_.epilogue_operands, shape, outputs, row, column, after);
         epilogue_.Run(after, count);
-        StoreResults(norm_.epilogue_operands, shape, outputs, row, static_cast<int64_t>(column), count, after);
+        StoreResults(norm_.epilogue_operands, shape, outputs, row, column, count, after);
       }
     }
   }

@@ -17,9 +17,9 @@ namespace {
 
 int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// What a row costs: bytes a second is the whole of this operator, so the numbers below were measured, on an H200 over
-// the widths of benchmarks/layer_norm.py.
-constexpr int kStreamedLanes = 512;
+// This operator is as fast as it keeps memory busy. The numbers in this file that no limit of the hardware gives were
+// measured for that, on an H200 over the widths of benchmarks/layer_norm.py.
+constexpr int kStreamedLanes = 512;  // threads of a block where rows are cut into chunks
 
 // The fewest registers that a lane does with, about.
 int RegistersOfLane(const NormProgram& norm, const NormShape& shape, const NormSchedule& schedule) {
@@ -65,7 +65,8 @@ NormSchedule ScheduleLayerNorm(const NormProgram& norm, const NormShape& shape, 
   const int access_bytes = best.vector * narrowest;
   best.line = accesses * access_bytes % 32 != 0 && access_bytes >= 8 && shape.rows > 1 ? 128 / access_bytes : 1;
 
-  // Lanes: the fewest that leave no more than so many elements to each and idle few.
+  // Lanes: the fewest that leave no more than so many elements to each and idle few. First with rows loaded ahead,
+  // which needs registers, in whole sets of four warps if that will do.
   const bool is_wide = access_bytes >= 8;
   const int few = is_wide && accesses <= 320 ? 40 : 24;
   const auto choose = [&](bool prefetch, int most_elements, double most_waste, bool any, int spare_registers) {
@@ -88,7 +89,7 @@ NormSchedule ScheduleLayerNorm(const NormProgram& norm, const NormShape& shape, 
   constexpr double kAnyWaste = 1e9;
   if (!choose(true, few, 1.13, false, 0) && !choose(true, few, 1.13, true, 16) &&
       !choose(true, 44, kAnyWaste, true, 24) && !choose(false, 24, kAnyWaste, true, 24)) {
-    // A row that no block can hold.
+    // A row that no block can hold, or not without spilling registers.
     best.streamed = true;
     best.lanes = kStreamedLanes;
     best.groups = best.items = best.rows_at_once = best.min_blocks = best.line = 1;
