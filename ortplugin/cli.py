@@ -40,8 +40,8 @@ def _shapes(
     for value in values:
         name, colon, sizes = value.rpartition(":")
         parts = [part.strip() for part in sizes.split(",")] if sizes.strip() else []
-        if not colon or not name or not all(part.isascii() and part.isdecimal() for part in parts):
-            raise UsageError(f"--input-shape {value!r} is not NAME:SIZE,SIZE,..., such as input_ids:1,128")
+        if not colon or not name or not all(part.isascii() and part.isdecimal() and len(part) < 20 for part in parts):
+            raise UsageError(f"--input-shape {value[:200]!r} is not NAME:SIZE,SIZE,..., such as input_ids:1,128")
         if name in shapes:
             raise UsageError(f"--input-shape gives two shapes for '{name}'")
         shapes[name] = tuple(int(part) for part in parts)

@@ -493,7 +493,8 @@ def _result_dtype(statement: Statement, dtypes: Mapping[str, str]) -> str:
     bound: str | None = None  # the dtype that T stands for
     for operand, letter in zip(statement.operands, spec.operands, strict=True):
         if not isinstance(operand, str):
-            if letter == "B" and (spec.operands[0] == "B" != spec.operands[-1] or operand not in (0, 1)):
+            is_condition = letter == "B" and spec.operands[-1] == "T"  # Where's
+            if is_condition or (letter == "B" and operand not in (0, 1)):
                 raise ProgramError(f"statement '{statement.name}': {spec.name} takes no {number_text(operand)} there")
             continue
         if operand not in dtypes:

@@ -24,7 +24,8 @@ CUDA = "CUDAExecutionProvider"
 ALIASES = {"cpu": CPU, "cuda": CUDA, "gpu": CUDA}
 
 LIBRARY = "libortplugin.so"
-_REGISTERED = "ortplugin.registered"  # session config entry: ONNX Runtime refuses one domain registered twice
+# The session config entry that the library sets: ONNX Runtime refuses one domain registered twice.
+_REGISTERED = "ortplugin.registered"
 _register_lock = threading.Lock()
 
 # ONNX Runtime's name of a tensor type -> (ONNX element type, a TensorProto.DataType, and NumPy dtype). Numbers, because
@@ -91,8 +92,6 @@ def register(session_options: Any) -> None:
         except Exception as error:
             version = onnxruntime().__version__
             raise RuntimeMissingError(f"onnxruntime {version} can't register {path}: {one_line(error)}") from error
-        if not _is_registered(session_options):  # the library may have said so itself
-            session_options.add_session_config_entry(_REGISTERED, "1")
 
 
 def _is_registered(session_options: Any) -> bool:

@@ -77,6 +77,7 @@ MISTAKES: dict[str, tuple[list[str], int, str]] = {
     "unknown pass": (["{bert}", "-o", "{tmp}/o.onnx", "--skip", "fuse-layernorm"], 2, "did you mean fuse-layer-norm"),
     "bad shape": (["{bert}", "-o", "{tmp}/o.onnx", "--input-shape", "x=1,2"], 2, "NAME:SIZE"),
     "negative shape": (["{bert}", "-o", "{tmp}/o.onnx", "--input-shape", "input_ids:-1,2"], 2, "NAME:SIZE"),
+    "endless shape": (["{bert}", "-o", "{tmp}/o.onnx", "--input-shape", f"input_ids:{'9' * 5000},2"], 2, "NAME:SIZE"),
     "unknown input": (["{bert}", "-o", "{tmp}/o.onnx", "--input-shape", "inputids:1,2"], 2, "did you mean input_ids"),
     "two shapes": (["{bert}", "--input-shape", "a:1", "--input-shape", "a:2"], 2, "two shapes"),
     "bad tolerance": (["{bert}", "-o", "{tmp}/o.onnx", "--rtol", "-1"], 2, "--rtol"),

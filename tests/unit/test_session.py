@@ -44,9 +44,7 @@ class Options:
         if self.libraries:
             raise RuntimeError("domain ortplugin already exists")
         self.libraries.append(path)
-
-    def add_session_config_entry(self, key: str, value: str) -> None:
-        self.entries[key] = value
+        self.entries["ortplugin.registered"] = "1"  # as the library does
 
     def get_session_config_entry(self, key: str) -> str:
         if key not in self.entries:
