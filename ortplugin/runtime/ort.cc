@@ -3,15 +3,26 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
+#include <set>
 
 namespace ortplugin {
 namespace {
 
-std::atomic<bool> has_shape_query{false};
+// The ORTs of this process that have TensorTypeAndShape_HasShape. Never destroyed, like all that sessions refer to.
+struct ShapeQueries {
+  std::mutex mutex;
+  std::set<const ort::Api*> apis;
+};
+ShapeQueries& TheShapeQueries() {
+  static auto* const queries = new ShapeQueries;
+  return *queries;
+}
 
 // ORT shows a tensor of unknown shape as a scalar. Where it can't be asked which it is, it counts as unknown.
 bool KnowsShape(const ort::Api* api, const ort::TensorInfo* info, size_t rank) {
-  return has_shape_query ? ort::TensorTypeAndShape_HasShape(api, info) : rank > 0;
+  if (rank > 0) return true;
+  const std::lock_guard<std::mutex> lock(TheShapeQueries().mutex);
+  return TheShapeQueries().apis.count(api) > 0 && ort::TensorTypeAndShape_HasShape(api, info);
 }
 
 TensorType Describe(const ort::Api* api, const ort::TensorInfo* info) {
@@ -101,7 +112,10 @@ std::string NameOfOrt(ort::ElementType type) {
   return dtype ? NameOf(*dtype) : "ONNX element type " + std::to_string(type);
 }
 
-void SetNewestApi(bool newest_has_shape_query) { has_shape_query = newest_has_shape_query; }
+void AllowShapeQuery(const ort::Api* api) {
+  const std::lock_guard<std::mutex> lock(TheShapeQueries().mutex);
+  TheShapeQueries().apis.insert(api);
+}
 
 void Check(const ort::Api* api, ort::Status* status) {
   if (status == nullptr) return;

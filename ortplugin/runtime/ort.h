@@ -22,8 +22,8 @@ std::optional<DType> FromOrt(ort::ElementType);  // empty for a type that progra
 ort::ElementType ToOrt(DType dtype);
 std::string NameOfOrt(ort::ElementType type);
 
-// Says once, at registration, how new this ORT is: later functions than kApiVersion's are used where it has them.
-void SetNewestApi(bool has_shape_query);
+// Says at registration that this ORT is new enough for TensorTypeAndShape_HasShape, which kApiVersion's need not have.
+void AllowShapeQuery(const ort::Api* api);
 
 // Throws Error with ORT's message and frees the status.
 void Check(const ort::Api* api, ort::Status* status);

@@ -71,8 +71,8 @@ enum ElementType : int { kUndefined = 0, kFloat = 1, kBool = 9, kFloat16 = 10, k
   X(93, ReleaseStatus, void, Status*)                                                                                  \
   X(98, ReleaseTypeInfo, void, TypeInfo*)                                                                              \
   X(99, ReleaseTensorTypeAndShapeInfo, void, TensorInfo*)                                                              \
-  X(132, ReleaseAllocator, void, Allocator*)                                                                           \
   X(130, AddSessionConfigEntry, Status*, SessionOptions*, const char*, const char*)                                    \
+  X(132, ReleaseAllocator, void, Allocator*)                                                                           \
   X(193, KernelContext_GetGPUComputeStream, Status*, const KernelContext*, void**)                                     \
   X(230, KernelInfo_GetInputCount, Status*, const KernelInfo*, size_t*)                                                \
   X(231, KernelInfo_GetOutputCount, Status*, const KernelInfo*, size_t*)                                               \

@@ -147,8 +147,7 @@ __device__ __forceinline__ bool op_Or(bool a, bool b) { return a || b; }
 __device__ __forceinline__ bool op_Xor(bool a, bool b) { return a != b; }
 __device__ __forceinline__ bool op_Not(bool a) { return !a; }
 
-// ---- Activations
-// -----------------------------------------------------------------------------------------------------
+// ---- Activations ----------------------------------------------------------------------------------------------------
 
 template <typename T>
 __device__ __forceinline__ T op_LeakyRelu(T x, T alpha) {

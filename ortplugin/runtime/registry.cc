@@ -153,7 +153,7 @@ extern "C" __attribute__((visibility("default"))) ortplugin::ort::Status* Regist
     Check(api,
           ort::HasSessionConfigEntry(api, static_cast<const ort::SessionOptions*>(options), kRegistered, &registered));
     if (registered) return;
-    SetNewestApi(base->GetApi(24) != nullptr);
+    if (base->GetApi(24) != nullptr) AllowShapeQuery(api);
     Check(api, ort::AddCustomOpDomain(api, options, Domain(api)));
     Check(api, ort::AddSessionConfigEntry(api, options, kRegistered, "1"));
   });
