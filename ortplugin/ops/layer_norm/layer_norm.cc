@@ -60,6 +60,51 @@ void Infer(ShapeContext& context) {
 
 // ---- CPU kernel -----------------------------------------------------------------------------------------------------
 
+// The lanes of one parameter, for the rows of a task. What all rows share is converted once.
+class OperandLanes {
+ public:
+  OperandLanes(const Access& access, const void* data)
+      : access_(access), data_(static_cast<const char*>(data)), lane_(LaneSize(access.dtype)) {
+    if (is_lanes()) return;
+    const size_t count = is_shared_row() ? static_cast<size_t>(access.width) : kBlock;
+    lanes_.resize(count * lane_);
+    if (access.is_shared()) Load(data_, 0, count);
+  }
+
+  // `count` (at most kBlock) columns of a row, from `column` on; good until the next call.
+  const void* At(int64_t row, int64_t column, size_t count) {
+    const char* base = data_ + access_.RowOffset(row) * static_cast<int64_t>(SizeOf(access_.dtype));
+    if (is_lanes()) return base + column * static_cast<int64_t>(lane_);
+    if (is_shared_row()) return lanes_.data() + static_cast<size_t>(column) * lane_;
+    if (!access_.is_shared()) Load(base, column, count);
+    return lanes_.data();
+  }
+
+ private:
+  // The tensor's own rows are lanes already.
+  bool is_lanes() const {
+    return access_.is_contiguous() && (access_.dtype == DType::kFloat || access_.dtype == DType::kDouble);
+  }
+  bool is_shared_row() const { return access_.is_shared() && !access_.is_scalar(); }
+
+  void Load(const char* base, int64_t column, size_t count) {
+    const size_t size = SizeOf(access_.dtype);
+    if (access_.is_scalar()) return FillLanes(access_.dtype, base, count, lanes_.data());
+    if (access_.is_contiguous())
+      return LoadLanes(access_.dtype, base + column * static_cast<int64_t>(size), count, lanes_.data());
+    gathered_.resize(count * size);
+    for (size_t j = 0; j < count; ++j)
+      std::memcpy(gathered_.data() + j * size,
+                  base + access_.ColumnOffset(column + static_cast<int64_t>(j)) * static_cast<int64_t>(size), size);
+    LoadLanes(access_.dtype, gathered_.data(), count, lanes_.data());
+  }
+
+  const Access& access_;
+  const char* data_;
+  size_t lane_;  // bytes of a lane
+  std::vector<char> lanes_, gathered_;
+};
+
 class CpuLayerNorm : public Kernel {
  public:
   explicit CpuLayerNorm(const NodeInfo& info)
@@ -99,34 +144,6 @@ class CpuLayerNorm : public Kernel {
   }
 
  private:
-  // Gives a phase's workspace the `count` columns from `column` on of every parameter it reads.
-  void LoadOperands(const Phase& phase, const NormShape& shape, const std::vector<Tensor>& inputs, int64_t row,
-                    int64_t column, size_t count, Evaluator::Workspace& workspace, std::vector<char>& gathered,
-                    const std::vector<void*>& own) const {
-    for (const size_t i : phase.parameters) {
-      const Access& access = shape.accesses[i];
-      const ValueId value = norm_.program.parameters()[i];
-      const size_t size = SizeOf(access.dtype);
-      const char* base = static_cast<const char*>(inputs[i].data) + access.RowOffset(row) * static_cast<int64_t>(size);
-      if (access.is_scalar()) {
-        FillLanes(access.dtype, base, count, own[value]);
-      } else if (access.is_contiguous()) {
-        const char* first = base + column * static_cast<int64_t>(size);
-        if (access.dtype == DType::kFloat || access.dtype == DType::kDouble) {
-          workspace.Bind(value, first);  // already lanes
-        } else {
-          LoadLanes(access.dtype, first, count, own[value]);
-        }
-      } else {
-        gathered.resize(count * size);
-        for (size_t j = 0; j < count; ++j)
-          std::memcpy(gathered.data() + j * size,
-                      base + access.ColumnOffset(column + static_cast<int64_t>(j)) * static_cast<int64_t>(size), size);
-        LoadLanes(access.dtype, gathered.data(), count, own[value]);
-      }
-    }
-  }
-
   // Where a result's elements from `column` on go in its tensor.
   static char* At(const std::vector<char*>& outputs, size_t result, DType dtype, const NormShape& shape, int64_t row,
                   int64_t column) {
@@ -156,21 +173,23 @@ class CpuLayerNorm : public Kernel {
   void ComputeRows(const NormShape& shape, const std::vector<Tensor>& inputs, const std::vector<char*>& outputs,
                    int64_t first, int64_t last) const {
     Evaluator::Workspace before(prologue_), after(epilogue_);
-    std::vector<void*> own_before, own_after;  // the workspaces' own memory, from before anything is bound
-    for (ValueId value = 0; value < norm_.program.values().size(); ++value) {
-      own_before.push_back(before.lanes(value));
-      own_after.push_back(after.lanes(value));
-    }
+    std::vector<OperandLanes> operands;
+    for (size_t i = 0; i < inputs.size(); ++i) operands.emplace_back(shape.accesses[i], inputs[i].data);
+    const auto bind = [&](const Phase& phase, Evaluator::Workspace& workspace, int64_t row, int64_t column,
+                          size_t count) {
+      for (const size_t i : phase.parameters)
+        workspace.Bind(norm_.program.parameters()[i], operands[i].At(row, column, count));
+    };
     const DType dtype = norm_.program.value(norm_.summed).dtype;
     const size_t lane = LaneSize(dtype);
     const bool is_parameter = norm_.prologue.empty();  // s is an input itself
     const auto width = static_cast<size_t>(shape.width);
-    std::vector<char> gathered, summed(width * lane), normalized(std::min(width, kBlock) * lane);
+    std::vector<char> summed(width * lane), normalized(std::min(width, kBlock) * lane);
     for (int64_t row = first; row < last; ++row) {
       for (size_t block = 0; block < width; block += kBlock) {
         const size_t count = std::min(width - block, kBlock);
         const auto column = static_cast<int64_t>(block);
-        LoadOperands(norm_.prologue_operands, shape, inputs, row, column, count, before, gathered, own_before);
+        bind(norm_.prologue_operands, before, row, column, count);
         if (is_parameter) {
           std::memcpy(summed.data() + block * lane, before.lanes(norm_.summed), count * lane);
           continue;
@@ -188,7 +207,7 @@ class CpuLayerNorm : public Kernel {
         const size_t count = std::min(width - block, kBlock);
         const auto column = static_cast<int64_t>(block);
         NormalizeLanes(dtype, summed.data() + block * lane, mean, scale, count, normalized.data());
-        LoadOperands(norm_.epilogue_operands, shape, inputs, row, column, count, after, gathered, own_after);
+        bind(norm_.epilogue_operands, after, row, column, count);
         after.Bind(norm_.summed, summed.data() + block * lane);
         after.Bind(norm_.normalized, normalized.data());
         BindResults(norm_.epilogue_operands, shape, outputs, row, column, after);
