@@ -64,7 +64,7 @@ Shape Broadcast(const std::vector<Shape>& shapes);
 //     load(): VECTOR elements from a column on
 //   struct <Name>Results with set<result>() and store()
 // and for all together: Arguments, Offsets (where a row starts in each tensor), SharedOperands (pointers to what all
-// rows share, or to copies in shared memory).
+// rows share). `stream_results`: the results outgrow the cache and need not stay in it.
 struct Phase {
   std::string name;                // "Prologue"
   std::vector<size_t> parameters;  // numbers of the parameters that it reads

@@ -66,10 +66,11 @@ std::string ToString(const Shape& shape) {
 }
 
 int64_t ElementCount(const Shape& shape) {
+  constexpr int64_t kMostElements = int64_t{1} << 48;  // leaves room to multiply by bytes and threads
   int64_t count = 1;
   for (const int64_t size : shape) {
-    if (size < 0 || __builtin_mul_overflow(count, size, &count) || count > (int64_t{1} << 62))
-      Fail("the shape ", ToString(shape), " has no valid number of elements");
+    if (size < 0 || __builtin_mul_overflow(count, size, &count) || count > kMostElements)
+      Fail("the shape ", ToString(shape), " has a negative size or more elements than any memory holds");
   }
   return count;
 }
@@ -218,12 +219,6 @@ ort::Allocator* NodeInfo::allocator() const {
   ort::Allocator* allocator = nullptr;
   Check(api_, ort::KernelInfoGetAllocator(api_, info_, ort::kMemTypeDefault, &allocator));
   return allocator;
-}
-
-void NodeInfo::warn(const std::string& message) const {
-  const ort::Logger* logger = nullptr;
-  Check(api_, ort::KernelInfo_GetLogger(api_, info_, &logger));
-  Check(api_, ort::Logger_LogMessage(api_, logger, ort::kWarning, message.c_str(), "ortplugin", 0, "ortplugin"));
 }
 
 Tensor Run::input(size_t index) const {

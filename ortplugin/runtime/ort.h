@@ -17,7 +17,7 @@ namespace ortplugin {
 using Shape = std::vector<int64_t>;
 
 std::string ToString(const Shape& shape);        // "[2, 128, 768]"; -1 stands for a dimension that is not known
-int64_t ElementCount(const Shape& shape);        // throws Error where the product exceeds 2^62
+int64_t ElementCount(const Shape& shape);        // throws Error where the product exceeds 2^48
 std::optional<DType> FromOrt(ort::ElementType);  // empty for a type that programs lack
 ort::ElementType ToOrt(DType dtype);
 std::string NameOfOrt(ort::ElementType type);
@@ -62,8 +62,6 @@ class NodeInfo {
   std::string string_attribute(const char* name) const;
   // ORT's allocator of the memory that the node's provider computes in; the caller owns it.
   ort::Allocator* allocator() const;
-  // Writes to ORT's log; valid while the node is being created.
-  void warn(const std::string& message) const;
 
  private:
   const ort::Api* api_;

@@ -33,13 +33,11 @@ struct KernelInfo;
 struct KernelContext;
 struct ShapeInferContext;
 struct OpAttr;
-struct Logger;
 
-enum ErrorCode : int { kOrtOk = 0, kOrtFail = 1, kOrtInvalidArgument = 2, kOrtEpFail = 11 };
+enum ErrorCode : int { kOrtFail = 1 };
 enum MemType : int { kMemTypeDefault = 0 };
-enum Characteristic : int { kRequired = 0, kOptional = 1, kVariadic = 2 };
+enum Characteristic : int { kVariadic = 2 };
 enum OpAttrType : int { kAttrString = 5 };
-enum LoggingLevel : int { kWarning = 2 };
 // ONNXTensorElementDataType, whose numbers are those of ONNX's TensorProto.DataType.
 enum ElementType : int { kUndefined = 0, kFloat = 1, kBool = 9, kFloat16 = 10, kDouble = 11, kBFloat16 = 16 };
 
@@ -64,8 +62,6 @@ enum ElementType : int { kUndefined = 0, kFloat = 1, kBool = 9, kFloat16 = 10, k
   X(76, AllocatorFree, Status*, Allocator*, void*)                                                                     \
   X(77, AllocatorGetInfo, Status*, const Allocator*, const MemoryInfo**)                                               \
   X(87, KernelInfoGetAttribute_string, Status*, const KernelInfo*, const char*, char*, size_t*)                        \
-  X(88, KernelContext_GetInputCount, Status*, const KernelContext*, size_t*)                                           \
-  X(89, KernelContext_GetOutputCount, Status*, const KernelContext*, size_t*)                                          \
   X(90, KernelContext_GetInput, Status*, const KernelContext*, size_t, const Value**)                                  \
   X(91, KernelContext_GetOutput, Status*, KernelContext*, size_t, const int64_t*, size_t, Value**)                     \
   X(93, ReleaseStatus, void, Status*)                                                                                  \
@@ -79,8 +75,6 @@ enum ElementType : int { kUndefined = 0, kFloat = 1, kBool = 9, kFloat16 = 10, k
   X(234, KernelInfo_GetInputTypeInfo, Status*, const KernelInfo*, size_t, TypeInfo**)                                  \
   X(237, HasSessionConfigEntry, Status*, const SessionOptions*, const char*, int*)                                     \
   X(244, KernelInfo_GetNodeName, Status*, const KernelInfo*, char*, size_t*)                                           \
-  X(245, KernelInfo_GetLogger, Status*, const KernelInfo*, const Logger**)                                             \
-  X(247, Logger_LogMessage, Status*, const Logger*, LoggingLevel, const char*, const char*, int, const char*)          \
   X(267, ShapeInferContext_GetInputCount, Status*, const ShapeInferContext*, size_t*)                                  \
   X(268, ShapeInferContext_GetInputTypeShape, Status*, const ShapeInferContext*, size_t, TensorInfo**)                 \
   X(269, ShapeInferContext_GetAttribute, Status*, const ShapeInferContext*, const char*, const OpAttr**)               \

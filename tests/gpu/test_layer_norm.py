@@ -9,8 +9,7 @@ import re
 import statistics
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from layer_norm_cases import (
     typed,
 )
 from onnx import helper
+from threads import in_threads
 
 import ortplugin
 from ortplugin.ops.decompose import ONNX_DTYPES
@@ -279,26 +279,6 @@ def test_new_shapes_under_capture_are_refused(library: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- threads
-
-
-def in_threads(count: int, work: Callable[[int], None]) -> None:
-    """Runs work(number) on threads that start together; raises what one of them raised."""
-    start, errors = threading.Barrier(count), []
-
-    def body(number: int) -> None:
-        start.wait()
-        try:
-            work(number)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=body, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
 
 
 def test_many_threads_run_one_session(library: Path) -> None:

@@ -16,6 +16,7 @@ import onnx
 import onnx_graphsurgeon as gs
 import onnxruntime
 import pytest
+from mistakes import check_mistake
 from onnx import TensorProto, helper, numpy_helper
 
 import ortplugin
@@ -349,22 +350,7 @@ MISTAKES: dict[str, tuple[list[str], int, str]] = {
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_one_line(name: str, tmp_path: Path, run: Run) -> None:
-    arguments, expected, words = MISTAKES[name]
-    (tmp_path / "empty.onnx").touch()
-    (tmp_path / "cut.onnx").write_bytes(BERT.read_bytes()[:2000])
-    (tmp_path / "text.onnx").write_text("I am a model, honest.\n")
-    (tmp_path / "link.onnx").symlink_to(BERT)
-    np.savez(tmp_path / "wrong.npz", nobody=np.ones(3))
-    before = sorted(path.name for path in tmp_path.iterdir())
-    model = BERT.read_bytes()
-    status, text, errors = run(*(part.format(bert=BERT, tmp=tmp_path) for part in arguments))
-    assert status == expected
-    assert text == ""
-    assert errors.count("\n") == 1
-    assert errors.startswith("optimize-model: ")
-    assert words in errors
-    assert sorted(path.name for path in tmp_path.iterdir()) == before
-    assert BERT.read_bytes() == model
+    check_mistake(MISTAKES[name], BERT, tmp_path, run)
 
 
 def test_cuda_where_there_is_none(tmp_path: Path, run: Run) -> None:

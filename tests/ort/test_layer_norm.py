@@ -8,7 +8,6 @@ import json
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +33,7 @@ from layer_norm_cases import (
     typed,
 )
 from onnx import TensorProto, helper
+from threads import in_threads
 
 import ortplugin
 from ortplugin.errors import RuntimeMissingError
@@ -273,6 +273,7 @@ WRONG = {
     "half an axis": Wrong("'0.5'", bare("LayerNormalization<axis=0.5>(x)")),
     "an axis too large": Wrong("axis 2 is out of range for the shape [2, 3]", bare("LayerNormalization<axis=2>(x)")),
     "an axis too small": Wrong("axis -3 is out of range for the shape [2, 3]", bare("RMSNormalization<axis=-3>(x)")),
+    "more elements than memory holds": Wrong("more elements than any memory", shapes=((1 << 31, 1 << 30),)),
     "another dtype": Wrong("is float16 but the program's parameter 'x' is float", dtypes=(TensorProto.FLOAT16,)),
     "an integer dtype": Wrong("input 0 is ONNX element type 7", dtypes=(TensorProto.INT64,)),
     "strings": Wrong("input 0 is ONNX element type 8", dtypes=(TensorProto.STRING,)),
@@ -389,26 +390,6 @@ def test_a_tampered_program_never_crashes(library: Path, seed: int) -> None:
 
 
 # ------------------------------------------------------------------------------------- threads, processes, surroundings
-
-
-def in_threads(count: int, work: Any) -> None:
-    """Runs work(number) on threads that start together; raises what one of them raised."""
-    start, errors = threading.Barrier(count), []
-
-    def body(number: int) -> None:
-        start.wait()
-        try:
-            work(number)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=body, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
 
 
 def test_many_threads_run_one_session(library: Path) -> None:

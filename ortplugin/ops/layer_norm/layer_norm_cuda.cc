@@ -168,6 +168,9 @@ std::string LayerNormSource(const NormProgram& norm, const NormShape& shape, con
 
 namespace {
 
+// Where the kernel cache complains: kernels are made during runs too, when ORT offers no log.
+void Warn(const std::string& message) { std::fprintf(stderr, "ortplugin: %s\n", message.c_str()); }
+
 // A kernel for one combination of input shapes, ready to launch.
 struct Plan {
   NormShape shape;
@@ -256,7 +259,6 @@ class CudaLayerNorm : public Kernel {
   // there. A dimension that is not known is taken for what other inputs have in its place, else for two; where that
   // guess is wrong or fits nothing, the first run compiles. (What is known and does not fit, CheckNode has refused.)
   void Prepare(const NodeInfo& info) {
-    warn_ = [](const std::string& message) { std::fprintf(stderr, "ortplugin: %s\n", message.c_str()); };
     std::vector<Shape> shapes;
     for (const TensorType& type : CheckNode(norm_, info)) {
       if (!type.has_shape) return;
@@ -292,8 +294,8 @@ class CudaLayerNorm : public Kernel {
     const GpuLimits limits{device_->multiprocessors, device_->l2_bytes};
     const NormSchedule schedule = ScheduleLayerNorm(norm_, shape, limits, aligned);
     const std::string source = LayerNormSource(norm_, shape, schedule);
-    plan->first = cuda::Load(*device_, source, schedule.streamed ? "row_moments" : "layer_norm", warn_);
-    plan->second = schedule.streamed ? cuda::Load(*device_, source, "normalize_rows", warn_) : nullptr;
+    plan->first = cuda::Load(*device_, source, schedule.streamed ? "row_moments" : "layer_norm", Warn);
+    plan->second = schedule.streamed ? cuda::Load(*device_, source, "normalize_rows", Warn) : nullptr;
     const int threads = schedule.lanes * schedule.groups;
     const int resident = cuda::BlocksPerMultiprocessor(*device_, plan->first, threads);
     if (resident == 0) Fail("the kernel does not fit a multiprocessor of this GPU");
@@ -315,7 +317,6 @@ class CudaLayerNorm : public Kernel {
   ort::Allocator* allocator_;
   const ort::MemoryInfo* memory_ = nullptr;
   const cuda::DeviceFacts* device_ = nullptr;
-  std::function<void(const std::string&)> warn_;
   mutable std::shared_mutex mutex_;
   mutable std::map<Key, std::unique_ptr<Plan>> plans_;  // grows with the shapes seen; a plan is a few hundred bytes
 };
