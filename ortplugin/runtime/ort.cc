@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <exception>
+#include <iterator>
 #include <mutex>
 #include <set>
 
@@ -109,8 +110,11 @@ ort::ElementType ToOrt(DType dtype) {
 }
 
 std::string NameOfOrt(ort::ElementType type) {
-  const std::optional<DType> dtype = FromOrt(type);
-  return dtype ? NameOf(*dtype) : "ONNX element type " + std::to_string(type);
+  static constexpr const char* kNames[] = {"undefined", "float",  "uint8",     "int8",       "uint16",  "int16",
+                                           "int32",     "int64",  "string",    "bool",       "float16", "double",
+                                           "uint32",    "uint64", "complex64", "complex128", "bfloat16"};
+  const auto index = static_cast<size_t>(type);
+  return index < std::size(kNames) ? kNames[index] : "ONNX element type " + std::to_string(type);
 }
 
 void AllowShapeQuery(const ort::Api* api) {
@@ -138,20 +142,56 @@ TensorType ShapeContext::input(size_t index) const {
   return Describe(api_, info);
 }
 
-std::string ShapeContext::string_attribute(const char* name) const {
+// Null where the node lacks the attribute.
+static const ort::OpAttr* FindAttribute(const ort::Api* api, ort::ShapeInferContext* context, const char* name) {
   const ort::OpAttr* attribute = nullptr;
-  Check(api_, ort::ShapeInferContext_GetAttribute(api_, static_cast<const ort::ShapeInferContext*>(context_), name,
-                                                  &attribute));
+  ort::Status* absent =
+      ort::ShapeInferContext_GetAttribute(api, static_cast<const ort::ShapeInferContext*>(context), name, &attribute);
+  if (absent != nullptr) ort::ReleaseStatus(api, absent);
+  return absent != nullptr ? nullptr : attribute;
+}
+
+// Of an attribute with `count` elements of T; ORT is asked for the size first.
+template <typename T, typename Container>
+static Container ReadAttribute(const ort::Api* api, const ort::OpAttr* attribute, ort::OpAttrType type,
+                               const char* name) {
+  size_t bytes = 0;
+  ort::Status* too_small = ort::ReadOpAttr(api, attribute, type, static_cast<void*>(nullptr), size_t{0}, &bytes);
+  if (too_small != nullptr) ort::ReleaseStatus(api, too_small);
+  Container values(bytes / sizeof(T), T{});
+  if (values.empty()) return values;
+  ort::Status* failed = ort::ReadOpAttr(api, attribute, type, static_cast<void*>(values.data()), bytes, &bytes);
+  if (failed != nullptr) {
+    ort::ReleaseStatus(api, failed);
+    Fail("the attribute '", name, "' has another type than the operator gives it");
+  }
+  return values;
+}
+
+std::string ShapeContext::string_attribute(const char* name) const {
+  const ort::OpAttr* attribute = FindAttribute(api_, context_, name);
   if (attribute == nullptr) Fail("the attribute '", name, "' is missing");
-  size_t size = 0;
-  ort::Status* too_small =
-      ort::ReadOpAttr(api_, attribute, ort::kAttrString, static_cast<void*>(nullptr), size_t{0}, &size);
-  if (too_small != nullptr) ort::ReleaseStatus(api_, too_small);
-  std::string text(size, '\0');
-  Check(api_, ort::ReadOpAttr(api_, attribute, ort::kAttrString, static_cast<void*>(text.data()), text.size(), &size));
-  text.resize(size);
+  auto text = ReadAttribute<char, std::string>(api_, attribute, ort::kAttrString, name);
   while (!text.empty() && text.back() == '\0') text.pop_back();
   return text;
+}
+
+std::string ShapeContext::string_attribute(const char* name, const char* absent) const {
+  return FindAttribute(api_, context_, name) == nullptr ? absent : string_attribute(name);
+}
+
+int64_t ShapeContext::int_attribute(const char* name, int64_t absent) const {
+  const ort::OpAttr* attribute = FindAttribute(api_, context_, name);
+  if (attribute == nullptr) return absent;
+  const auto values = ReadAttribute<int64_t, std::vector<int64_t>>(api_, attribute, ort::kAttrInt, name);
+  if (values.size() != 1) Fail("the attribute '", name, "' is no integer");
+  return values[0];
+}
+
+std::vector<int64_t> ShapeContext::ints_attribute(const char* name) const {
+  const ort::OpAttr* attribute = FindAttribute(api_, context_, name);
+  if (attribute == nullptr) return {};
+  return ReadAttribute<int64_t, std::vector<int64_t>>(api_, attribute, ort::kAttrInts, name);
 }
 
 void ShapeContext::set_output(size_t index, const TensorType& type) {
@@ -213,6 +253,30 @@ std::string NodeInfo::string_attribute(const char* name) const {
   Check(api_, ort::KernelInfoGetAttribute_string(api_, info_, name, text.data(), &size));
   text.resize(size ? size - 1 : 0);
   return text;
+}
+
+std::string NodeInfo::string_attribute(const char* name, const char* absent) const {
+  size_t size = 0;
+  ort::Status* missing = ort::KernelInfoGetAttribute_string(api_, info_, name, static_cast<char*>(nullptr), &size);
+  if (missing != nullptr) ort::ReleaseStatus(api_, missing);
+  return missing != nullptr ? absent : string_attribute(name);
+}
+
+int64_t NodeInfo::int_attribute(const char* name, int64_t absent) const {
+  int64_t number = absent;
+  ort::Status* missing = ort::KernelInfoGetAttribute_int64(api_, info_, name, &number);
+  if (missing != nullptr) ort::ReleaseStatus(api_, missing);
+  return missing != nullptr ? absent : number;
+}
+
+std::vector<int64_t> NodeInfo::ints_attribute(const char* name) const {
+  size_t count = 0;
+  ort::Status* missing =
+      ort::KernelInfoGetAttributeArray_int64(api_, info_, name, static_cast<int64_t*>(nullptr), &count);
+  if (missing != nullptr) ort::ReleaseStatus(api_, missing);
+  std::vector<int64_t> numbers(missing != nullptr ? 0 : count);
+  if (!numbers.empty()) Check(api_, ort::KernelInfoGetAttributeArray_int64(api_, info_, name, numbers.data(), &count));
+  return numbers;
 }
 
 ort::Allocator* NodeInfo::allocator() const {

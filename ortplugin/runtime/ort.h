@@ -43,6 +43,9 @@ class ShapeContext {
   size_t input_count() const;
   TensorType input(size_t index) const;
   std::string string_attribute(const char* name) const;
+  std::string string_attribute(const char* name, const char* absent) const;
+  int64_t int_attribute(const char* name, int64_t absent) const;
+  std::vector<int64_t> ints_attribute(const char* name) const;  // empty where it is absent
   void set_output(size_t index, const TensorType& type);
 
  private:
@@ -60,6 +63,10 @@ class NodeInfo {
   size_t output_count() const;
   TensorType input(size_t index) const;
   std::string string_attribute(const char* name) const;
+  // An attribute of another type counts as absent here; shape inference, which comes first, refuses it.
+  std::string string_attribute(const char* name, const char* absent) const;
+  int64_t int_attribute(const char* name, int64_t absent) const;
+  std::vector<int64_t> ints_attribute(const char* name) const;
   // ORT's allocator of the memory that the node's provider computes in; the caller owns it.
   ort::Allocator* allocator() const;
 
@@ -98,6 +105,19 @@ class Kernel {
   virtual void Compute(Run& run) const = 0;
 };
 
+// For Operator::in_place: ORT may give any of the first `inputs` inputs' memory to any of the first `outputs` outputs,
+// where it is the input's last use and dtype and shape agree. Compute sees equal pointers then.
+template <int inputs, int outputs>
+size_t InPlace(int** input_index, int** output_index) {
+  *input_index = new int[size_t{inputs} * outputs];
+  *output_index = new int[size_t{inputs} * outputs];
+  for (int pair = 0; pair < inputs * outputs; ++pair) {
+    (*input_index)[pair] = pair / outputs;
+    (*output_index)[pair] = pair % outputs;
+  }
+  return size_t{inputs} * outputs;
+}
+
 // One row of the operator table in registry.cc. Inputs and outputs are variadic and of any dtype: an operator checks
 // its own, in `infer` where types are known early and in `create` always.
 struct Operator {
@@ -105,6 +125,7 @@ struct Operator {
   void (*infer)(ShapeContext& context);
   std::unique_ptr<Kernel> (*create_cpu)(const NodeInfo& info);
   std::unique_ptr<Kernel> (*create_cuda)(const NodeInfo& info);
+  size_t (*in_place)(int** input_index, int** output_index) = nullptr;  // InPlace<...>, or null for never
 };
 
 }  // namespace ortplugin

@@ -37,9 +37,31 @@ struct OpAttr;
 enum ErrorCode : int { kOrtFail = 1 };
 enum MemType : int { kMemTypeDefault = 0 };
 enum Characteristic : int { kVariadic = 2 };
-enum OpAttrType : int { kAttrString = 5 };
+enum OpAttrType : int { kAttrInt = 1, kAttrInts = 2, kAttrString = 5 };
 // ONNXTensorElementDataType, whose numbers are those of ONNX's TensorProto.DataType.
-enum ElementType : int { kUndefined = 0, kFloat = 1, kBool = 9, kFloat16 = 10, kDouble = 11, kBFloat16 = 16 };
+enum ElementType : int {
+  kUndefined = 0,
+  kFloat = 1,
+  kUInt8 = 2,
+  kInt8 = 3,
+  kUInt16 = 4,
+  kInt16 = 5,
+  kInt32 = 6,
+  kInt64 = 7,
+  kString = 8,
+  kBool = 9,
+  kFloat16 = 10,
+  kDouble = 11,
+  kUInt32 = 12,
+  kUInt64 = 13,
+  kComplex64 = 14,
+  kComplex128 = 15,
+  kBFloat16 = 16,
+  kFloat8E4M3FN = 17,
+  kFloat8E4M3FNUZ = 18,
+  kFloat8E5M2 = 19,
+  kFloat8E5M2FNUZ = 20,
+};
 
 // clang-format off
 #define ORTPLUGIN_ORT_FUNCTIONS(X)                                                                                     \
@@ -61,6 +83,7 @@ enum ElementType : int { kUndefined = 0, kFloat = 1, kBool = 9, kFloat16 = 10, k
   X(72, MemoryInfoGetId, Status*, const MemoryInfo*, int*)                                                             \
   X(76, AllocatorFree, Status*, Allocator*, void*)                                                                     \
   X(77, AllocatorGetInfo, Status*, const Allocator*, const MemoryInfo**)                                               \
+  X(86, KernelInfoGetAttribute_int64, Status*, const KernelInfo*, const char*, int64_t*)                               \
   X(87, KernelInfoGetAttribute_string, Status*, const KernelInfo*, const char*, char*, size_t*)                        \
   X(90, KernelContext_GetInput, Status*, const KernelContext*, size_t, const Value**)                                  \
   X(91, KernelContext_GetOutput, Status*, KernelContext*, size_t, const int64_t*, size_t, Value**)                     \
@@ -69,6 +92,7 @@ enum ElementType : int { kUndefined = 0, kFloat = 1, kBool = 9, kFloat16 = 10, k
   X(99, ReleaseTensorTypeAndShapeInfo, void, TensorInfo*)                                                              \
   X(130, AddSessionConfigEntry, Status*, SessionOptions*, const char*, const char*)                                    \
   X(132, ReleaseAllocator, void, Allocator*)                                                                           \
+  X(163, KernelInfoGetAttributeArray_int64, Status*, const KernelInfo*, const char*, int64_t*, size_t*)                \
   X(193, KernelContext_GetGPUComputeStream, Status*, const KernelContext*, void**)                                     \
   X(230, KernelInfo_GetInputCount, Status*, const KernelInfo*, size_t*)                                                \
   X(231, KernelInfo_GetOutputCount, Status*, const KernelInfo*, size_t*)                                               \

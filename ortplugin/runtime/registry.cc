@@ -112,6 +112,13 @@ RegisteredOp* Describe(const Operator& op, bool on_cuda, const ort::Api* api) {
   the->KernelComputeV2 = ComputeKernel;
   the->KernelDestroy = [](void* kernel) { delete static_cast<CreatedKernel*>(kernel); };
   the->InferOutputShapeFn = InferShapes;
+  if (op.in_place != nullptr) {
+    the->GetMayInplace = op.in_place;
+    the->ReleaseMayInplace = [](int* inputs, int* outputs) {
+      delete[] inputs;
+      delete[] outputs;
+    };
+  }
   the->GetStartVersion = [](const ort::CustomOp*) { return 1; };
   the->GetEndVersion = [](const ort::CustomOp*) { return 1; };
   return the;
