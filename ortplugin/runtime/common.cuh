@@ -64,9 +64,21 @@ struct Chunk<1> {
   typedef unsigned char type;
 };
 
-// Data that is read once is marked as the first to leave the caches, which keep the operands that every row shares.
+// Data that is read once must leave L1 to the operands that every row shares: it is marked as the first to leave the
+// caches or, where a kernel defines LOADS_PASS_L1, not put into L1 at all.
+#if LOADS_PASS_L1
+__device__ __forceinline__ void load_once(uint4& x, const void* p) {
+  asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+      : "l"(p));
+}
+__device__ __forceinline__ void load_once(uint2& x, const void* p) {
+  asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(p));
+}
+#else
 __device__ __forceinline__ void load_once(uint4& x, const void* p) { x = __ldcs((const uint4*)p); }
 __device__ __forceinline__ void load_once(uint2& x, const void* p) { x = __ldcs((const uint2*)p); }
+#endif
 template <typename T>
 __device__ __forceinline__ void load_once(T& x, const void* p) {
   x = __ldg((const T*)p);

@@ -158,7 +158,7 @@ std::string EmitOperands(const Program& program, const std::vector<Access>& acce
         }
       }
       text << "  __device__ __forceinline__ void load(const Arguments& a, "
-           << (shared ? "const SharedOperands& operands" : "const Offsets& offsets") << ", int column) {\n";
+           << (shared ? "const SharedOperands& operands" : "const Offsets& offsets") << ", long long column) {\n";
       for (const size_t i : phase.parameters) {
         const Access& access = accesses[i];
         if (access.is_shared() != shared) continue;
@@ -186,7 +186,8 @@ std::string EmitOperands(const Program& program, const std::vector<Access>& acce
            << StorageType(result_type(r)) << " stored;\n    from_compute(x, stored);\n    r" << r
            << ".set(j, stored);\n  }\n";
     }
-    text << "  __device__ __forceinline__ void store(const Arguments& a, const Offsets& offsets, int column) const {\n";
+    text << "  __device__ __forceinline__ void store(const Arguments& a, const Offsets& offsets, long long column) "
+            "const {\n";
     for (const size_t r : phase.results)
       text << "    r" << r << (stream_results ? ".store_once" : ".store") << "((" << StorageType(result_type(r))
            << "*)a.out[" << r << "] + offsets.linear + column);\n";

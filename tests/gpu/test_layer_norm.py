@@ -469,6 +469,30 @@ def test_out_of_memory_is_a_status(library: Path) -> None:
         check(case(16), run(session, case(16)))
 
 
+@pytest.mark.parametrize("width", [2056, 4096, 5140, 5142, 20480])
+def test_results_larger_than_the_cache(library: Path, width: int) -> None:
+    """Rows are loaded ahead then, and what is read and written once is kept from the caches."""
+    rows = cupy.cuda.Device().attributes["L2CacheSize"] // (2 * width) + 77
+    text = typed(RESIDUAL, "float16")
+    case = Case("larger than the cache", text, ((rows, width), (width,), (rows, width), (width,), (width,)))
+    n, c = cupy.arange(rows, dtype=np.int64)[:, None], cupy.arange(width, dtype=np.int64)
+    x, r = ((n * 7919 + c * c) % 1013 - 506) / 64, ((n * 31 + c * 17) % 257 - 128) / 32
+    wide = [x, c % 7 / 8, r, (c % 61 + 1) / 32, c % 5 / 4]
+    x, b, r, gamma, beta = arrays = [array.astype(np.float16) for array in wide]
+    y, s = results = [cupy.zeros((rows, width), np.float16) for _ in range(2)]
+    session = make(case.model())
+    binding = bind(session, case, arrays, results)
+    cupy.cuda.get_current_stream().synchronize()
+    session.run_with_iobinding(binding)
+    total = x.astype(np.float32) + b + r
+    assert bool((s == total.astype(np.float16)).all())
+    wanted = total.astype(np.float64)
+    wanted -= wanted.mean(axis=1, keepdims=True)
+    wanted /= cupy.sqrt((wanted * wanted).mean(axis=1, keepdims=True) + 1e-12)
+    wanted = wanted * gamma + beta
+    assert float((cupy.abs(y - wanted) / (cupy.abs(wanted) + 1)).max()) < 1e-3  # half a step of float16 is 5e-4
+
+
 @pytest.mark.parametrize("width", [1031, 1032])
 def test_more_than_two_to_the_31_elements(library: Path, width: int) -> None:
     """4.3 GB in and 4.3 GB out, every element checked; one operand has one element a row."""

@@ -55,10 +55,12 @@ __device__ __forceinline__ void sum_of_group(compute_t (&x)[ROWS_AT_ONCE], Slots
 
 // Item k of a lane is the VECTOR elements from COLUMN on. Rows that start between cache lines are shifted: their
 // accesses count from the line's start, `shift` accesses before the row's, so that those of a warp fill whole lines.
+// In 64 bits the compiler sees that a lane's addresses differ by constants, and computes one of them for each operand.
 #define ACCESSES (WIDTH / VECTOR)
 #define IS_SHIFTED (ACCESSES % LINE != 0)  // LINE: accesses of a line, 1 where shifting gains nothing
 #define SHIFT(r) (IS_SHIFTED ? (int)((r) % LINE * (ACCESSES % LINE) % LINE) : 0)
-#define COLUMN(k, shift) (((k) * LANES + lane - (shift)) * VECTOR)
+#define COLUMN(k, shift) \
+  (IS_SHIFTED ? (long long)(lane - (shift)) * VECTOR + (long long)(k) * LANES * VECTOR : ((k) * LANES + lane) * VECTOR)
 #define IN_ROW(k, shift)                                                    \
   ((!IS_SHIFTED || (k) * LANES >= LINE || (k) * LANES + lane >= (shift)) && \
    (((k) + 1) * LANES <= ACCESSES || (k) * LANES + lane - (shift) < ACCESSES))

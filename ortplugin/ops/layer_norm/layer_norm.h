@@ -58,8 +58,9 @@ struct NormSchedule {
   int min_blocks;     // of a multiprocessor: bounds the registers of a thread
   int rows_at_once;
   int line;  // accesses of a cache line, where rows start between lines; else 1
-  bool prefetch, stream_results;
-  int64_t chunk, chunks;  // streamed: elements of a piece, pieces of a row
+  bool prefetch;
+  bool stream_results, pass_l1;  // cache hints: results leave first; what is read once does not enter L1
+  int64_t chunk, chunks;         // streamed: elements of a piece, pieces of a row
 };
 
 struct GpuLimits {

@@ -33,7 +33,8 @@ int RegistersOfLane(const NormProgram& norm, const NormShape& shape, const NormS
   return fixed + schedule.rows_at_once * elements * ((is_double ? 8 : 4) + ahead) / 4;
 }
 
-// What a thread may have: registers are handed out by eights to warps, and these by fours to blocks.
+// What each of so many threads of a multiprocessor may have: registers are handed out by eights to warps, and these are
+// spread over four schedulers.
 int RegisterLimit(int threads) { return std::min(255, 65536 / static_cast<int>(DivideUp(threads, 128) * 128) / 8 * 8); }
 
 }  // namespace
@@ -45,7 +46,7 @@ NormSchedule ScheduleLayerNorm(const NormProgram& norm, const NormShape& shape, 
   // The access: 16 bytes of the narrowest floating tensor that is read or written along its rows, less where the width
   // asks for it.
   int narrowest = is_double ? 8 : 4;
-  int64_t row_bytes = 0;  // that are moved for each element of a row
+  int64_t row_bytes = 0, result_bytes = 0;  // that are moved, and written, for each element of a row
   for (const Access& access : shape.accesses) {
     if (!access.is_scalar() && IsFloating(access.dtype))
       narrowest = std::min(narrowest, static_cast<int>(SizeOf(access.dtype)));
@@ -54,11 +55,12 @@ NormSchedule ScheduleLayerNorm(const NormProgram& norm, const NormShape& shape, 
   for (const ValueId result : norm.program.results()) {
     const DType dtype = norm.program.value(result).dtype;
     if (IsFloating(dtype)) narrowest = std::min(narrowest, static_cast<int>(SizeOf(dtype)));
-    row_bytes += static_cast<int64_t>(SizeOf(dtype));
+    result_bytes += static_cast<int64_t>(SizeOf(dtype));
   }
+  row_bytes += result_bytes;
   best.vector = aligned ? static_cast<int>(std::gcd(shape.width, int64_t{16 / narrowest})) : 1;
   const int64_t bytes = row_bytes * shape.rows * shape.width;
-  best.stream_results = bytes > gpu.l2_bytes;
+  best.stream_results = result_bytes * shape.rows * shape.width > gpu.l2_bytes;
 
   // Where the rows' pitch is no multiple of a 32-byte sector, accesses are lined up with the 128-byte lines.
   const int64_t accesses = DivideUp(shape.width, best.vector);
@@ -110,16 +112,21 @@ NormSchedule ScheduleLayerNorm(const NormProgram& norm, const NormShape& shape, 
   best.groups = best.lanes > 32 || is_small ? 1 : is_wide ? 8 : 4;
   // What the L2 cache holds comes fast enough without being loaded ahead.
   best.prefetch = best.prefetch && !is_small && bytes > gpu.l2_bytes;
+  best.pass_l1 = best.stream_results && best.lanes <= 512;
   // Two rows at once share the reads of what all rows share.
   if (!is_small && best.line == 1 && is_wide &&
       (best.lanes >= 256 || (best.lanes == 32 && best.items * best.vector <= 48))) {
     best.rows_at_once = 2;
     if (RegistersOfLane(norm, shape, best) > RegisterLimit(best.lanes * best.groups)) best.rows_at_once = 1;
   }
-  // Without a bound the compiler fills the registers with operands read early, and fewer rows are in flight.
+  // Without a bound the compiler fills the registers with operands read early, and fewer rows are in flight. Beside
+  // rows that are loaded ahead in accesses of 8 bytes it needs no room for them.
+  const int spare = !is_wide ? 5 * best.items : best.prefetch && access_bytes == 8 ? 0 : 20;
   const int threads = best.lanes * best.groups;
-  const int registers = RegistersOfLane(norm, shape, best) + (is_wide ? 20 : 5 * best.items);
+  const int registers = RegistersOfLane(norm, shape, best) + spare;
   best.min_blocks = std::clamp(65536 / (threads * registers), 1, std::max(1, 1024 / threads));
+  while (best.min_blocks > 1 && RegisterLimit(threads * best.min_blocks) < RegistersOfLane(norm, shape, best))
+    --best.min_blocks;
   return best;
 }
 
@@ -129,7 +136,8 @@ std::string LayerNormSource(const NormProgram& norm, const NormShape& shape, con
   std::ostringstream text;
   char epsilon[64];
   std::snprintf(epsilon, sizeof epsilon, "%a", norm.epsilon);
-  text << kCommonSource << "\n"
+  text << "#define LOADS_PASS_L1 " << schedule.pass_l1 << "\n"
+       << kCommonSource << "\n"
        << kPointwiseSource << "\n"
        << "#define WIDTH " << shape.width << "\n"
        << "#define VECTOR " << schedule.vector << "\n"
