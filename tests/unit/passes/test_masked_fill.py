@@ -123,8 +123,8 @@ OTHERS = {
     "a sum": fill(scatter='ScatterND<reduction = "add">'),
     "places that are not a mask's": fill(places=PLACES.replace("i =", "j =") + "  i = Abs(j)"),
     "values that differ": fill(
-        value="v = Constant<value = float[2] {1.0, 2.0}> ()", updates="w = Tile(v, count)  z = Constant<value = int64[1] {0}>"
-        " ()  u = Slice(w, z, count)",
+        value="v = Constant<value = float[2] {1.0, 2.0}> ()",
+        updates="w = Tile(v, count)  z = Constant<value = int64[1] {0}> ()  u = Slice(w, z, count)",
     ),
 }  # fmt: skip
 

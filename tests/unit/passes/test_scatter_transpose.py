@@ -41,7 +41,8 @@ FORMS = {
         scatter(", int64[2,1] i", op='ScatterND<reduction = "add">'),
         ["Reshape", "ScatterElements"], {"axis": 1, "reduction": b"add"}),
     "three axes in turn": (
-        scatter("", perm="[2, 0, 1]", back="[1, 2, 0]", u="float[3,4,2]", values=[[1], [2]]), ["UpdateSlice"], {"axes": [2]}),
+        scatter("", perm="[2, 0, 1]", back="[1, 2, 0]", u="float[3,4,2]", values=[[1], [2]]),
+        ["UpdateSlice"], {"axes": [2]}),
     "ScatterElements": (
         scatter(", int64[2,3,5] i", op="ScatterElements<axis = 0>"), ["Transpose", "ScatterElements"], {"axis": 1}),
     "ScatterElements, indices transposed too": (
@@ -77,7 +78,8 @@ MISSES = {
         scatter("", perm="[1, 2, 0]", back="[1, 0, 2]", u="float[3,2,5]",
                 updates="ut = Transpose<perm = [1, 2, 0]> (u)", values=[[1], [2]]), "does not undo [1, 2, 0]"),
     "tuples of two": (
-        scatter(", int64[2,2] i", u="float[2,5]", updates="ut = Neg(u)"), "are not a column that one axis of data takes"),
+        scatter(", int64[2,2] i", u="float[2,5]", updates="ut = Neg(u)"),
+        "are not a column that one axis of data takes"),
 }  # fmt: skip
 
 

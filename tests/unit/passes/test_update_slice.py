@@ -159,8 +159,8 @@ def test_one_index_at_run_time(rng: np.random.Generator) -> None:
 
 
 RANGE = """g (float[2,any,4] x, float[2,past,4] p, float[2,k,4] u) => (float[2,any,4] y) {{
-    two = Constant<value = int64 {{1}}> ()  zero = Constant<value = int64 {{0}}> ()  one = Constant<value = int64 {{1}}> ()
-    sp = Shape(p)  start = Gather(sp, two)  su = Shape(u)  n = Gather(su, two)  {steps}
+    zero = Constant<value = int64 {{0}}> ()  one = Constant<value = int64 {{1}}> ()
+    sp = Shape(p)  start = Gather(sp, one)  su = Shape(u)  n = Gather(su, one)  {steps}
     sx = Shape(x)  b = Gather(sx, zero)
     rows = Range(zero, b, one)  column = Constant<value = int64[2] {{-1, 1}}> ()  r = Reshape(rows, column)
     t = Shape(r)  first = Gather(t, zero)  f = Reshape(first, m1)  grid = Concat<axis = 0> (f, m1n)
@@ -231,7 +231,8 @@ def test_an_index_that_is_stretched_along_its_axis_stays() -> None:
 USES = {
     "used elsewhere": "g (float[3,4] x, float[1,4] u) => (float[3,4] y, float[3,4] z) "
                       "{ d = Neg(x)  y = ScatterND(d, i, u)  z = Abs(d) }",
-    "an output": "g (float[3,4] x, float[1,4] u) => (float[3,4] y, float[3,4] d) { d = Neg(x)  y = ScatterND(d, i, u) }",
+    "an output": "g (float[3,4] x, float[1,4] u) => (float[3,4] y, float[3,4] d) "
+                 "{ d = Neg(x)  y = ScatterND(d, i, u) }",
     "an input": "g (float[3,4] d, float[1,4] u) => (float[3,4] y) { y = ScatterND(d, i, u) }",
     "also the updates": "g (float[1,4] d) => (float[1,4] y) { y = ScatterND(d, i, d) }",
     "captured by a body": """g (bool c, float[3,4] x, float[1,4] u) => (float[3,4] y, float[3,4] z) { d = Neg(x)
