@@ -3,7 +3,8 @@ a[:, i:j] = v and index_copy:
 
     Transpose(UpdateSlice(Transpose(data), Transpose(updates), axes=[0]))    becomes    UpdateSlice(data, updates, ..)
 
-so that data is not copied twice, and can be updated in place.
+so that data is not copied twice, and can be updated in place. Where the second Transpose does more than undo the first,
+as between two such scatters, one Transpose remains, behind the scatter.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ def untranspose(scope: Scope, node: gs.Node) -> Outcome:
     if before is None or perm is None or len(readers) != 1 or scope.op(readers[0]) != "Transpose":
         return None
     after = readers[0]
+    if "perm" not in after.attrs:
+        return None
     back = [perm.index(axis) for axis in range(len(perm))]
-    if list(after.attrs.get("perm", [])) != back:
-        return Missed(label(after), f"its perm {after.attrs.get('perm')} does not undo {perm}, that of {label(before)}")
     used = scope.used_beyond(node.outputs[0], [after])
     if used:
         return Missed(label(node), f"{used}, so {label(after)} has to stay")
@@ -51,8 +52,14 @@ def untranspose(scope: Scope, node: gs.Node) -> Outcome:
     at = 1 if kind == "UpdateSlice" else 2
     updates = _untransposed(scope, node, node.inputs[at], perm, back)
     rest = [updates, node.inputs[2]] if kind == "UpdateSlice" else [indices, updates]
-    new = gs.Node(kind, node.name, attributes, [before.inputs[0], *rest], [], DOMAIN)
     labels = (label(before), label(node), label(after))
+    new = gs.Node(kind, node.name, attributes, [before.inputs[0], *rest], [], DOMAIN)
+    both = [perm[axis] for axis in after.attrs["perm"]]
+    if both != sorted(both):
+        x, y = before.inputs[0], node.outputs[0]
+        new.outputs.append(gs.Variable(scope.unique(f"{y.name}_updated"), y.dtype, scope.shape(x)))
+        scope.insert(new, node)
+        new = gs.Node("Transpose", after.name, {"perm": both}, [new.outputs[0]], [])
     scope.replace([node, after], new, [after.outputs[0]])
     return Applied(labels, new)
 
@@ -75,6 +82,6 @@ def _untransposed(
 
 SCATTER_TRANSPOSE = RulePass(
     name="scatter-transpose",
-    summary="scatters between Transposes that undo each other work on the data as it is",
+    summary="scatters between Transposes work on the data as it is",
     rule=untranspose,
 )
