@@ -24,7 +24,8 @@ KINDS = {
     "ortplugin::ScatterND": (False, True),
     "ortplugin::ScatterElements": (True, True),
 }
-REDUCTIONS = {"none": 11, "add": 16, "mul": 16, "max": 18, "min": 18}  # and the opset that brought them
+REDUCTIONS = {"add": 16, "mul": 16, "max": 18, "min": 18}  # and the opset that brought them
+SCATTER_OPSET = 9  # of the first Scatter, which ScatterElements goes back to before opset 11
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,9 @@ def read_scatter(scope: Scope, node: gs.Node) -> ScatterNode | Missed | None:
     data, indices, updates = node.inputs
     reduction = str(node.attrs.get("reduction", "none"))
     problem = _dtype_problem(data, reduction)
-    if scope.opset < MINIMUM_OPSET:
+    if scope.opset < SCATTER_OPSET or (scope.opset < MINIMUM_OPSET and not by_axis):
         problem = f"the model has opset {scope.opset}, and the operator is for {MINIMUM_OPSET} or later"
-    elif not ours and scope.opset < REDUCTIONS.get(reduction, 1 << 30):
+    elif not ours and reduction != "none" and scope.opset < REDUCTIONS.get(reduction, 1 << 30):
         problem = f"the reduction '{reduction}' is none of opset {scope.opset}"
     for tensor in node.inputs:
         problem = problem or unknown_rank(scope, tensor)

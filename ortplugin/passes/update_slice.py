@@ -19,6 +19,7 @@ from ortplugin.graph.labels import label
 from ortplugin.graph.progression import Progression, progression
 from ortplugin.graph.shapes import Dim
 from ortplugin.ops import DOMAIN
+from ortplugin.ops.decompose import MINIMUM_OPSET
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 from ortplugin.passes.emit import starts_of, unsqueeze
 from ortplugin.passes.scatter_node import ScatterNode, columns_of, grid, read_scatter
@@ -36,7 +37,7 @@ class _Axis:
 def update(scope: Scope, node: gs.Node) -> Outcome:
     """Replaces a scatter of a slice."""
     scatter = read_scatter(scope, node)
-    if not isinstance(scatter, ScatterNode) or scatter.reduction != "none":
+    if not isinstance(scatter, ScatterNode) or scatter.reduction != "none" or scope.opset < MINIMUM_OPSET:
         return None  # fuse-scatter says what is wrong with it
     found = columns_of(scope, scatter)
     if found is None:

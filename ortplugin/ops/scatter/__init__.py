@@ -33,7 +33,7 @@ from onnx import AttributeProto
 
 from ortplugin.errors import ModelError, near_names
 from ortplugin.ops.base import DOMAIN, Operator, TensorType
-from ortplugin.ops.decompose import Builder
+from ortplugin.ops.decompose import MINIMUM_OPSET, Builder
 from ortplugin.ops.scatter import reference as formulas
 
 REDUCTIONS = ("none", "add", "mul", "min", "max")
@@ -155,15 +155,18 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
     """The node as standard ONNX at this opset of the domain ai.onnx, under the same output name.
 
     Standard scatters leave it open which of several updates of one element stays; ONNX Runtime's CPU provider takes
-    the last one. Raises ModelError below opset 11, and for a reduction that the opset lacks.
+    the last one. Raises ModelError below opset 11 (of ScatterElements without a reduction, 9), and for a reduction that
+    the opset lacks.
     """
     scatter = attributes_of(node)
-    builder = Builder(opset, f"{node.output[0]}/unfused")
+    # Scatter is what ScatterElements was called in opsets 9 and 10.
+    renamed = node.op_type == "ScatterElements" and scatter.reduction == "none" and opset in (9, 10)
+    builder = Builder(MINIMUM_OPSET if renamed else opset, f"{node.output[0]}/unfused")
     if node.op_type == "UpdateSlice":
         _slice_to_onnx(builder, node, scatter)
         return builder.nodes
     needed = {"none": 11, "add": 16, "mul": 16, "min": 18, "max": 18}[scatter.reduction]
-    if opset < needed:
+    if opset < needed and not renamed:
         raise ModelError(
             f"node '{node.name}' ({node.op_type}): reduction '{scatter.reduction}' needs opset {needed} or later of "
             f"ai.onnx, the model has {opset}; convert it with onnx.version_converter"
@@ -173,7 +176,8 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
     if node.op_type == "ScatterElements":
         attributes["axis"] = scatter.axis
         indices = builder.op("Expand", indices, builder.op("Shape", updates))
-    builder.op(node.op_type, data, indices, updates, output=node.output[0], **attributes)
+    op = "Scatter" if renamed else node.op_type
+    builder.op(op, data, indices, updates, output=node.output[0], **attributes)
     return builder.nodes
 
 

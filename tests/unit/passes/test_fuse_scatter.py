@@ -13,6 +13,7 @@ from pass_helpers import assert_same_outputs, assert_unchanged, model, operators
 
 from ortplugin.passes.dead_nodes import DEAD_NODES
 from ortplugin.passes.fuse_scatter import FUSE_SCATTER
+from ortplugin.passes.update_slice import UPDATE_SLICE
 
 
 def ours(of: onnx.ModelProto | onnx.GraphProto) -> list[tuple[str, dict[str, Any]]]:
@@ -104,6 +105,30 @@ STAYS = {
 def test_what_the_operators_lack(case: str) -> None:
     text, reason = STAYS[case]
     assert_unchanged(model(text, 18), [FUSE_SCATTER], reason)
+
+
+@pytest.mark.parametrize("opset", [9, 10])
+def test_scatter_before_it_was_renamed(opset: int, rng: np.random.Generator) -> None:
+    original = model((ELEMENTS % "<axis = 1>").replace("ScatterElements", "Scatter"), opset, ir=4)
+    feeds = random_feeds(original, rng)
+    optimized, result = run_pass(original, UPDATE_SLICE, FUSE_SCATTER)
+    assert ours(optimized) == [("ScatterElements", {"axis": 1})]
+    assert len(result.changes) == 1
+    np.testing.assert_array_equal(run(restore(optimized), feeds)[0], run(original, feeds)[0])
+
+
+def test_a_slice_in_an_opset_that_can_not_write_it_back_stays(rng: np.random.Generator) -> None:
+    original = with_constants(
+        model("g (float[3,4] x, float[1,4] u) => (float[3,4] y) { y = Scatter(x, i, u) }", 10, ir=4),
+        i=np.ones((1, 4), np.int64),
+    )
+    optimized, _ = run_pass(original, UPDATE_SLICE, FUSE_SCATTER)
+    assert ours(optimized) == [("ScatterElements", {"axis": 0, "unique": 1})]
+    assert_same_outputs(original, optimized, rng)
+
+
+def test_an_older_scatter_stays() -> None:
+    run_on(model((ELEMENTS % "").replace("ScatterElements", "Scatter"), 8), "the model has opset 8")
 
 
 def test_a_shape_that_is_changed_stays() -> None:
