@@ -158,6 +158,27 @@ def test_one_index_at_run_time(rng: np.random.Generator) -> None:
         np.testing.assert_array_equal(run(restore(optimized), feeds)[0], run(original, feeds)[0])
 
 
+def test_a_loop_of_assignments(rng: np.random.Generator) -> None:
+    """for i in range(3): a[i] = v * i, whose index is the loop's counter."""
+    original = model("""g (float[3,4] x, float[1,4] u) => (float[3,4] y) {
+        n = Constant<value = int64 {3}> ()  t = Constant<value = bool {1}> ()
+        y = Loop(n, t, x) <body = b (int64 k, bool c, float[3,4] a) => (bool d, float[3,4] z) {
+            d = Identity(c)  f = Cast<to = 1>(k)  v = Mul(u, f)  s = Constant<value = int64[2] {1, 1}> ()
+            j = Reshape(k, s)  z = ScatterND(a, j, v) }> }""")
+    optimized, result = run_pass(original, UPDATE_SLICE, DEAD_NODES)
+    assert operators(optimized.graph.node[-1].attribute[0].g)[-1] == "UpdateSlice"
+    assert len([each for each in result.changes if each.rewrite == "update-slice"]) == 1
+    assert_same_outputs(original, optimized, rng)
+
+
+def test_starts_of_int32(rng: np.random.Generator) -> None:
+    original = model("""g (float[3,4] x, int32 i, float[3,1] u) => (float[3,4] y) {
+        s = Constant<value = int64[2] {3, 1}> ()  e = Expand(i, s)  y = ScatterElements<axis = 1>(x, e, u) }""")
+    optimized, _ = run_pass(original, UPDATE_SLICE, DEAD_NODES)
+    assert operators(optimized) == ["Cast", "Reshape", "UpdateSlice"]
+    assert_same_outputs(original, optimized, rng)
+
+
 RANGE = """g (float[2,any,4] x, float[2,past,4] p, float[2,k,4] u) => (float[2,any,4] y) {{
     zero = Constant<value = int64 {{0}}> ()  one = Constant<value = int64 {{1}}> ()
     sp = Shape(p)  start = Gather(sp, one)  su = Shape(u)  n = Gather(su, one)  {steps}
