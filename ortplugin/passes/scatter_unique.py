@@ -6,11 +6,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx_graphsurgeon as gs
 
 from ortplugin.graph.columns import INDEX_ELEMENTS, Vector, columns, trace
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.progression import progression
 from ortplugin.passes.scatter_node import ScatterNode, grid
+
+REARRANGE = ("Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
 
 
 def is_unique(scope: Scope, scatter: ScatterNode) -> bool:
@@ -68,11 +71,24 @@ def is_distinct(scope: Scope, vector: Vector, size: object, length: object) -> b
     if isinstance(vector, np.ndarray):
         wrapped = _wrapped(vector, size)
         return wrapped is not None and len(np.unique(wrapped)) == wrapped.size
+    if _of_different_places(scope, vector):
+        return True
     terms = progression(scope, vector, None)
     if terms is None:
         return False
     span = (length - 1) * abs(terms.step) if isinstance(length, int) else None
     return not terms.problem or (span is not None and isinstance(size, int) and span < size)
+
+
+def _of_different_places(scope: Scope, vector: gs.Tensor) -> bool:
+    """Whether these are elements of NonZero's or TopK's result for a vector: places in it, none of them twice."""
+    node = scope.producer(vector)
+    while node is not None and scope.op(node) in REARRANGE:
+        vector = node.inputs[0]
+        node = scope.producer(vector)
+    if node is None or scope.op(node) not in ("NonZero", "TopK") or scope.rank(node.inputs[0]) != 1:
+        return False
+    return vector is node.outputs[-1]
 
 
 def _wrapped(indices: npt.NDArray[Any], size: object) -> npt.NDArray[Any] | None:

@@ -190,6 +190,18 @@ RUN_TIME = {
     "a Range from anywhere": ("""g (float[N,4] x, int64 z, int64 n, float[M,4] u) => (float[N,4] y) {
         o = Constant<value = int64 {1}> ()  r = Range(z, n, o)
         a = Constant<value = int64[1] {1}> ()  i = Unsqueeze(r, a)  y = ScatterND<reduction = "add">(x, i, u) }""", 0),
+    "places of a condition": ("""g (float[N,4] x, bool[N] m, float[k,4] u) => (float[N,4] y) {
+        n = NonZero(m)  t = Transpose<perm = [1, 0]>(n)  o = Constant<value = int64[1] {1}> ()  p = Squeeze(t, o)
+        s = Constant<value = int64[2] {-1, 1}> ()  c = Reshape(p, s)  f = Shape(c)
+        w = Constant<value = int64[1] {4}> ()  z = Constant<value = int64[1] {0}> ()  h = Gather(f, z)  e = Concat<axis = 0>(h, w)  i = Expand(c, e)
+        y = ScatterElements<reduction = "add">(x, i, u) }""", 1),
+    "places of a matrix's rows": ("""g (float[N,4] x, bool[N,4] m, float[k,4] u) => (float[N,4] y) {
+        n = NonZero(m)  t = Transpose<perm = [1, 0]>(n)  z = Constant<value = int64[1] {0}> ()
+        o = Constant<value = int64[1] {1}> ()  c = Slice(t, z, o, o)  i = Reshape(c, d)
+        y = ScatterND(x, i, u) }""", 0),
+    "TopK of a vector": ("""g (float[8,4] x, float[8] v, float[3,4] u) => (float[8,4] y) {
+        k = Constant<value = int64[1] {3}> ()  w, j = TopK(v, k)  a = Constant<value = int64[1] {1}> ()
+        i = Unsqueeze(j, a)  y = ScatterND(x, i, u) }""", 1),
     "an input": (TUPLES % "", 0),
     "one index": ("g (float[3,4] x, int64[1,1] i, float[1,4] u) => (float[3,4] y) "
                   '{ y = ScatterND<reduction = "add">(x, i, u) }', 1),
@@ -200,12 +212,13 @@ RUN_TIME = {
 @pytest.mark.parametrize("case", RUN_TIME)
 def test_unique_at_run_time(case: str, rng: np.random.Generator) -> None:
     text, unique = RUN_TIME[case]
-    original = model(text, 18)
+    original = with_constants(model(text, 18), **({"d": np.array([-1, 1])} if "Reshape(c, d)" in text else {}))
     optimized, _ = run_pass(original, FUSE_SCATTER)
     assert ours(optimized)[0][1].get("unique", 0) == unique
-    feeds = random_feeds(original, rng, N=3, M=3)
-    if case == "NonZero":
-        feeds["u"] = rng.standard_normal(int(feeds["m"].sum())).astype(np.float32)
+    feeds = random_feeds(original, rng, N=3, M=3, k=1)
+    if "NonZero" in text:
+        rest = feeds["u"].shape[1:]
+        feeds["u"] = rng.standard_normal((int(feeds["m"].sum()), *rest)).astype(np.float32)
     if case == "a Range from anywhere":
         feeds.update(z=np.array(-2), n=np.array(1), u=rng.standard_normal((3, 4)).astype(np.float32))
     np.testing.assert_array_equal(run(restore(optimized), feeds)[0], run(original, feeds)[0])
