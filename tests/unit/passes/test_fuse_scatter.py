@@ -193,8 +193,8 @@ RUN_TIME = {
     "places of a condition": ("""g (float[N,4] x, bool[N] m, float[k,4] u) => (float[N,4] y) {
         n = NonZero(m)  t = Transpose<perm = [1, 0]>(n)  o = Constant<value = int64[1] {1}> ()  p = Squeeze(t, o)
         s = Constant<value = int64[2] {-1, 1}> ()  c = Reshape(p, s)  f = Shape(c)
-        w = Constant<value = int64[1] {4}> ()  z = Constant<value = int64[1] {0}> ()  h = Gather(f, z)  e = Concat<axis = 0>(h, w)  i = Expand(c, e)
-        y = ScatterElements<reduction = "add">(x, i, u) }""", 1),
+        w = Constant<value = int64[1] {4}> ()  z = Constant<value = int64[1] {0}> ()  h = Gather(f, z)
+        e = Concat<axis = 0>(h, w)  i = Expand(c, e)  y = ScatterElements<reduction = "add">(x, i, u) }""", 1),
     "places of a matrix's rows": ("""g (float[N,4] x, bool[N,4] m, float[k,4] u) => (float[N,4] y) {
         n = NonZero(m)  t = Transpose<perm = [1, 0]>(n)  z = Constant<value = int64[1] {0}> ()
         o = Constant<value = int64[1] {1}> ()  c = Slice(t, z, o, o)  i = Reshape(c, d)
