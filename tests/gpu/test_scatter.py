@@ -165,24 +165,26 @@ CHOSEN = (
 @pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
 def test_a_hundred_runs_are_bit_identical(library: Any, case: Case) -> None:
     """And equal to the reference, in every form, in place and out of place."""
-    expected = expect(case)
+    inputs = case.inputs()
+    expected = expect(case, inputs)
     for one in forms(case):
         for model in (one.model(), in_place(one)):
             session = make(model)
-            first = run(session, one)
+            first = run(session, one, inputs)
             check(case, first, expected)
             for _ in range(100):
-                assert (bits(run(session, one)) == bits(first)).all()
+                assert (bits(run(session, one, inputs)) == bits(first)).all()
 
 
 @pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
 @pytest.mark.parametrize("offsets", [(1, 0, 0, 0), (0, 0, 1, 0), (0, 1, 0, 1), (3, 1, 2, 1), (2, 2, 2, 2)])
 def test_tensors_may_start_anywhere(library: Any, case: Case, offsets: tuple[int, int, int, int]) -> None:
     """A view into a larger array begins at a multiple of its elements' size, not of 16 bytes."""
-    expected = expect(case)
+    inputs = case.inputs()
+    expected = expect(case, inputs)
     unknown = [[None] * len(shape) for shape in case.shapes]
     for one in forms(case):
-        check(case, run(make(one.model(unknown)), one, offsets=offsets), expected)
+        check(case, run(make(one.model(unknown)), one, inputs, offsets), expected)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float", "double"])

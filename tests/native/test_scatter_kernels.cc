@@ -63,22 +63,23 @@ int Registers(const std::string& log) {
 
 std::set<std::string> compiled;
 
-// In every form that the problem can take, in place and out of place.
-void CompileAll(const std::string& architecture, Problem problem, ort::ElementType type) {
+// In every form that the problem can take, in place and out of place; or once in each, in place.
+void CompileAll(const std::string& architecture, Problem problem, ort::ElementType type, bool thoroughly = true) {
   const ScatterShape shape = FitScatter(problem.attributes, problem.inputs);
   for (const ScatterAlgorithm algorithm : {ScatterAlgorithm::kAuto, ScatterAlgorithm::kSequential,
                                            ScatterAlgorithm::kParallel, ScatterAlgorithm::kSorting}) {
     for (const bool unique : {false, true}) {
       for (const bool in_place : {false, true}) {
+        if (!thoroughly && (algorithm == ScatterAlgorithm::kAuto || unique || !in_place)) continue;
         ScatterAttributes attributes = problem.attributes;
         attributes.algorithm = algorithm;
         attributes.unique = unique || attributes.kind == ScatterKind::kSlice;
         attributes.deterministic = algorithm != ScatterAlgorithm::kParallel;
         std::vector<ScatterChoice> choices = {ChooseScatter(attributes, type, shape, in_place)};
-        if (choices[0].copies) choices.push_back({ScatterForm::kCopy, true, false, false});
+        if (choices[0].copies) choices.push_back({ScatterForm::kCopy, true, false, false, false});
         for (const ScatterChoice& choice : choices) {
-          const ScatterVariant variant =
-              MakeScatterVariant(type, shape, choice, problem.is_int32, {problem.alignment, problem.alignment});
+          const ScatterVariant variant = MakeScatterVariant(attributes, type, shape, choice, problem.is_int32,
+                                                            {problem.alignment, problem.alignment});
           const std::string source = ScatterSource(attributes, type, variant);
           if (!compiled.insert(source).second) continue;
           std::string log, code, failure;
@@ -91,9 +92,9 @@ void CompileAll(const std::string& architecture, Problem problem, ort::ElementTy
             std::ostringstream text;
             text << architecture << " " << problem.name << " " << NameOfOrt(type) << " reduction "
                  << static_cast<int>(attributes.reduction) << " form " << static_cast<int>(choice.form) << " owned "
-                 << choice.owned << " atomic " << choice.atomic << " vector " << variant.vector << " whole "
-                 << variant.whole << " narrow " << variant.narrow << " wide " << variant.wide << " registers "
-                 << Registers(log) << " spilled " << Spilled(log) << " bytes " << failure;
+                 << choice.owned << choice.collects << " atomic " << choice.atomic << " vector " << variant.vector
+                 << " whole " << variant.whole << " narrow " << variant.narrow << " wide " << variant.wide
+                 << " registers " << Registers(log) << " spilled " << Spilled(log) << " bytes " << failure;
             return text.str();
           };
           if (std::getenv("VERBOSE") != nullptr) std::cout << describe() << "\n";
@@ -120,16 +121,18 @@ int main(int argc, char** argv) {
   slice.axes = {1, 2};
   slice.steps = {1, -2};
   const Problem rows{"rows", nd, {{1000, 64}, {30, 1}, {30, 64}}};
+  const Problem odd{"odd rows", nd, {{10, 33}, {4, 1}, {4, 33}}};
   const Problem many{"many", nd, {{100, 100, 3}, {5000, 2}, {5000, 3}}};
   for (const ort::ElementType type : kArithmetic)
     for (const Reduction reduction : kReductions) {
       // Sums stand for products, and the minimum for the maximum, but for one dtype each.
       const bool is_copy = reduction == Reduction::kMul || reduction == Reduction::kMax;
       if (is_copy && type != ort::kFloat16 && type != ort::kInt32) continue;
-      const bool is_float = type == ort::kFloat || type == ort::kFloat16;
-      CompileAll(architecture, Reduced(rows, reduction), type);
-      if (is_float || reduction == Reduction::kAdd) CompileAll(architecture, Reduced(many, reduction), type);
+      CompileAll(architecture, Reduced(rows, reduction), type, false);
     }
+  for (const ort::ElementType type : {ort::kFloat16, ort::kFloat, ort::kInt8})
+    for (const Reduction reduction : {Reduction::kNone, Reduction::kAdd})
+      for (const Problem& problem : {rows, odd, many}) CompileAll(architecture, Reduced(problem, reduction), type);
   CompileAll(architecture, rows, ort::kComplex128);
   for (const Reduction reduction : {Reduction::kNone, Reduction::kAdd}) {
     for (const Problem& problem :

@@ -236,14 +236,14 @@ __device__ __forceinline__ void meet(const element_t* unit, count_t start, count
 #else
 #pragma unroll
   for (int j = 0; j < VECTOR; ++j)
-    if (element + j - start < width) take(j, __ldg(unit + (element + j - start)));
+    if (element + j - start < width) take(j, unit[element + j - start]);
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) scatter_fused(const Arguments args) {
+extern "C" __global__ void __launch_bounds__(THREADS, 4) scatter_fused(const Arguments args) {
   Tile tile = tile_of(args);
   if (tile.first >= tile.elements) return;
-  tile.load(args.data);
+  if (!IS_COVERING) tile.load(args.data);  // arrives while units are looked for
   const count_t width = (count_t)args.width, units = (count_t)args.units;
   count_t start[CHUNKS];
   unsigned hits[CHUNKS];
@@ -258,6 +258,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) scatter_fused(const Argume
     }
     hits[c] = __ballot_sync(FULL_WARP, is_hit);
   }
+#if IS_COVERING
+  // Much of the output is updates: only what stays of data is read.
+#pragma unroll
+  for (int i = 0; i < ITEMS; ++i) {
+    const element_t* source = args.data + tile.at(i);
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c)
+      for (unsigned left = hits[c]; left != 0; left &= left - 1) {
+        const int n = __ffs(left) - 1;
+        const count_t within = tile.at(i) - __shfl_sync(FULL_WARP, start[c], n);
+        if (within < width) source = unit_of(args, c * 32 + n) + within;
+      }
+    if (tile.at(i) < tile.elements) tile.packs[i].load_once(source);
+  }
+#else
   if ((hits[0] | hits[1]) != 0) {
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
@@ -287,6 +302,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) scatter_fused(const Argume
 #endif
     }
   }
+#endif
   tile.store(args.out);
 }
 
@@ -310,18 +326,35 @@ extern "C" __global__ void __launch_bounds__(THREADS) scatter_few(const Argument
     if (first + i * 32 * VECTOR < width) packs[i].load(unit + first + i * 32 * VECTOR);
 #endif
   count_t slot;
-  if (!slot_of(args, n, slot)) return;
-  element_t* out = args.out + slot * width + first;
 #if REDUCTION == NONE
-  for (count_t chunk = n / 32 * 32; chunk < units; chunk += 32) {
-    count_t other;
-    const bool is_later = chunk + lane > n && chunk + lane < units && slot_of(args, chunk + lane, other);
-    if (__any_sync(FULL_WARP, is_later && other == slot)) return;
+  if (units <= 64) {  // one look at all of them
+    count_t slots[2];
+    bool is_valid[2];
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      slots[c] = 0;
+      is_valid[c] = c * 32 + lane < units && slot_of(args, c * 32 + lane, slots[c]);
+    }
+    slot = __shfl_sync(FULL_WARP, n < 32 ? slots[0] : slots[1], (int)(n % 32));
+    const bool is_written = __shfl_sync(FULL_WARP, n < 32 ? is_valid[0] : is_valid[1], (int)(n % 32));
+    const bool is_lost =
+        (is_valid[0] && lane > n && slots[0] == slot) || (is_valid[1] && 32 + lane > n && slots[1] == slot);
+    if (__any_sync(FULL_WARP, is_lost) || !is_written) return;
+  } else {
+    if (!slot_of(args, n, slot)) return;
+    for (count_t chunk = n / 32 * 32; chunk < units; chunk += 32) {
+      count_t other;
+      const bool is_later = chunk + lane > n && chunk + lane < units && slot_of(args, chunk + lane, other);
+      if (__any_sync(FULL_WARP, is_later && other == slot)) return;
+    }
   }
+  element_t* out = args.out + slot * width + first;
 #pragma unroll
   for (int i = 0; i < ITEMS; ++i)
     if (first + i * 32 * VECTOR < width) packs[i].store(out + i * 32 * VECTOR);
 #else
+  if (!slot_of(args, n, slot)) return;
+  element_t* out = args.out + slot * width + first;
   Sums sums;
   const bool is_active = first < width;
   if (is_active) sums.start(load_shared(out));
@@ -356,6 +389,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) scatter_claim(const Argume
   const count_t n = (count_t)blockIdx.x * THREADS + threadIdx.x;
   count_t slot;
   if (n < (count_t)args.units && slot_of(args, n, slot)) atomicMax(owner + slot, (int)n);
+}
+
+// A thread for each access of the output. Where out is data, what no unit goes to stays as it is.
+extern "C" __global__ void __launch_bounds__(THREADS) scatter_collect(const Arguments args, const int* owner) {
+  const count_t accesses = (count_t)args.width / VECTOR;
+  const count_t t = (count_t)blockIdx.x * THREADS + threadIdx.x;
+  const count_t slot = IS_NARROW ? t : t / accesses;
+  if (slot >= (count_t)args.slots) return;
+  const count_t column = IS_NARROW ? 0 : (t - slot * accesses) * VECTOR;
+  const int n = __ldg(owner + slot);
+  if (n < 0 && args.out == args.data) return;
+  Pack pack;
+  pack.load(n < 0 ? args.data + t * VECTOR : unit_of(args, n) + column);
+  pack.store(args.out + t * VECTOR);
 }
 
 #if IS_ATOMIC

@@ -57,7 +57,7 @@ void CheckAlgorithm(const ScatterAttributes& attributes, ort::ElementType type) 
 ScatterChoice ChooseScatter(const ScatterAttributes& attributes, ort::ElementType type, const ScatterShape& shape,
                             bool in_place) {
   CheckAlgorithm(attributes, type);
-  const ScatterChoice copy{ScatterForm::kCopy, !in_place, false, false};
+  const ScatterChoice copy{ScatterForm::kCopy, !in_place, false, false, false};
   if (shape.is_empty()) return copy;
   const bool is_assignment = attributes.reduction == Reduction::kNone;
   const auto with = [&](ScatterForm form) {
@@ -66,6 +66,8 @@ ScatterChoice ChooseScatter(const ScatterAttributes& attributes, ort::ElementTyp
     if (form == ScatterForm::kFused) choice.copies = false;
     if (form == ScatterForm::kWrite) {
       choice.owned = is_assignment && !attributes.unique;
+      choice.collects = choice.owned && shape.slots / 4 <= shape.units;
+      if (choice.collects) choice.copies = false;
       choice.atomic = !is_assignment && !attributes.unique;
     }
     return choice;
@@ -91,8 +93,9 @@ ScatterChoice ChooseScatter(const ScatterAttributes& attributes, ort::ElementTyp
   return with(has_table ? ScatterForm::kWrite : ScatterForm::kSort);
 }
 
-ScatterVariant MakeScatterVariant(ort::ElementType type, const ScatterShape& shape, const ScatterChoice& choice,
-                                  bool is_int32, const ScatterAddresses& addresses) {
+ScatterVariant MakeScatterVariant(const ScatterAttributes& attributes, ort::ElementType type, const ScatterShape& shape,
+                                  const ScatterChoice& choice, bool is_int32, const ScatterAddresses& addresses) {
+  const bool is_assignment = attributes.reduction == Reduction::kNone;
   const auto bytes = static_cast<int64_t>(ScatterBytes(type));
   const auto aligned = [&](uintptr_t address) {
     return std::max<int64_t>(1, std::gcd(static_cast<int64_t>(address % 16), int64_t{16}) / bytes);
@@ -102,8 +105,10 @@ ScatterVariant MakeScatterVariant(ort::ElementType type, const ScatterShape& sha
   ScatterVariant variant{};
   variant.choice = choice;
   const bool along_output = choice.form == ScatterForm::kCopy || choice.form == ScatterForm::kFused;
-  const int64_t vector =
-      along_output ? std::min(widest, output) : std::gcd(shape.width, std::min({widest, output, updates}));
+  int64_t vector = along_output ? std::min(widest, output) : std::gcd(shape.width, std::min({widest, output, updates}));
+  const auto is_whole = [&] { return shape.width % vector == 0 && vector <= updates; };
+  // One element at a time is looked for where slots begin within accesses; 16 of them take too many registers.
+  if (choice.form == ScatterForm::kFused && !is_whole()) vector = std::min<int64_t>(vector, 8);
   variant.vector = static_cast<int>(vector);
   const auto is_linear = [](const std::vector<Term>& terms) {
     return terms.size() == 1 && terms[0].divisor == 1 && terms[0].modulus == 0;
@@ -116,8 +121,10 @@ ScatterVariant MakeScatterVariant(ort::ElementType type, const ScatterShape& sha
     variant.components = 1;
     return variant;
   }
-  variant.whole = shape.width % vector == 0 && vector <= updates;
+  variant.whole = is_whole();
   variant.narrow = shape.width == vector;
+  variant.covering = choice.form == ScatterForm::kFused && variant.whole && is_assignment &&
+                     shape.elements % vector == 0 && shape.units * shape.width >= shape.elements / 4;
   variant.is_int32 = is_int32;
   variant.base_terms = shape.base.size();
   variant.index_terms = shape.index.size();
@@ -164,6 +171,7 @@ std::string ScatterSource(const ScatterAttributes& attributes, ort::ElementType 
        << "#define VECTOR " << variant.vector << "\n"
        << "#define WHOLE " << variant.whole << "\n"
        << "#define IS_NARROW " << variant.narrow << "\n"
+       << "#define IS_COVERING " << variant.covering << "\n"
        << "#define IS_OWNED " << variant.choice.owned << "\n"
        << "#define IS_ATOMIC " << variant.choice.atomic << "\n"
        << "#define IS_SLICE " << (attributes.kind == ScatterKind::kSlice) << "\n"
@@ -356,6 +364,7 @@ class CudaScatter : public Kernel {
     if (plan.copy != nullptr) {
       uint64_t words = plan.filled;
       unsigned value = plan.fill;
+      if (!plan.choice.copies) copy_arguments[kOutput] = copy_arguments[kData];  // only fills
       void* parameters[] = {copy_arguments, &memory, &words, &value};
       cuda::Launch(*device_, plan.copy, plan.copy_launch, stream, parameters);
     }
@@ -430,7 +439,8 @@ class CudaScatter : public Kernel {
     auto plan = std::make_unique<Plan>();
     plan->choice = ChooseScatter(attributes_, key.type, shape, key.in_place);
     const ScatterAddresses addresses{key.alignment[0], key.alignment[1]};
-    const ScatterVariant variant = MakeScatterVariant(key.type, shape, plan->choice, key.is_int32, addresses);
+    const ScatterVariant variant =
+        MakeScatterVariant(attributes_, key.type, shape, plan->choice, key.is_int32, addresses);
     const std::string source = ScatterSource(attributes_, key.type, variant);
     const auto load = [&](const char* kernel) { return cuda::Load(*device_, source, kernel, Warn); };
     const int64_t accesses = shape.is_empty() ? 0 : shape.units * (shape.width / variant.vector);
@@ -452,7 +462,8 @@ class CudaScatter : public Kernel {
         break;
       }
       case ScatterForm::kWrite:
-        plan->first = load("scatter_write");
+        plan->first = load(plan->choice.collects ? "scatter_collect" : "scatter_write");
+        if (plan->choice.collects) plan->launch = Blocks(DivideUp(shape.elements / variant.vector, kThreads));
         if (plan->choice.owned) {
           if (shape.units >= int64_t{1} << 31)
             Fail(shape.units,
@@ -478,11 +489,11 @@ class CudaScatter : public Kernel {
         break;
     }
     if ((plan->choice.copies && shape.elements > 0) || plan->filled > 0) {
-      const ScatterChoice copy{ScatterForm::kCopy, true, false, false};
-      const ScatterVariant copying = MakeScatterVariant(key.type, shape, copy, key.is_int32, addresses);
+      const ScatterChoice copy{ScatterForm::kCopy, true, false, false, false};
+      const ScatterVariant copying = MakeScatterVariant(attributes_, key.type, shape, copy, key.is_int32, addresses);
       plan->copy = cuda::Load(*device_, ScatterSource(attributes_, key.type, copying), "scatter_copy", Warn);
       const int64_t blocks =
-          key.in_place ? 1 : DivideUp(shape.elements, int64_t{kWarps} * 32 * kTileItems * copying.vector);
+          !plan->choice.copies ? 1 : DivideUp(shape.elements, int64_t{kWarps} * 32 * kTileItems * copying.vector);
       const int64_t filling = std::min<int64_t>(DivideUp(static_cast<int64_t>(plan->filled), 4 * kThreads), 2048);
       plan->copy_launch = Blocks(std::max(blocks, filling));
     }

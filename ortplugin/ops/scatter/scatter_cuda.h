@@ -14,15 +14,17 @@ enum class ScatterForm { kCopy, kFused, kFew, kWrite, kSort };
 struct ScatterChoice {
   ScatterForm form;
   bool copies;
-  bool owned;   // kWrite: a table says which unit is the last of its slot
-  bool atomic;  // kWrite: units are combined atomically
+  bool owned;     // kWrite: a table says which unit is the last of its slot
+  bool collects;  // with the table: slots fetch their units, instead of units going to their slots
+  bool atomic;    // kWrite: units are combined atomically
 };
 
 // The rule, from sizes, dtype and attributes (ScatterAlgorithm names a family of forms):
 //   - sequential up to 64 units, with the copy in the same kernel; in place, or after a copy, up to 256 units, and up
 //     to 1024 where a unit is at most 2 KiB: one launch that looks for duplicates among all units;
 //   - otherwise parallel where units can't meet (unique), where order does not matter (integers, min, max,
-//     deterministic=0), or without a reduction: then the last unit of each slot is found with a table of all slots;
+//     deterministic=0), or without a reduction: then the last unit of each slot is found with a table of all slots,
+//     and where these are no more than four for each unit they fetch their units, copying what has none;
 //   - sorting for floating sums and products, and where that table would be out of proportion.
 // Throws Error where the attributes ask for what would not be deterministic.
 ScatterChoice ChooseScatter(const ScatterAttributes& attributes, ort::ElementType type, const ScatterShape& shape,
@@ -32,6 +34,7 @@ ScatterChoice ChooseScatter(const ScatterAttributes& attributes, ort::ElementTyp
 struct ScatterVariant {
   ScatterChoice choice;
   int vector;     // elements of an access
+  bool covering;  // kFused: updates are much of the output, in whole accesses
   bool whole;     // slots are whole numbers of accesses
   bool narrow;    // a unit is one access
   bool wide;      // counts take 64 bits
@@ -45,8 +48,8 @@ struct ScatterAddresses {
   uintptr_t data_and_output, updates;
 };
 
-ScatterVariant MakeScatterVariant(ort::ElementType type, const ScatterShape& shape, const ScatterChoice& choice,
-                                  bool is_int32, const ScatterAddresses& addresses);
+ScatterVariant MakeScatterVariant(const ScatterAttributes& attributes, ort::ElementType type, const ScatterShape& shape,
+                                  const ScatterChoice& choice, bool is_int32, const ScatterAddresses& addresses);
 std::string ScatterSource(const ScatterAttributes& attributes, ort::ElementType type, const ScatterVariant& variant);
 
 }  // namespace ortplugin

@@ -17,7 +17,7 @@ __device__ __forceinline__ count_t key_of(const Arguments& args, count_t n) {
 }
 
 // counts: [passes, DIGITS], zero before: how many keys have each digit.
-extern "C" __global__ void __launch_bounds__(SORT_THREADS)
+extern "C" __global__ void __launch_bounds__(SORT_THREADS, 1)
     sort_count(const Arguments args, unsigned* counts, int passes, int bits) {
   __shared__ unsigned local[8 * DIGITS];
   for (int i = threadIdx.x; i < passes * DIGITS; i += SORT_THREADS) local[i] = 0;
@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     if (local[i] != 0) atomicAdd(counts + i, local[i]);
 }
 
-// The sum of x over the threads before this one; DIGITS threads or more, of which the first DIGITS count.
+// The sum of x over the threads before this one.
 __device__ __forceinline__ unsigned sum_before(unsigned x, unsigned* slots) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   unsigned sum = x;
@@ -43,10 +43,9 @@ __device__ __forceinline__ unsigned sum_before(unsigned x, unsigned* slots) {
     if (lane >= distance) sum += other;
   }
   __syncthreads();  // the slots may still be read from the last call
-  if (lane == 31 && warp < DIGITS / 32) slots[warp] = sum;
+  if (lane == 31) slots[warp] = sum;
   __syncthreads();
-  for (int i = 0; i < DIGITS / 32; ++i)
-    if (i < warp) sum += slots[i];
+  for (int i = 0; i < warp; ++i) sum += slots[i];
   return sum - x;
 }
 
@@ -54,16 +53,17 @@ __device__ __forceinline__ unsigned sum_before(unsigned x, unsigned* slots) {
 #define OWN (1u << 30)
 #define ALL (2u << 30)
 #define COUNT_BITS ((1u << 30) - 1)
+constexpr int kWindow = 16;
 
 // One pass by the digit from bit `shift` on. published: [tiles, DIGITS] and ticket: zero before. The first pass takes
 // keys and units from args.
-extern "C" __global__ void __launch_bounds__(SORT_THREADS)
+extern "C" __global__ void __launch_bounds__(SORT_THREADS, 1)
     sort_pass(const Arguments args, const count_t* keys, const unsigned* units, count_t* sorted_keys,
               unsigned* sorted_units, const unsigned* counts, unsigned* published, unsigned* ticket, int shift,
               int bits) {
   __shared__ unsigned short warp_counts[SORT_WARPS][DIGITS];
   __shared__ count_t exchange[SORT_TILE];
-  __shared__ unsigned target[DIGITS], slots[32], ticket_drawn;
+  __shared__ unsigned target[DIGITS], partial[SORT_THREADS], slots[SORT_WARPS], ticket_drawn;
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, total = (unsigned)args.units;
   // Tiles are numbered in the order in which blocks start, so that those before are running or done.
   if (threadIdx.x == 0) ticket_drawn = atomicAdd(ticket, 1u);
@@ -103,10 +103,10 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
   }
   __syncthreads();
 
-  // A thread for each digit: the warps' shares, the tiles before, and where the digit's keys go.
+  // A thread for each digit: the warps' shares.
   unsigned count = 0;
-  const unsigned digit = threadIdx.x;
-  if (digit < DIGITS) {
+  const unsigned digit = threadIdx.x & digit_mask, group = threadIdx.x >> bits, groups = SORT_THREADS >> bits;
+  if (group == 0) {
 #pragma unroll
     for (int w = 0; w < SORT_WARPS; ++w) {
       const unsigned share = warp_counts[w][digit];
@@ -116,31 +116,33 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     ((volatile unsigned*)published)[tile * DIGITS + digit] = (tile == 0 ? ALL : OWN) | count;
   }
   const unsigned in_tile = sum_before(count, slots);
-  const unsigned smaller = sum_before(digit < DIGITS ? counts[digit] : 0, slots);
-  if (digit < DIGITS) {
-    unsigned before = 0;
-    constexpr int kWindow = 16;
-    for (int last = (int)tile - 1; last >= 0;) {
-      unsigned seen[kWindow];
+  const unsigned smaller = sum_before(group == 0 ? counts[digit] : 0, slots);
+
+  // How many keys of the digit the tiles before have: each group of threads looks at kWindow of them, the first at the
+  // nearest, until one has the count of all before it.
+  unsigned before = 0;
+  bool is_known = tile == 0;
+  for (int last = (int)tile - 1; tile > 0; last -= (int)(groups * kWindow)) {
+    const int nearest = last - (int)group * kWindow;
+    volatile const unsigned* nearest_count = (volatile const unsigned*)published + (long long)nearest * DIGITS + digit;
+    unsigned seen[kWindow], sum = 0;
 #pragma unroll
-      for (int i = 0; i < kWindow; ++i)
-        seen[i] = last - i >= 0 ? ((volatile unsigned*)published)[(last - i) * DIGITS + digit] : (unsigned)ALL;
-      bool is_open = true;
+    for (int i = 0; i < kWindow; ++i) seen[i] = nearest >= i ? nearest_count[-i * DIGITS] : (unsigned)ALL;
 #pragma unroll
-      for (int i = 0; i < kWindow; ++i) {
-        if (!is_open || seen[i] == 0) {
-          is_open = false;
-        } else {
-          before += seen[i] & COUNT_BITS;
-          if ((seen[i] & ALL) != 0) {
-            last = -1;
-            is_open = false;
-          } else {
-            --last;
-          }
-        }
-      }
+    for (int i = 0; i < kWindow; ++i) {
+      while (seen[i] == 0) seen[i] = nearest_count[-i * DIGITS];
+      if ((sum & ALL) == 0) sum += seen[i];  // OWN is taken off again
+      sum &= ~OWN;
     }
+    partial[threadIdx.x] = sum;
+    __syncthreads();
+    for (unsigned other = digit; other < SORT_THREADS && !is_known; other += digit_mask + 1) {
+      before += partial[other] & COUNT_BITS;
+      is_known = (partial[other] & ALL) != 0;
+    }
+    if (__syncthreads_and(is_known)) break;
+  }
+  if (group == 0) {
     if (tile > 0) ((volatile unsigned*)published)[tile * DIGITS + digit] = ALL | (before + count);
     target[digit] = smaller + before - in_tile;
     // Each warp's keys of the digit go on from there in the tile.
@@ -176,6 +178,39 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
   }
 }
 
+#if REDUCTION != NONE && IS_NARROW
+
+// Adds the units of `slot` from `next` on, up to AHEAD * 32 of them, in order and in every lane; returns how many there
+// were. The warp loads them side by side.
+template <int AHEAD>
+__device__ __forceinline__ int add_units(const Arguments& args, const count_t* keys, const unsigned* units,
+                                         count_t slot, count_t next, Sums& sums) {
+  const count_t lane = threadIdx.x % 32, total = (count_t)args.units;
+  Pack ahead[AHEAD];
+  int count = 0;
+#pragma unroll
+  for (int i = 0; i < AHEAD; ++i) {
+    const count_t mine = next + i * 32 + lane;
+    const bool is_same = mine < total && keys[mine] == slot;
+    if (is_same) ahead[i].load(unit_of(args, units[mine]));
+    count += __popc(__ballot_sync(FULL_WARP, is_same));
+  }
+#pragma unroll
+  for (int i = 0; i < AHEAD; ++i) {
+    Sums one;
+    one.start(ahead[i]);
+#pragma unroll 8
+    for (int lane_of = 0; lane_of < 32; ++lane_of) {
+      if (i * 32 + lane_of >= count) break;
+#pragma unroll
+      for (int j = 0; j < VECTOR; ++j) sums.x[j] = combine(sums.x[j], __shfl_sync(FULL_WARP, one.x[j], lane_of));
+    }
+  }
+  return count;
+}
+
+#endif
+
 // A thread for each access of each sorted unit; those of a slot's first unit (without a reduction its last) do the
 // work.
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -185,96 +220,88 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const count_t place = IS_NARROW ? t : t / accesses, total = (count_t)args.units;
   const count_t column = IS_NARROW ? 0 : (t - place * accesses) * VECTOR;
   const count_t slot = place < total ? keys[place] : (count_t)args.slots;
+  const bool is_valid = slot < (count_t)args.slots;
   element_t* out = args.out + slot * (count_t)args.width + column;
 #if REDUCTION == NONE
-  if (slot >= (count_t)args.slots || (place + 1 < total && keys[place + 1] == slot)) return;
+  if (!is_valid || (place + 1 < total && keys[place + 1] == slot)) return;
   Pack update;
   update.load(unit_of(args, units[place]) + column);
   update.store(out);
-#else
-  const bool is_first = slot < (count_t)args.slots && (place == 0 || keys[place - 1] != slot);
-  if (!IS_NARROW && !is_first) return;
-  Sums sums;
+#elif IS_NARROW
+  // Each lane loads its unit; a slot's first then takes its neighbours' one after another.
+  const int lane = threadIdx.x % 32;
+  Pack pack;
+  if (is_valid) pack.load(unit_of(args, units[place]));
+  count_t previous = __shfl_up_sync(FULL_WARP, slot, 1);
+  bool is_start = lane == 0 || previous != slot;
+  const unsigned starts = __ballot_sync(FULL_WARP, is_start);
+  if (lane == 0 && place > 0 && is_valid) is_start = keys[place - 1] != slot;
+  const bool is_first = is_valid && is_start;
+  if (__ballot_sync(FULL_WARP, is_first) == 0) return;
+  const unsigned later = starts & ~((2u << lane) - 1);  // none: the slot's units go on in the next warp
+  const int length = is_first ? (later != 0 ? __ffs(later) - 1 : 32) - lane : 0;
+  Sums sums, own;
+  own.start(pack);
   if (is_first) {
-    Pack update;
     sums.start(load_shared(out));
-    update.load(unit_of(args, units[place]) + column);
-    sums.add(update);
+    sums.add(pack);
   }
-  // Many loads are on their way while their predecessors are added one by one.
-  const bool is_long = IS_NARROW && is_first && place + 32 < total && keys[place + 32] == slot;
-  if (is_first && !is_long) {
-    constexpr int kAhead = sizeof(Pack) > 8 ? 4 : 8;
-    unsigned number[kAhead];
-    count_t next = place + 1;
-    const auto fetch = [&] {
-      int count = 0;
+  for (int step = 1; __any_sync(FULL_WARP, step < length); ++step) {
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i)
-        if (count == i && next + i < total && keys[next + i] == slot) {
-          number[i] = units[next + i];
-          count = i + 1;
-        }
-      next += count;
-      return count;
-    };
-    for (int count = fetch(); count > 0;) {
-      Pack ahead[kAhead];
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i)
-        if (i < count) ahead[i].load(unit_of(args, number[i]) + column);
-      const int later = count == kAhead ? fetch() : 0;
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i)
-        if (i < count) sums.add(ahead[i]);
-      count = later;
+    for (int j = 0; j < VECTOR; ++j) {
+      const compute_t x = __shfl_down_sync(FULL_WARP, own.x[j], step);
+      if (step < length) sums.x[j] = combine(sums.x[j], x);
     }
   }
-#if IS_NARROW
-  // The warp as one loads the units of a slot that has many; every lane adds them all.
-  const int lane = threadIdx.x % 32;
-  for (unsigned left = __ballot_sync(FULL_WARP, is_long); left != 0; left &= left - 1) {
-    const int source = __ffs(left) - 1;
-    const count_t shared_slot = __shfl_sync(FULL_WARP, slot, source);
-    count_t next = __shfl_sync(FULL_WARP, place, source) + 1;
+  const int last = 31 - __clz(starts);
+  if (__shfl_sync(FULL_WARP, is_first, last)) {
+    const count_t slot_of_last = __shfl_sync(FULL_WARP, slot, last);
+    count_t next = place - lane + 32;
     Sums all;
 #pragma unroll
-    for (int j = 0; j < VECTOR; ++j) all.x[j] = __shfl_sync(FULL_WARP, sums.x[j], source);
-    constexpr int kAhead = 32 / sizeof(Pack) > 8 ? 8 : 32 / sizeof(Pack);
-    int count;
-    do {
-      Pack ahead[kAhead];
-      count = 0;
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        const count_t mine = next + i * 32 + lane;
-        const bool is_same = mine < total && keys[mine] == shared_slot;
-        if (is_same) ahead[i].load(unit_of(args, units[mine]));
-        count += __popc(__ballot_sync(FULL_WARP, is_same));
-      }
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        const int here = count - i * 32 < 32 ? count - i * 32 : 32;
-        Sums one;
-        one.start(ahead[i]);
-        if (here == 32) {
-#pragma unroll 8
-          for (int source_lane = 0; source_lane < 32; ++source_lane)
-#pragma unroll
-            for (int j = 0; j < VECTOR; ++j)
-              all.x[j] = combine(all.x[j], __shfl_sync(FULL_WARP, one.x[j], source_lane));
-        } else {
-          for (int source_lane = 0; source_lane < here; ++source_lane)
-#pragma unroll
-            for (int j = 0; j < VECTOR; ++j)
-              all.x[j] = combine(all.x[j], __shfl_sync(FULL_WARP, one.x[j], source_lane));
-        }
-      }
-      next += count;
-    } while (count == kAhead * 32);
-    if (lane == source) sums = all;
+    for (int j = 0; j < VECTOR; ++j) all.x[j] = __shfl_sync(FULL_WARP, sums.x[j], last);
+    constexpr int kAhead = sizeof(Pack) < 4 ? 8 : sizeof(Pack) > 16 ? 1 : 32 / sizeof(Pack);
+    int count = add_units<1>(args, keys, units, slot_of_last, next, all);
+    if (count == 32) {
+      next += 32;
+      while ((count = add_units<kAhead>(args, keys, units, slot_of_last, next, all)) == kAhead * 32) next += count;
+    }
+    if (lane == last) sums = all;
   }
-#endif
   if (is_first) sums.result().store(out);
+#else
+  if (!is_valid || (place > 0 && keys[place - 1] == slot)) return;
+  Sums sums;
+  Pack update;
+  sums.start(load_shared(out));
+  update.load(unit_of(args, units[place]) + column);
+  sums.add(update);
+  // Many loads are on their way while their predecessors are added one by one.
+  constexpr int kAhead = sizeof(Pack) > 8 ? 4 : 8;
+  unsigned number[kAhead];
+  count_t next = place + 1;
+  const auto fetch = [&] {
+    int count = 0;
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i)
+      if (next + i < total && keys[next + i] == slot) {
+        number[i] = units[next + i];
+        count = i + 1;
+      }
+    next += count;
+    return count;
+  };
+  for (int count = fetch(); count > 0;) {
+    Pack ahead[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i)
+      if (i < count) ahead[i].load(unit_of(args, number[i]) + column);
+    const int more = count == kAhead ? fetch() : 0;
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i)
+      if (i < count) sums.add(ahead[i]);
+    count = more;
+  }
+  sums.result().store(out);
 #endif
 }
