@@ -682,3 +682,59 @@ def test_after_an_error_the_next_run_is_right(library: Path) -> None:
         with pytest.raises(Exception, match="index 100 at"):
             session.run(None, {**feeds, "indices": np.full((7, 1), 100)})
         check(case, session.run(None, feeds)[0])
+
+
+# ------------------------------------------------------------------------------------------------------- random shapes
+
+
+def random_case(rng: np.random.Generator, number: int) -> Case:
+    """Any operator, shapes whose sizes lie around the kernel's block of 1024 updates, any dtype and reduction."""
+    op = ("ScatterND", "ScatterElements", "UpdateSlice")[int(rng.integers(3))]
+    rank = int(rng.integers(1, 6))
+    sizes = [1, 2, 3, 5, 7, 31, 32, 33, 257, 1023, 1024, 1025]
+    shape: list[int] = []
+    for _ in range(rank):
+        room = 40000 // max(1, int(np.prod(shape)))
+        shape.append(int(rng.choice([size for size in sizes if size <= room])))
+    data = tuple(int(size) for size in rng.permutation(shape))
+    reduction = str(rng.choice(["none", "none", "add", "mul", "min", "max"]))
+    dtype = str(rng.choice(["float16", "bfloat16", "float", "int8", "int64"]))
+    given: dict[str, Any] = {} if reduction == "none" else {"reduction": reduction}
+    values = "spread" if reduction == "add" and dtype in FLOATING else "near one" if dtype in FLOATING else "bits"
+    kind = str(rng.choice(["mixed", "few", "one", "ends"]))
+    name = f"random {number}"
+    if op == "ScatterND":
+        depth = int(rng.integers(1, rank + 1))
+        width = int(np.prod(data[depth:]))
+        count = int(rng.choice([1, 2, 65, 1024, 1025, 5003]))
+        rows = (min(count, 1 + 200000 // width),) if rng.random() < 0.7 else (2, 3)
+        return nd(name, data, (*rows, depth), dtype, kind, values, **given)
+    if op == "ScatterElements":
+        axis = int(rng.integers(rank))
+        updates = [int(rng.integers(1, size + 1)) if rng.random() < 0.3 else size for size in data]
+        room = 200000 // max(1, int(np.prod([size for i, size in enumerate(updates) if i != axis])))
+        updates[axis] = int(rng.integers(1, max(2, min(room, 3000))))
+        indices = [1 if rng.random() < 0.3 else size for size in updates]
+        axis = axis - rank if rng.random() < 0.5 else axis
+        return elements(
+            name, data, tuple(updates), dtype, kind, values, tuple(indices), str(rng.choice(["int32", "int64"])),
+            axis=axis, **given,
+        )  # fmt: skip
+    axes = [int(axis) for axis in rng.permutation(rank)[: int(rng.integers(1, rank + 1))]]
+    updates, starts, steps = [size if rng.random() < 0.7 else 1 for size in data], [], []
+    for axis in axes:
+        size, step = data[axis], int(rng.choice([1, 1, 2, 3, -1, -2]))
+        updates[axis] = int(rng.integers(1, (size - 1) // abs(step) + 2))
+        span = (updates[axis] - 1) * abs(step)
+        first = int(rng.integers(0, size - span)) + (span if step < 0 else 0)
+        starts.append(first - size if rng.random() < 0.5 else first)
+        steps.append(step)
+    return window(name, data, tuple(updates), tuple(starts), dtype, axes=axes, steps=steps)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_shapes(library: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for number in range(10):
+        case = random_case(rng, 10 * seed + number)
+        check(case, run(make(case.model()), case))
