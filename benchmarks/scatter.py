@@ -208,7 +208,7 @@ def cupy_forms(reduction: str, unique: bool, i: Any, v: Any) -> dict[str, tuple[
     def add_by_sorting(y: Any) -> Any:
         order, ordered, starts = runs()
         first = cupy.flatnonzero(starts)
-        y[ordered[first]] += cupy.add.reduceat(v[order], first)
+        y[ordered[first]] += cupy.add.reduceat(v[order].astype(np.float32), first).astype(v.dtype)
         return y
 
     if reduction == "none":

@@ -156,11 +156,11 @@ struct Sums {
 
 #define FULL_WARP 0xffffffffu
 #define THREADS 256
+#define WARPS (THREADS / 32)
+#define ITEMS (FORM == FEW && REDUCTION != NONE ? 1 : 4)  // accesses of a lane, where a warp takes a run of elements
+#define TILE (32 * ITEMS * VECTOR)                        // elements of a warp
 
 #if FORM == COPY || FORM == FUSED
-
-#define ITEMS 4
-#define TILE (32 * ITEMS * VECTOR)  // elements of a warp
 
 struct Tile {
   count_t first, elements;
@@ -194,11 +194,11 @@ struct Tile {
   }
 };
 
-__device__ __forceinline__ Tile tile_of(const Arguments& args) {
+__device__ __forceinline__ Tile tile_of(const Arguments& args, count_t block) {
   Tile tile;
   tile.lane = threadIdx.x % 32;
   tile.elements = (count_t)args.elements;
-  tile.first = ((count_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32) * TILE;
+  tile.first = (block * WARPS + threadIdx.x / 32) * TILE;
   return tile;
 }
 
@@ -213,20 +213,66 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   for (unsigned long long i = (unsigned long long)blockIdx.x * THREADS + threadIdx.x; i < words; i += threads)
     scratch[i] = value;
   if (args.out == args.data) return;
-  Tile tile = tile_of(args);
+  Tile tile = tile_of(args, blockIdx.x);
   if (tile.first >= tile.elements) return;
   tile.load(args.data);
   tile.store(args.out);
 }
 
-#elif FORM == FUSED
+#endif
+
+#if REDUCTION == NONE && (FORM == FEW || IS_COVERING)
+
+// Writes a tile of a unit, if it is the last unit of its slot. What is written is on its way before that is known.
+__device__ __forceinline__ void write_tile_of_unit(const Arguments& args, count_t warp) {
+  const count_t units = (count_t)args.units, width = (count_t)args.width;
+  const bool is_one_tile = width <= TILE;
+  const count_t n = is_one_tile ? warp : warp % units, lane = threadIdx.x % 32;
+  const count_t tile = is_one_tile ? 0 : warp / units * TILE, first = tile + lane * VECTOR;
+  if (n >= units || tile >= width) return;
+  const element_t* unit = unit_of(args, n);
+  Pack packs[ITEMS];
+#pragma unroll
+  for (int i = 0; i < ITEMS; ++i)
+    if (first + i * 32 * VECTOR < width) packs[i].load(unit + first + i * 32 * VECTOR);
+  count_t slot;
+  if (units <= 64) {  // one look at all of them
+    count_t slots[2];
+    bool is_valid[2];
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      slots[c] = 0;
+      is_valid[c] = c * 32 + lane < units && slot_of(args, c * 32 + lane, slots[c]);
+    }
+    slot = __shfl_sync(FULL_WARP, n < 32 ? slots[0] : slots[1], (int)(n % 32));
+    const bool is_written = __shfl_sync(FULL_WARP, n < 32 ? is_valid[0] : is_valid[1], (int)(n % 32));
+    const bool is_lost =
+        (is_valid[0] && lane > n && slots[0] == slot) || (is_valid[1] && 32 + lane > n && slots[1] == slot);
+    if (__any_sync(FULL_WARP, is_lost) || !is_written) return;
+  } else {
+    if (!slot_of(args, n, slot)) return;
+    for (count_t chunk = n / 32 * 32; chunk < units; chunk += 32) {
+      count_t other;
+      const bool is_later = chunk + lane > n && chunk + lane < units && slot_of(args, chunk + lane, other);
+      if (__any_sync(FULL_WARP, is_later && other == slot)) return;
+    }
+  }
+  element_t* out = args.out + slot * width + first;
+#pragma unroll
+  for (int i = 0; i < ITEMS; ++i)
+    if (first + i * 32 * VECTOR < width) packs[i].store(out + i * 32 * VECTOR);
+}
+
+#endif
+
+#if FORM == FUSED
 
 #define CHUNKS 2  // of 32 units, at most
 
 // Takes what a unit has for VECTOR elements of the output, from `element` on.
 template <typename Take>
 __device__ __forceinline__ void meet(const element_t* unit, count_t start, count_t width, count_t element, Take take) {
-#if WHOLE         // slots begin and end with an access
+#if WHOLE  // slots begin and end with an access
   if (element - start < width) {
     Pack update;
     update.load(unit + (element - start));
@@ -240,8 +286,12 @@ __device__ __forceinline__ void meet(const element_t* unit, count_t start, count
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 4) scatter_fused(const Arguments args) {
-  Tile tile = tile_of(args);
+// With IS_COVERING (units are much of the output) the first blocks write units, and the others only what none writes.
+extern "C" __global__ void __launch_bounds__(THREADS, 4) scatter_fused(const Arguments args, unsigned unit_blocks) {
+#if IS_COVERING
+  if (blockIdx.x < unit_blocks) return write_tile_of_unit(args, blockIdx.x * WARPS + threadIdx.x / 32);
+#endif
+  Tile tile = tile_of(args, blockIdx.x - unit_blocks);
   if (tile.first >= tile.elements) return;
   if (!IS_COVERING) tile.load(args.data);  // arrives while units are looked for
   const count_t width = (count_t)args.width, units = (count_t)args.units;
@@ -259,19 +309,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) scatter_fused(const Arg
     hits[c] = __ballot_sync(FULL_WARP, is_hit);
   }
 #if IS_COVERING
-  // Much of the output is updates: only what stays of data is read.
+  unsigned covered = 0;
 #pragma unroll
-  for (int i = 0; i < ITEMS; ++i) {
-    const element_t* source = args.data + tile.at(i);
+  for (int c = 0; c < CHUNKS; ++c)
+    for (unsigned left = hits[c]; left != 0; left &= left - 1) {
+      const count_t first = __shfl_sync(FULL_WARP, start[c], __ffs(left) - 1);
 #pragma unroll
-    for (int c = 0; c < CHUNKS; ++c)
-      for (unsigned left = hits[c]; left != 0; left &= left - 1) {
-        const int n = __ffs(left) - 1;
-        const count_t within = tile.at(i) - __shfl_sync(FULL_WARP, start[c], n);
-        if (within < width) source = unit_of(args, c * 32 + n) + within;
-      }
-    if (tile.at(i) < tile.elements) tile.packs[i].load_once(source);
-  }
+      for (int i = 0; i < ITEMS; ++i)
+        if (tile.at(i) - first < width) covered |= 1u << i;
+    }
+#pragma unroll
+  for (int i = 0; i < ITEMS; ++i)
+    if (tile.at(i) < tile.elements && (covered >> i & 1) == 0) tile.packs[i].load_once(args.data + tile.at(i));
+#pragma unroll
+  for (int i = 0; i < ITEMS; ++i)
+    if (tile.at(i) < tile.elements && (covered >> i & 1) == 0) tile.packs[i].store(args.out + tile.at(i));
 #else
   if ((hits[0] | hits[1]) != 0) {
 #pragma unroll
@@ -302,57 +354,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) scatter_fused(const Arg
 #endif
     }
   }
-#endif
   tile.store(args.out);
+#endif
 }
 
 #elif FORM == FEW
 
-// A warp for each `ITEMS` accesses a lane of each unit.
-#define ITEMS (REDUCTION == NONE ? 4 : 1)
-#define TILE (32 * ITEMS * VECTOR)
-
+// A warp for each tile of each unit.
 extern "C" __global__ void __launch_bounds__(THREADS) scatter_few(const Arguments args) {
-  const count_t units = (count_t)args.units, width = (count_t)args.width;
-  const count_t warp = (count_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
-  const count_t n = warp % units, lane = threadIdx.x % 32;
-  const count_t first = warp / units * TILE + lane * VECTOR;
-  if (warp / units * TILE >= width) return;
-  const element_t* unit = unit_of(args, n);
+  const count_t warp = (count_t)blockIdx.x * WARPS + threadIdx.x / 32;
 #if REDUCTION == NONE
-  Pack packs[ITEMS];
-#pragma unroll
-  for (int i = 0; i < ITEMS; ++i)
-    if (first + i * 32 * VECTOR < width) packs[i].load(unit + first + i * 32 * VECTOR);
-#endif
-  count_t slot;
-#if REDUCTION == NONE
-  if (units <= 64) {  // one look at all of them
-    count_t slots[2];
-    bool is_valid[2];
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      slots[c] = 0;
-      is_valid[c] = c * 32 + lane < units && slot_of(args, c * 32 + lane, slots[c]);
-    }
-    slot = __shfl_sync(FULL_WARP, n < 32 ? slots[0] : slots[1], (int)(n % 32));
-    const bool is_written = __shfl_sync(FULL_WARP, n < 32 ? is_valid[0] : is_valid[1], (int)(n % 32));
-    const bool is_lost =
-        (is_valid[0] && lane > n && slots[0] == slot) || (is_valid[1] && 32 + lane > n && slots[1] == slot);
-    if (__any_sync(FULL_WARP, is_lost) || !is_written) return;
-  } else {
-    if (!slot_of(args, n, slot)) return;
-    for (count_t chunk = n / 32 * 32; chunk < units; chunk += 32) {
-      count_t other;
-      const bool is_later = chunk + lane > n && chunk + lane < units && slot_of(args, chunk + lane, other);
-      if (__any_sync(FULL_WARP, is_later && other == slot)) return;
-    }
-  }
-  element_t* out = args.out + slot * width + first;
-#pragma unroll
-  for (int i = 0; i < ITEMS; ++i)
-    if (first + i * 32 * VECTOR < width) packs[i].store(out + i * 32 * VECTOR);
+  write_tile_of_unit(args, warp);
 #else
+  const count_t units = (count_t)args.units, width = (count_t)args.width, lane = threadIdx.x % 32;
+  const count_t n = warp % units, tile = warp / units * TILE, first = tile + lane * VECTOR;
+  if (tile >= width) return;
+  count_t slot;
   if (!slot_of(args, n, slot)) return;
   element_t* out = args.out + slot * width + first;
   Sums sums;
@@ -385,10 +402,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) scatter_unclaim(const Argu
   if (n < (count_t)args.units && slot_of(args, n, slot)) owner[slot] = -1;
 }
 
+// Number i of the units of a thread, which are far enough apart that those of a warp lie side by side.
+__device__ __forceinline__ count_t number_of(int i) {
+  return ((count_t)blockIdx.x * UNITS + i) * THREADS + threadIdx.x;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) scatter_claim(const Arguments args, int* owner) {
-  const count_t n = (count_t)blockIdx.x * THREADS + threadIdx.x;
-  count_t slot;
-  if (n < (count_t)args.units && slot_of(args, n, slot)) atomicMax(owner + slot, (int)n);
+  count_t slots[UNITS];
+  bool is_valid[UNITS];
+#pragma unroll
+  for (int i = 0; i < UNITS; ++i)
+    is_valid[i] = number_of(i) < (count_t)args.units && slot_of(args, number_of(i), slots[i]);
+#pragma unroll
+  for (int i = 0; i < UNITS; ++i)
+    if (is_valid[i]) atomicMax(owner + slots[i], (int)number_of(i));
 }
 
 // A thread for each access of the output. Where out is data, what no unit goes to stays as it is.
@@ -411,13 +438,47 @@ union Word {
   element_t elements[sizeof(word_t) / sizeof(element_t)];
 };
 
+#if REDUCTION == ADD && HAS_ATOMIC_ADD
+// The atomic sum of floats takes subnormal numbers for 0. With a large enough summand that makes no difference: a
+// subnormal number is lost beside it anyhow, and no difference of the two is subnormal.
+__device__ __forceinline__ bool is_added_exactly(float x) { return fabsf(x) >= 0x1p-100f; }
+template <typename T>
+__device__ __forceinline__ bool is_added_exactly(T) {
+  return true;
+}
+#if __CUDA_ARCH__ < 900
+__device__ __forceinline__ bool is_added_exactly(bfloat_t) { return false; }  // there is none
+__device__ __forceinline__ void add_without_answer(bfloat_t*, bfloat_t) {}
+#else
+__device__ __forceinline__ void add_without_answer(bfloat_t* p, bfloat_t x) {
+  asm volatile("red.global.add.noftz.bf16 [%0], %1;" ::"l"(p), "h"(x.bits) : "memory");
+}
+#endif
+__device__ __forceinline__ void add_without_answer(half_t* p, half_t x) {
+  asm volatile("red.global.add.noftz.f16 [%0], %1;" ::"l"(p), "h"(x.bits) : "memory");
+}
+template <typename T>
+__device__ __forceinline__ void add_without_answer(T* p, T x) {
+  atomicAdd(p, x);
+}
+#endif
+
+// IS_UNIQUE: nobody else is at the element; that no answer is waited for is all the gain.
 __device__ __forceinline__ void combine_atomically(element_t* p, element_t x) {
 #if REDUCTION == ADD && HAS_ATOMIC_ADD
-  atomicAdd((atomic_t*)p, (atomic_t)x);
+  if (is_added_exactly(x)) {
+    add_without_answer(p, x);
+    return;
+  }
 #elif REDUCTION == MIN && HAS_ATOMIC_MIN
   atomicMin((atomic_t*)p, (atomic_t)x);
+  return;
 #elif REDUCTION == MAX && HAS_ATOMIC_MIN
   atomicMax((atomic_t*)p, (atomic_t)x);
+  return;
+#endif
+#if IS_UNIQUE
+  *p = narrow(combine(widen(*p), widen(x)));
 #else
   // The word that holds the element; its other elements are written back as they are.
   word_t* address = (word_t*)((unsigned long long)p / sizeof(word_t) * sizeof(word_t));
@@ -440,28 +501,43 @@ __device__ __forceinline__ void combine_atomically(element_t* p, element_t x) {
 
 extern "C" __global__ void __launch_bounds__(THREADS) scatter_write(const Arguments args, const int* owner) {
   const count_t accesses = (count_t)args.width / VECTOR;  // of a unit
-  const count_t t = (count_t)blockIdx.x * THREADS + threadIdx.x;
-  const count_t n = IS_NARROW ? t : t / accesses;
-  if (n >= (count_t)args.units) return;
-  const count_t column = IS_NARROW ? 0 : (t - n * accesses) * VECTOR;
-  Pack update;
-  update.load(unit_of(args, n) + column);
-  count_t slot;
-  if (!slot_of(args, n, slot)) return;
-  element_t* out = args.out + slot * (count_t)args.width + column;
-#if IS_OWNED
-  if (__ldg(owner + slot) != (int)n) return;
-#endif
+  Pack updates[UNITS];
+  element_t* out[UNITS];
+#pragma unroll
+  for (int i = 0; i < UNITS; ++i) {
+    const count_t t = number_of(i), n = IS_NARROW ? t : t / accesses;
+    const count_t column = IS_NARROW ? 0 : (t - n * accesses) * VECTOR;
+    out[i] = nullptr;
+    count_t slot;
+    if (n < (count_t)args.units) {
+      updates[i].load(unit_of(args, n) + column);
+      if (slot_of(args, n, slot) && (!IS_OWNED || __ldg(owner + slot) == (int)n))
+        out[i] = args.out + slot * (count_t)args.width + column;
+    }
+  }
 #if IS_ATOMIC
 #pragma unroll
-  for (int j = 0; j < VECTOR; ++j) combine_atomically(out + j, update.elements[j]);
+  for (int i = 0; i < UNITS; ++i)
+    if (out[i] != nullptr)
+#pragma unroll
+      for (int j = 0; j < VECTOR; ++j) combine_atomically(out[i] + j, updates[i].elements[j]);
 #elif REDUCTION != NONE
-  Sums sums;
-  sums.start(load_shared(out));
-  sums.add(update);
-  sums.result().store(out);
+  Pack before[UNITS];
+#pragma unroll
+  for (int i = 0; i < UNITS; ++i)
+    if (out[i] != nullptr) before[i] = load_shared(out[i]);
+#pragma unroll
+  for (int i = 0; i < UNITS; ++i)
+    if (out[i] != nullptr) {
+      Sums sums;
+      sums.start(before[i]);
+      sums.add(updates[i]);
+      sums.result().store(out[i]);
+    }
 #else
-  update.store(out);
+#pragma unroll
+  for (int i = 0; i < UNITS; ++i)
+    if (out[i] != nullptr) updates[i].store(out[i]);
 #endif
 }
 

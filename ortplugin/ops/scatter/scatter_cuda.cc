@@ -26,8 +26,11 @@ constexpr int kTileItems = 4;  // accesses of a lane where a warp takes a run of
 constexpr int64_t kFusedUnits = 64;
 constexpr int kSortThreads = 512, kDigitBits = 8, kDigits = 1 << kDigitBits;
 
-// Measured on an H200 (benchmarks/scatter.py).
-constexpr int64_t kFewUnits = 256, kFewNarrowUnits = 1024, kNarrowBytes = 2048;
+// Measured on an H200: where looking for duplicates among all units ends to be faster than the table, or than sorting
+// units of so many bytes.
+constexpr int64_t kFewUnits = 256;
+constexpr int64_t kFewSorted[][2] = {{512, 2048}, {4096, 1024}, {INT64_MAX, 512}};  // bytes, units
+constexpr int64_t kManyUnits = int64_t{1} << 17;  // enough to fill the GPU with several for each thread
 
 bool IsFloat(ort::ElementType type) {
   const std::optional<DType> dtype = FromOrt(type);
@@ -42,6 +45,11 @@ bool IsExact(const ScatterAttributes& attributes, ort::ElementType type) {
 
 bool MayBeAtomic(const ScatterAttributes& attributes, ort::ElementType type) {
   return attributes.reduction != Reduction::kNone && (IsExact(attributes, type) || !attributes.deterministic);
+}
+
+// A sum of two that the memory makes by itself, which spares reading. Elements that lie side by side are better read.
+bool IsAddedWithoutAnswer(const ScatterAttributes& attributes, ort::ElementType type, const ScatterShape& shape) {
+  return attributes.reduction == Reduction::kAdd && shape.width == 1 && (IsFloat(type) || ScatterBytes(type) >= 4);
 }
 
 void CheckAlgorithm(const ScatterAttributes& attributes, ort::ElementType type) {
@@ -68,7 +76,7 @@ ScatterChoice ChooseScatter(const ScatterAttributes& attributes, ort::ElementTyp
       choice.owned = is_assignment && !attributes.unique;
       choice.collects = choice.owned && shape.slots / 4 <= shape.units;
       if (choice.collects) choice.copies = false;
-      choice.atomic = !is_assignment && !attributes.unique;
+      choice.atomic = !is_assignment && (!attributes.unique || IsAddedWithoutAnswer(attributes, type, shape));
     }
     return choice;
   };
@@ -85,8 +93,16 @@ ScatterChoice ChooseScatter(const ScatterAttributes& attributes, ort::ElementTyp
   }
   if (can_fuse) return with(ScatterForm::kFused);
   if (attributes.unique) return with(ScatterForm::kWrite);
-  const int64_t bytes = shape.width * static_cast<int64_t>(ScatterBytes(type));
-  if (shape.units <= (bytes <= kNarrowBytes ? kFewNarrowUnits : kFewUnits)) return with(ScatterForm::kFew);
+  int64_t few = kFewUnits;
+  if (!is_assignment && !MayBeAtomic(attributes, type)) {
+    const int64_t bytes = shape.width * static_cast<int64_t>(ScatterBytes(type));
+    for (const auto& [most_bytes, most_units] : kFewSorted)
+      if (bytes <= most_bytes) {
+        few = most_units;
+        break;
+      }
+  }
+  if (shape.units <= few) return with(ScatterForm::kFew);
   if (MayBeAtomic(attributes, type)) return with(ScatterForm::kWrite);
   constexpr int64_t kModerateTable = int64_t{1} << 26;
   const bool has_table = is_assignment && (shape.slots <= kModerateTable || shape.slots / 16 <= shape.units);
@@ -108,7 +124,7 @@ ScatterVariant MakeScatterVariant(const ScatterAttributes& attributes, ort::Elem
   int64_t vector = along_output ? std::min(widest, output) : std::gcd(shape.width, std::min({widest, output, updates}));
   const auto is_whole = [&] { return shape.width % vector == 0 && vector <= updates; };
   // One element at a time is looked for where slots begin within accesses; 16 of them take too many registers.
-  if (choice.form == ScatterForm::kFused && !is_whole()) vector = std::min<int64_t>(vector, 8);
+  if (choice.form == ScatterForm::kFused && (!is_whole() || !is_assignment)) vector = std::min<int64_t>(vector, 8);
   variant.vector = static_cast<int>(vector);
   const auto is_linear = [](const std::vector<Term>& terms) {
     return terms.size() == 1 && terms[0].divisor == 1 && terms[0].modulus == 0;
@@ -117,6 +133,7 @@ ScatterVariant MakeScatterVariant(const ScatterAttributes& attributes, ort::Elem
       {shape.elements, shape.units * shape.width, shape.units * static_cast<int64_t>(shape.components.size())});
   variant.wide = most >= int64_t{1} << 31;
   variant.components = shape.components.size();
+  variant.units_a_thread = 1;
   if (choice.form == ScatterForm::kCopy) {  // nothing of the units matters
     variant.components = 1;
     return variant;
@@ -126,6 +143,7 @@ ScatterVariant MakeScatterVariant(const ScatterAttributes& attributes, ort::Elem
   variant.covering = choice.form == ScatterForm::kFused && variant.whole && is_assignment &&
                      shape.elements % vector == 0 && shape.units * shape.width >= shape.elements / 4;
   variant.is_int32 = is_int32;
+  variant.units_a_thread = choice.form == ScatterForm::kWrite && variant.narrow && shape.units >= kManyUnits ? 4 : 1;
   variant.base_terms = shape.base.size();
   variant.index_terms = shape.index.size();
   variant.update_terms = shape.update.size();
@@ -149,7 +167,7 @@ std::string ScatterSource(const ScatterAttributes& attributes, ort::ElementType 
   if (reduction != Reduction::kNone && is_floating) {
     element = StorageType(*FromOrt(type));
     compute = ComputeType(*FromOrt(type));
-    has_atomic_add = bytes >= 4;
+    has_atomic_add = true;
   } else if (reduction != Reduction::kNone) {
     // Sums and products wrap around, which only unsigned integers may.
     element = integer(bytes, is_signed && is_extreme);
@@ -173,6 +191,8 @@ std::string ScatterSource(const ScatterAttributes& attributes, ort::ElementType 
        << "#define IS_NARROW " << variant.narrow << "\n"
        << "#define IS_COVERING " << variant.covering << "\n"
        << "#define IS_OWNED " << variant.choice.owned << "\n"
+       << "#define IS_UNIQUE " << (attributes.unique && variant.choice.atomic) << "\n"
+       << "#define UNITS " << variant.units_a_thread << "\n"
        << "#define IS_ATOMIC " << variant.choice.atomic << "\n"
        << "#define IS_SLICE " << (attributes.kind == ScatterKind::kSlice) << "\n"
        << "#define COMPONENTS " << variant.components << "\n"
@@ -262,7 +282,7 @@ struct Plan {
   ScatterChoice choice;
   std::vector<uint64_t> arguments, copy_arguments;
   cuda::Function copy = nullptr, first = nullptr, second = nullptr, third = nullptr;
-  cuda::LaunchShape copy_launch, launch, unit_launch;
+  cuda::LaunchShape copy_launch, launch, unit_launch, claim_launch;
   uint64_t filled = 0;  // words of scratch
   unsigned fill = 0;
   size_t scratch_bytes = 0;
@@ -372,13 +392,17 @@ class CudaScatter : public Kernel {
     switch (plan.choice.form) {
       case ScatterForm::kCopy:
         return;
-      case ScatterForm::kFused:
+      case ScatterForm::kFused: {
+        unsigned unit_blocks = plan.unit_launch.blocks;
+        parameters[1] = &unit_blocks;
+        return cuda::Launch(*device_, plan.first, plan.launch, stream, parameters);
+      }
       case ScatterForm::kFew:
         return cuda::Launch(*device_, plan.first, plan.launch, stream, parameters);
       case ScatterForm::kWrite:
         if (plan.choice.owned) {
           if (plan.filled == 0) cuda::Launch(*device_, plan.second, plan.unit_launch, stream, parameters);
-          cuda::Launch(*device_, plan.third, plan.unit_launch, stream, parameters);
+          cuda::Launch(*device_, plan.third, plan.claim_launch, stream, parameters);
         }
         return cuda::Launch(*device_, plan.first, plan.launch, stream, parameters);
       case ScatterForm::kSort:
@@ -446,14 +470,18 @@ class CudaScatter : public Kernel {
     const int64_t accesses = shape.is_empty() ? 0 : shape.units * (shape.width / variant.vector);
     plan->arguments = Arguments(shape, false);
     plan->copy_arguments = Arguments(shape, true);
+    const int64_t tile = int64_t{32} * kTileItems * variant.vector;
     plan->unit_launch = Blocks(DivideUp(shape.units, kThreads));
-    plan->launch = Blocks(DivideUp(accesses, kThreads));
+    plan->claim_launch = Blocks(DivideUp(shape.units, kThreads * variant.units_a_thread));
+    plan->launch = Blocks(DivideUp(accesses, kThreads * variant.units_a_thread));
     switch (plan->choice.form) {
       case ScatterForm::kCopy:
         break;
       case ScatterForm::kFused:
         plan->first = load("scatter_fused");
-        plan->launch = Blocks(DivideUp(shape.elements, int64_t{kWarps} * 32 * kTileItems * variant.vector));
+        plan->unit_launch.blocks =
+            variant.covering ? static_cast<unsigned>(DivideUp(DivideUp(shape.width, tile) * shape.units, kWarps)) : 0;
+        plan->launch = Blocks(DivideUp(shape.elements, kWarps * tile) + plan->unit_launch.blocks);
         break;
       case ScatterForm::kFew: {
         const int64_t items = attributes_.reduction == Reduction::kNone ? kTileItems : 1;

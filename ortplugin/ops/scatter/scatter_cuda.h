@@ -20,8 +20,10 @@ struct ScatterChoice {
 };
 
 // The rule, from sizes, dtype and attributes (ScatterAlgorithm names a family of forms):
-//   - sequential up to 64 units, with the copy in the same kernel; in place, or after a copy, up to 256 units, and up
-//     to 1024 where a unit is at most 2 KiB: one launch that looks for duplicates among all units;
+//   - sequential up to 64 units, with the copy in the same kernel; in place, or after a copy, up to 256 units, and
+//   where
+//     sorting would be the alternative up to 2048 units of 512 bytes, 1024 of 4 KiB or 512 of more: one launch that
+//     looks for duplicates among all units;
 //   - otherwise parallel where units can't meet (unique), where order does not matter (integers, min, max,
 //     deterministic=0), or without a reduction: then the last unit of each slot is found with a table of all slots,
 //     and where these are no more than four for each unit they fetch their units, copying what has none;
@@ -33,12 +35,13 @@ ScatterChoice ChooseScatter(const ScatterAttributes& attributes, ort::ElementTyp
 // What the source of a kernel depends on.
 struct ScatterVariant {
   ScatterChoice choice;
-  int vector;     // elements of an access
-  bool covering;  // kFused: updates are much of the output, in whole accesses
-  bool whole;     // slots are whole numbers of accesses
-  bool narrow;    // a unit is one access
-  bool wide;      // counts take 64 bits
-  bool is_int32;  // indices
+  int vector;          // elements of an access
+  bool covering;       // kFused: updates are much of the output, in whole accesses
+  bool whole;          // slots are whole numbers of accesses
+  bool narrow;         // a unit is one access
+  int units_a_thread;  // kWrite
+  bool wide;           // counts take 64 bits
+  bool is_int32;       // indices
   size_t components, base_terms, index_terms, update_terms;
   bool index_is_linear, update_is_linear;
 };
