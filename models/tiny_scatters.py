@@ -18,7 +18,7 @@ class Assign(nn.Module):
         a[1] = v
         a[:, 1:3] = v[1:3]
         a[0:3:2] = v * 3
-        a[0, 2, 3] = v[0, 0]
+        a[0, 2, 3] = 7.0
         a[2, 1:3] = v[2:]
         return a
 

@@ -24,6 +24,7 @@ from .passes.fold_constants import FOLD_CONSTANTS
 from .passes.fuse_layer_norm import FUSE_LAYER_NORM
 from .passes.fuse_rms_norm import FUSE_RMS_NORM
 from .passes.fuse_scatter import FUSE_SCATTER
+from .passes.inline_if import INLINE_IF
 from .passes.masked_fill import MASKED_FILL
 from .passes.nested_slices import NESTED_SLICES
 from .passes.norm_epilogue import NORM_EPILOGUE
@@ -43,6 +44,7 @@ PIPELINE: tuple[Pass, ...] = (
     REMOVE_IDENTITIES,  # first: exporters put Identity and empty Casts between the nodes that patterns look for
     SHAPE_ARITHMETIC,  # before folding, which then removes what hangs on a known Shape
     FOLD_CONSTANTS,  # patterns ask for constants: axes, exponents, epsilons computed by nodes become ones
+    INLINE_IF,  # after folding, which finds the conditions; the branch's constants are folded in the next round
     COMMON_SUBEXPRESSIONS,  # after folding, since equal constants make equal nodes; TorchScript computes x - mean twice
     FUSE_LAYER_NORM,  # before RMS normalisation, whose pattern is a part of this one
     FUSE_RMS_NORM,
