@@ -24,7 +24,9 @@ def extent(scope: Scope, tensor: gs.Tensor, axis: int) -> Extent:
     node, rank = scope.producer(tensor), scope.rank(tensor) or 0
     if node is not None and scope.op(node) == "Unsqueeze":
         new = unsqueezed_axes(scope, node)
-        if new is not None and scope.rank(node.inputs[0]) is not None:
+        if new is not None and axis in new:
+            return 1
+        if new is not None and scope.rank(node.inputs[0]) == rank - len(new):
             return extent(scope, node.inputs[0], [each for each in range(rank) if each not in new].index(axis))
     if node is not None and scope.op(node) == "Range" and scope.scalar(node.inputs[2]) == 1:
         length = _distance(scope, node.inputs[0], node.inputs[1])

@@ -2,7 +2,8 @@
 
 The indices are constant, or grids of Range, Reshape, Expand and Concat as exporters build them; then `starts` is
 computed at run time. A slice has no duplicates and its elements lie start, start + step, .. from one end of the axis:
-indices that may turn from negative to positive ones between are none.
+indices that may turn from negative to positive ones between are none. There have to be as many indices as updates, or
+the scatter would be in error; the slice is as long as updates.
 """
 
 from __future__ import annotations
