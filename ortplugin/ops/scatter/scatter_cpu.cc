@@ -317,7 +317,7 @@ class CpuScatter : public Kernel {
       work.updates = kept.data();
     }
     const bool is_overwritten = fit.slots == 1 && is_replacing && !fit.is_empty();
-    if (work.out != data.data && !is_overwritten) {
+    if (bytes > 0 && work.out != data.data && !is_overwritten) {
       const char* from = static_cast<const char*>(data.data);
       const int threads = InParallel(run, bytes, kTaskBytes, [&](int64_t first, int64_t last) {
         std::memcpy(work.out + first, from + first, static_cast<size_t>(last - first));
