@@ -143,6 +143,8 @@ CHOSEN = (
     nd("rows", (1000, 64), (40, 1), "float16", "few"),
     nd("rows", (1000, 64), (400, 1), "float", "few"),
     nd("many rows", (300, 64), (4000, 1), "float16", "mixed"),
+    nd("few elements", (9,), (60, 1), "float", "mixed"),
+    nd("most rows", (6, 1000), (5, 1), "float", "mixed"),
     nd("elements", (5003,), (20011, 1), "float", "mixed"),
     nd("elements", (70, 90), (20011, 2), "int8", "mixed"),
     nd("a sum of rows", (300, 48), (4000, 1), "float16", "mixed", "spread", reduction="add"),
@@ -155,7 +157,7 @@ CHOSEN = (
     nd("a minimum", (5003,), (20011, 1), "float16", "mixed", "special", reduction="min"),
     nd("a sum of bytes", (503,), (20011, 1), "uint8", "mixed", reduction="add"),
     nd("a product of shorts", (503,), (20011, 1), "int16", "mixed", reduction="mul"),
-    elements("columns", (170, 1023), (290, 1023), "float", "mixed", "spread", axis=0, reduction="add"),
+    elements("columns", (60, 1023), (90, 1023), "float", "mixed", "spread", axis=0, reduction="add"),
     elements("rows", (100, 33), (400, 33), "float16", "mixed", indices=(400, 1), axis=0),
     window("a cache", (2, 12, 100, 64), (2, 12, 1, 64), (17,), "float16", axes=[2]),
     window("a box", (40, 80, 70), (20, 80, 30), (4, -31), "float", axes=[0, 2]),
@@ -195,6 +197,30 @@ def test_sums_in_any_order(library: Any, dtype: str, shape: tuple[int, ...]) -> 
         one = case.with_attributes(algorithm=algorithm)
         check_any_order(case, run(make(one.model()), one))
         check_any_order(case, run(make(in_place(one)), one))
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_unique_sums_are_those_of_the_reference(library: Any, dtype: str) -> None:
+    """Subnormal numbers too, which the GPU's atomic sum of floats takes for 0."""
+    tiny = (
+        float(np.finfo(np.float32).tiny)
+        if dtype in ("float", "bfloat16")
+        else 2.0**-14
+        if dtype == "float16"
+        else 1e-308
+    )
+    kind = ONNX_DTYPES[dtype][1]
+    rng = np.random.default_rng(2)
+    numbers = np.array(
+        [tiny, -tiny, tiny / 3, -tiny / 5, 2 * tiny, 2**27 * tiny, -(2**26) * tiny, 0.0, -0.0, 1.0, np.inf]
+    )
+    case = nd("unique sums", (3000,), (2000, 1), dtype, "unique", reduction="add", unique=1)
+    data, updates = (rng.choice(numbers, size).astype(kind) for size in (3000, 2000))
+    data[:1000] = (rng.standard_normal(1000) * tiny).astype(kind)
+    inputs = [data, case.inputs()[1], updates]
+    for one in (case, case.with_attributes(algorithm="parallel"), case.with_attributes(algorithm="sorting")):
+        for model in (one.model(), in_place(one)):
+            check(case, run(make(model), one, inputs), expect(case, inputs))
 
 
 # -------------------------------------------------------------------------------------------------------- wrong values

@@ -269,6 +269,21 @@ __device__ __forceinline__ void write_tile_of_unit(const Arguments& args, count_
 
 #define CHUNKS 2  // of 32 units, at most
 
+#if IS_SINGLE  // units of one element
+__device__ __forceinline__ Vector<element_t, 1> from_lane(Vector<element_t, 1> x, int lane) {
+#pragma unroll
+  for (int i = 0; i < (int)(sizeof(x.words) / 4); ++i) x.words[i] = __shfl_sync(FULL_WARP, x.words[i], lane);
+  return x;
+}
+
+template <typename Take>
+__device__ __forceinline__ void meet(const Vector<element_t, 1>& unit, count_t start, count_t, count_t element,
+                                     Take take) {
+#pragma unroll
+  for (int j = 0; j < VECTOR; ++j)
+    if (element + j == start) take(j, unit.elements[0]);
+}
+#else
 // Takes what a unit has for VECTOR elements of the output, from `element` on.
 template <typename Take>
 __device__ __forceinline__ void meet(const element_t* unit, count_t start, count_t width, count_t element, Take take) {
@@ -285,6 +300,7 @@ __device__ __forceinline__ void meet(const element_t* unit, count_t start, count
     if (element + j - start < width) take(j, unit[element + j - start]);
 #endif
 }
+#endif
 
 // With IS_COVERING (units are much of the output) the first blocks write units, and the others only what none writes.
 extern "C" __global__ void __launch_bounds__(THREADS, 4) scatter_fused(const Arguments args, unsigned unit_blocks) {
@@ -297,9 +313,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) scatter_fused(const Arg
   const count_t width = (count_t)args.width, units = (count_t)args.units;
   count_t start[CHUNKS];
   unsigned hits[CHUNKS];
+#if IS_SINGLE
+  Vector<element_t, 1> single[CHUNKS];  // each lane's units
+#endif
 #pragma unroll
   for (int c = 0; c < CHUNKS; ++c) {
     const count_t n = c * 32 + tile.lane;
+#if IS_SINGLE
+    if (n < units) single[c].load(unit_of(args, n));
+#endif
     start[c] = 0;
     bool is_hit = false;
     if (n < units && slot_of(args, n, start[c])) {
@@ -337,7 +359,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) scatter_fused(const Arg
         for (unsigned left = hits[c]; left != 0; left &= left - 1) {
           const int source = __ffs(left) - 1;
           const count_t first = __shfl_sync(FULL_WARP, start[c], source);
-          meet(unit_of(args, c * 32 + source), first, width, tile.at(i), [&](int j, element_t x) {
+#if IS_SINGLE
+          const Vector<element_t, 1> unit = from_lane(single[c], source);
+#else
+          const element_t* unit = unit_of(args, c * 32 + source);
+#endif
+          meet(unit, first, width, tile.at(i), [&](int j, element_t x) {
 #if REDUCTION == NONE
             tile.packs[i].set(j, x);
 #else
@@ -359,6 +386,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) scatter_fused(const Arg
 }
 
 #elif FORM == FEW
+
+#if REDUCTION == NONE && IS_NARROW
+
+// Up to 64 units of one access each, a thread for each.
+extern "C" __global__ void __launch_bounds__(64) scatter_few_narrow(const Arguments args) {
+  const count_t n = threadIdx.x, units = (count_t)args.units;
+  const int lane = threadIdx.x % 32;
+  if (n / 32 * 32 >= units) return;
+  count_t slot = 0, later = 0;
+  Pack update;
+  if (n < units) update.load(unit_of(args, n));
+  const bool is_valid = n < units && slot_of(args, n, slot);
+  const bool is_later_valid = n + 32 < units && slot_of(args, n + 32, later);
+  bool is_last = is_valid;
+  const unsigned valid = __ballot_sync(FULL_WARP, is_valid);
+  if (is_valid) is_last = __match_any_sync(valid, slot) >> lane == 1;
+  for (unsigned left = __ballot_sync(FULL_WARP, is_later_valid); left != 0; left &= left - 1)
+    if (__shfl_sync(FULL_WARP, later, __ffs(left) - 1) == slot) is_last = false;
+  if (is_last) update.store(args.out + slot * (count_t)args.width);
+}
+
+#endif
 
 // A warp for each tile of each unit.
 extern "C" __global__ void __launch_bounds__(THREADS) scatter_few(const Arguments args) {
@@ -402,20 +451,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) scatter_unclaim(const Argu
   if (n < (count_t)args.units && slot_of(args, n, slot)) owner[slot] = -1;
 }
 
-// Number i of the units of a thread, which are far enough apart that those of a warp lie side by side.
-__device__ __forceinline__ count_t number_of(int i) {
-  return ((count_t)blockIdx.x * UNITS + i) * THREADS + threadIdx.x;
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS) scatter_claim(const Arguments args, int* owner) {
-  count_t slots[UNITS];
-  bool is_valid[UNITS];
-#pragma unroll
-  for (int i = 0; i < UNITS; ++i)
-    is_valid[i] = number_of(i) < (count_t)args.units && slot_of(args, number_of(i), slots[i]);
-#pragma unroll
-  for (int i = 0; i < UNITS; ++i)
-    if (is_valid[i]) atomicMax(owner + slots[i], (int)number_of(i));
+  const count_t n = (count_t)blockIdx.x * THREADS + threadIdx.x;
+  count_t slot;
+  if (n < (count_t)args.units && slot_of(args, n, slot)) atomicMax(owner + slot, (int)n);
 }
 
 // A thread for each access of the output. Where out is data, what no unit goes to stays as it is.
@@ -501,43 +540,28 @@ __device__ __forceinline__ void combine_atomically(element_t* p, element_t x) {
 
 extern "C" __global__ void __launch_bounds__(THREADS) scatter_write(const Arguments args, const int* owner) {
   const count_t accesses = (count_t)args.width / VECTOR;  // of a unit
-  Pack updates[UNITS];
-  element_t* out[UNITS];
-#pragma unroll
-  for (int i = 0; i < UNITS; ++i) {
-    const count_t t = number_of(i), n = IS_NARROW ? t : t / accesses;
-    const count_t column = IS_NARROW ? 0 : (t - n * accesses) * VECTOR;
-    out[i] = nullptr;
-    count_t slot;
-    if (n < (count_t)args.units) {
-      updates[i].load(unit_of(args, n) + column);
-      if (slot_of(args, n, slot) && (!IS_OWNED || __ldg(owner + slot) == (int)n))
-        out[i] = args.out + slot * (count_t)args.width + column;
-    }
-  }
+  const count_t t = (count_t)blockIdx.x * THREADS + threadIdx.x;
+  const count_t n = IS_NARROW ? t : t / accesses;
+  if (n >= (count_t)args.units) return;
+  const count_t column = IS_NARROW ? 0 : (t - n * accesses) * VECTOR;
+  Pack update;
+  update.load(unit_of(args, n) + column);
+  count_t slot;
+  if (!slot_of(args, n, slot)) return;
+  element_t* out = args.out + slot * (count_t)args.width + column;
+#if IS_OWNED
+  if (__ldg(owner + slot) != (int)n) return;
+#endif
 #if IS_ATOMIC
 #pragma unroll
-  for (int i = 0; i < UNITS; ++i)
-    if (out[i] != nullptr)
-#pragma unroll
-      for (int j = 0; j < VECTOR; ++j) combine_atomically(out[i] + j, updates[i].elements[j]);
+  for (int j = 0; j < VECTOR; ++j) combine_atomically(out + j, update.elements[j]);
 #elif REDUCTION != NONE
-  Pack before[UNITS];
-#pragma unroll
-  for (int i = 0; i < UNITS; ++i)
-    if (out[i] != nullptr) before[i] = load_shared(out[i]);
-#pragma unroll
-  for (int i = 0; i < UNITS; ++i)
-    if (out[i] != nullptr) {
-      Sums sums;
-      sums.start(before[i]);
-      sums.add(updates[i]);
-      sums.result().store(out[i]);
-    }
+  Sums sums;
+  sums.start(load_shared(out));
+  sums.add(update);
+  sums.result().store(out);
 #else
-#pragma unroll
-  for (int i = 0; i < UNITS; ++i)
-    if (out[i] != nullptr) updates[i].store(out[i]);
+  update.store(out);
 #endif
 }
 

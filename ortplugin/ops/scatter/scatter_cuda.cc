@@ -30,7 +30,6 @@ constexpr int kSortThreads = 512, kDigitBits = 8, kDigits = 1 << kDigitBits;
 // units of so many bytes.
 constexpr int64_t kFewUnits = 256;
 constexpr int64_t kFewSorted[][2] = {{512, 2048}, {4096, 1024}, {INT64_MAX, 512}};  // bytes, units
-constexpr int64_t kManyUnits = int64_t{1} << 17;  // enough to fill the GPU with several for each thread
 
 bool IsFloat(ort::ElementType type) {
   const std::optional<DType> dtype = FromOrt(type);
@@ -133,17 +132,16 @@ ScatterVariant MakeScatterVariant(const ScatterAttributes& attributes, ort::Elem
       {shape.elements, shape.units * shape.width, shape.units * static_cast<int64_t>(shape.components.size())});
   variant.wide = most >= int64_t{1} << 31;
   variant.components = shape.components.size();
-  variant.units_a_thread = 1;
   if (choice.form == ScatterForm::kCopy) {  // nothing of the units matters
     variant.components = 1;
     return variant;
   }
   variant.whole = is_whole();
   variant.narrow = shape.width == vector;
+  variant.single = choice.form == ScatterForm::kFused && shape.width == 1;
   variant.covering = choice.form == ScatterForm::kFused && variant.whole && is_assignment &&
                      shape.elements % vector == 0 && shape.units * shape.width >= shape.elements / 4;
   variant.is_int32 = is_int32;
-  variant.units_a_thread = choice.form == ScatterForm::kWrite && variant.narrow && shape.units >= kManyUnits ? 4 : 1;
   variant.base_terms = shape.base.size();
   variant.index_terms = shape.index.size();
   variant.update_terms = shape.update.size();
@@ -189,10 +187,10 @@ std::string ScatterSource(const ScatterAttributes& attributes, ort::ElementType 
        << "#define VECTOR " << variant.vector << "\n"
        << "#define WHOLE " << variant.whole << "\n"
        << "#define IS_NARROW " << variant.narrow << "\n"
+       << "#define IS_SINGLE " << variant.single << "\n"
        << "#define IS_COVERING " << variant.covering << "\n"
        << "#define IS_OWNED " << variant.choice.owned << "\n"
        << "#define IS_UNIQUE " << (attributes.unique && variant.choice.atomic) << "\n"
-       << "#define UNITS " << variant.units_a_thread << "\n"
        << "#define IS_ATOMIC " << variant.choice.atomic << "\n"
        << "#define IS_SLICE " << (attributes.kind == ScatterKind::kSlice) << "\n"
        << "#define COMPONENTS " << variant.components << "\n"
@@ -282,7 +280,7 @@ struct Plan {
   ScatterChoice choice;
   std::vector<uint64_t> arguments, copy_arguments;
   cuda::Function copy = nullptr, first = nullptr, second = nullptr, third = nullptr;
-  cuda::LaunchShape copy_launch, launch, unit_launch, claim_launch;
+  cuda::LaunchShape copy_launch, launch, unit_launch;
   uint64_t filled = 0;  // words of scratch
   unsigned fill = 0;
   size_t scratch_bytes = 0;
@@ -402,7 +400,7 @@ class CudaScatter : public Kernel {
       case ScatterForm::kWrite:
         if (plan.choice.owned) {
           if (plan.filled == 0) cuda::Launch(*device_, plan.second, plan.unit_launch, stream, parameters);
-          cuda::Launch(*device_, plan.third, plan.claim_launch, stream, parameters);
+          cuda::Launch(*device_, plan.third, plan.unit_launch, stream, parameters);
         }
         return cuda::Launch(*device_, plan.first, plan.launch, stream, parameters);
       case ScatterForm::kSort:
@@ -472,8 +470,7 @@ class CudaScatter : public Kernel {
     plan->copy_arguments = Arguments(shape, true);
     const int64_t tile = int64_t{32} * kTileItems * variant.vector;
     plan->unit_launch = Blocks(DivideUp(shape.units, kThreads));
-    plan->claim_launch = Blocks(DivideUp(shape.units, kThreads * variant.units_a_thread));
-    plan->launch = Blocks(DivideUp(accesses, kThreads * variant.units_a_thread));
+    plan->launch = Blocks(DivideUp(accesses, kThreads));
     switch (plan->choice.form) {
       case ScatterForm::kCopy:
         break;
@@ -487,6 +484,10 @@ class CudaScatter : public Kernel {
         const int64_t items = attributes_.reduction == Reduction::kNone ? kTileItems : 1;
         plan->first = load("scatter_few");
         plan->launch = Blocks(DivideUp(DivideUp(shape.width, 32 * items * variant.vector) * shape.units, kWarps));
+        if (attributes_.reduction == Reduction::kNone && variant.narrow && shape.units <= kFusedUnits) {
+          plan->first = load("scatter_few_narrow");
+          plan->launch = {1, 64};
+        }
         break;
       }
       case ScatterForm::kWrite:

@@ -35,13 +35,13 @@ ScatterChoice ChooseScatter(const ScatterAttributes& attributes, ort::ElementTyp
 // What the source of a kernel depends on.
 struct ScatterVariant {
   ScatterChoice choice;
-  int vector;          // elements of an access
-  bool covering;       // kFused: updates are much of the output, in whole accesses
-  bool whole;          // slots are whole numbers of accesses
-  bool narrow;         // a unit is one access
-  int units_a_thread;  // kWrite
-  bool wide;           // counts take 64 bits
-  bool is_int32;       // indices
+  int vector;     // elements of an access
+  bool covering;  // kFused: updates are much of the output, in whole accesses
+  bool whole;     // slots are whole numbers of accesses
+  bool narrow;    // a unit is one access
+  bool single;    // kFused: a unit is one element
+  bool wide;      // counts take 64 bits
+  bool is_int32;  // indices
   size_t components, base_terms, index_terms, update_terms;
   bool index_is_linear, update_is_linear;
 };
