@@ -410,7 +410,7 @@ extern "C" __global__ void __launch_bounds__(64) scatter_few_narrow(const Argume
 #endif
 
 // A warp for each tile of each unit.
-extern "C" __global__ void __launch_bounds__(THREADS) scatter_few(const Arguments args) {
+extern "C" __global__ void __launch_bounds__(THREADS, 4) scatter_few(const Arguments args) {
   const count_t warp = (count_t)blockIdx.x * WARPS + threadIdx.x / 32;
 #if REDUCTION == NONE
   write_tile_of_unit(args, warp);
