@@ -389,22 +389,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) scatter_fused(const Arg
 
 #if REDUCTION == NONE && IS_NARROW
 
-// Up to 64 units of one access each, a thread for each.
-extern "C" __global__ void __launch_bounds__(64) scatter_few_narrow(const Arguments args) {
-  const count_t n = threadIdx.x, units = (count_t)args.units;
-  const int lane = threadIdx.x % 32;
-  if (n / 32 * 32 >= units) return;
-  count_t slot = 0, later = 0;
-  Pack update;
-  if (n < units) update.load(unit_of(args, n));
-  const bool is_valid = n < units && slot_of(args, n, slot);
-  const bool is_later_valid = n + 32 < units && slot_of(args, n + 32, later);
-  bool is_last = is_valid;
-  const unsigned valid = __ballot_sync(FULL_WARP, is_valid);
-  if (is_valid) is_last = __match_any_sync(valid, slot) >> lane == 1;
-  for (unsigned left = __ballot_sync(FULL_WARP, is_later_valid); left != 0; left &= left - 1)
-    if (__shfl_sync(FULL_WARP, later, __ffs(left) - 1) == slot) is_last = false;
-  if (is_last) update.store(args.out + slot * (count_t)args.width);
+// Up to 64 units of one access each, by one warp: the last of each slot among 32, and the later 32 after the first.
+extern "C" __global__ void __launch_bounds__(32) scatter_few_narrow(const Arguments args) {
+  const count_t units = (count_t)args.units;
+  const int lane = threadIdx.x;
+  count_t slots[2];
+  bool is_last[2];
+  Pack updates[2];
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    const count_t n = c * 32 + lane;
+    if (n < units) updates[c].load(unit_of(args, n));
+    is_last[c] = n < units && slot_of(args, n, slots[c]);
+  }
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    const unsigned valid = __ballot_sync(FULL_WARP, is_last[c]);
+    if (is_last[c] && __match_any_sync(valid, slots[c]) >> lane == 1)
+      updates[c].store(args.out + slots[c] * (count_t)args.width);
+    __syncwarp();  // orders the stores
+  }
 }
 
 #endif

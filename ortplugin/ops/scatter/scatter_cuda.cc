@@ -486,7 +486,7 @@ class CudaScatter : public Kernel {
         plan->launch = Blocks(DivideUp(DivideUp(shape.width, 32 * items * variant.vector) * shape.units, kWarps));
         if (attributes_.reduction == Reduction::kNone && variant.narrow && shape.units <= kFusedUnits) {
           plan->first = load("scatter_few_narrow");
-          plan->launch = {1, 64};
+          plan->launch = {1, 32};
         }
         break;
       }
