@@ -33,7 +33,7 @@ class Contender:
     long: Callable[[], Any]
 
 
-def microseconds(contenders: Mapping[str, Contender]) -> dict[str, float]:
+def microseconds(contenders: Mapping[str, Contender], rounds: int = ROUNDS) -> dict[str, float]:
     """Median time of one step of each contender, in microseconds."""
 
     def once(replay: Callable[[], Any]) -> float:
@@ -46,7 +46,7 @@ def microseconds(contenders: Mapping[str, Contender]) -> dict[str, float]:
             contender.short()
             contender.long()
     slopes: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for name, contender in contenders.items():
             short = min(once(contender.short) for _ in range(3))
             long = min(once(contender.long) for _ in range(3))
@@ -130,6 +130,42 @@ def torch_chain(step: Callable[[Any], Any], x: Any) -> Contender:
         return replay
 
     return Contender(capture(1), capture(LENGTH))
+
+
+def cupy_chain(step: Callable[[Any], Any], x: Any, *, graph: bool) -> Contender:
+    """CuPy's `step` again and again, captured as a CUDA graph where `graph`; else launched from Python each time."""
+    import cupy
+
+    def prepare(length: int) -> Callable[[], None]:
+        def chain() -> Any:
+            y = x
+            for _ in range(length):
+                y = step(y)
+            return y
+
+        stream = cupy.cuda.Stream(non_blocking=True)
+
+        def replay() -> None:
+            with stream:
+                chain()
+            stream.synchronize()
+
+        for _ in range(3):
+            replay()
+        if not graph:
+            return replay
+        with stream:
+            stream.begin_capture()
+            kept = chain()
+            captured = stream.end_capture()
+
+        def launch(_kept: Any = kept) -> None:
+            captured.launch(stream)
+            stream.synchronize()
+
+        return launch
+
+    return Contender(prepare(1), prepare(LENGTH))
 
 
 def session_chain(models: Mapping[int, bytes], feeds: Mapping[str, Any], *, plugin: bool) -> Contender:

@@ -1,9 +1,9 @@
 """Writes the small models in tests/data with PyTorch's own ONNX exporters.
 
 Every file comes from a tiny configuration with random weights of a published architecture (BERT, GPT-2, ViT, Swin,
-ConvNeXt, T5, Llama; a residual network with torch.nn.RMSNorm), through the dynamo exporter
-(``torch.onnx.export(dynamo=True)``) or the TorchScript one (``dynamo=False``). The tests run the optimizer on all of
-them. They need neither PyTorch nor this script; it is here so that the files can be made again:
+ConvNeXt, T5, Llama; a residual network with torch.nn.RMSNorm) or is a program of tiny_scatters.py, through the dynamo
+exporter (``torch.onnx.export(dynamo=True)``) or the TorchScript one (``dynamo=False``). The tests run the optimizer on
+all of them. They need neither PyTorch nor this script; it is here so that the files can be made again:
 
     pip install torch transformers onnxscript onnxruntime
     python -m models.export_tiny                 # all of them
@@ -11,8 +11,9 @@ them. They need neither PyTorch nor this script; it is here so that the files ca
     python -m models.export_tiny --list
 
 ``tests/data/expected.json`` records for each file how it was made, which inputs it takes, and how many layer and RMS
-norms it holds. That count does not come from the ONNX file: the script counts the calls of norm modules
-(``torch.nn.LayerNorm``, ``torch.nn.RMSNorm`` and the architectures' own RMS norms) while PyTorch runs the model.
+norms and which scatters it holds. Neither count comes from the ONNX file: the scatters' are given below, and for the
+norms' the script counts the calls of norm modules (``torch.nn.LayerNorm``, ``torch.nn.RMSNorm`` and the architectures'
+own RMS norms) while PyTorch runs the model.
 
 Each file is run in ONNX Runtime and compared with PyTorch before it is written. Doc strings and metadata are removed:
 the exporters store stack traces with file paths there.
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import tempfile
@@ -39,6 +41,8 @@ import onnxruntime
 import torch
 import transformers
 from torch import nn
+
+from models import tiny_scatters
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data"
 SEED = 20240701
@@ -78,12 +82,15 @@ class ResidualRMS(nn.Module):
 class Architecture:
     """One network: how to build it and the tensors it takes, as ``{name: (dtype, shape, exclusive upper bound)}``.
 
+    A dtype is "float", "int64", "bool" or "index", which is int64 without duplicates.
     ``axes`` names the axes that a dynamic export leaves open, for each input; the output's are named by the exporter.
+    ``scatters`` says how many of ortplugin's scatter operators the network comes down to.
     """
 
     build: Callable[[], nn.Module]
     inputs: dict[str, tuple[str, tuple[int, ...], int]]
     axes: dict[str, dict[int, str]] = field(default_factory=dict)
+    scatters: dict[str, int] = field(default_factory=dict)
 
 
 def wrap(model: nn.Module, *input_names: str, index: int = 0, **options: Any) -> nn.Module:
@@ -179,6 +186,50 @@ ARCHITECTURES: dict[str, Architecture] = {
         {"input_ids": {1: "sequence"}, "attention_mask": {1: "sequence"}},
     ),
     "rms": Architecture(ResidualRMS, {"x": ("float", (2, 5, 24), 0)}, {"x": OPEN}),
+    "assign": Architecture(
+        tiny_scatters.Assign,
+        {"x": ("float", (4, 4, 5), 0), "v": ("float", (4, 5), 0)},
+        {"x": {0: "rows"}},
+        {"UpdateSlice": 5},
+    ),
+    "index": Architecture(
+        tiny_scatters.Index,
+        {
+            "x": ("float", (4, 4, 5), 0),
+            "v": ("float", (4, 2, 5), 0),
+            "index": ("index", (2,), 3),
+            "repeated": ("int64", (2,), 4),
+        },
+        {"x": {0: "batch"}, "v": {0: "batch"}},
+        {"ScatterElements": 4, "ScatterND": 1},
+    ),
+    "scatter": Architecture(
+        tiny_scatters.Scatter,
+        {
+            "x": ("float", (3, 4, 5), 0),
+            "v": ("float", (3, 2, 5), 0),
+            "order": ("float", (3, 4, 5), 0),
+            "repeated": ("int64", (3, 2, 5), 4),
+        },
+        scatters={"ScatterElements": 3},
+    ),
+    "masked": Architecture(  # only masked_scatter stays a scatter
+        tiny_scatters.Masked,
+        {"x": ("float", (4, 4, 5), 0), "mask": ("bool", (4, 4, 5), 2), "v": ("float", (4, 4, 5), 0)},
+        {"x": {0: "n"}, "mask": {0: "n"}, "v": {0: "n"}},
+        {"ScatterND": 1},
+    ),
+    "cache": Architecture(
+        tiny_scatters.Cache,
+        {
+            "cache": ("float", (1, 2, 8, 4), 0),
+            "new": ("float", (1, 2, 2, 4), 0),
+            "past": ("float", (1, 2, 3, 4), 0),
+            "position": ("int64", (1,), 6),
+        },
+        {"new": {2: "tokens"}, "past": {2: "length"}},
+        {"UpdateSlice": 3},
+    ),
 }
 
 
@@ -236,9 +287,18 @@ CASES: tuple[Case, ...] = (
     Case("rms", "dynamo", None, "float16"),
     Case("rms", "dynamo"),
     Case("rms", "dynamo", 23),
+    Case("assign", "torchscript", 14),
+    Case("assign", "dynamo", dynamic=True),
+    Case("index", "torchscript", 17, dynamic=True),
+    Case("index", "dynamo", dynamic=True),
+    Case("scatter", "dynamo"),  # TorchScript declares a wrong shape for scatter_reduce's result
+    Case("masked", "torchscript", 14),
+    Case("masked", "dynamo", dynamic=True),
+    Case("cache", "torchscript", 17, dynamic=True),
+    Case("cache", "dynamo", dynamic=True),
 )
 
-TORCH_DTYPES = {"float": torch.float32, "float16": torch.float16, "int64": torch.int64}
+TORCH_DTYPES = {"float": torch.float32, "float16": torch.float16, "int64": torch.int64, "bool": torch.bool}
 # rtol, atol of a whole network against PyTorch. In fp16 the two runtimes round at different places in every layer.
 TOLERANCES = {"float": (1e-4, 1e-5), "float16": (1e-2, 2e-2)}
 
@@ -291,11 +351,13 @@ def make_inputs(architecture: Architecture, dtype: str) -> tuple[torch.Tensor, .
     for name, (kind, shape, high) in architecture.inputs.items():
         if kind == "float":
             tensors.append(torch.randn(shape).to(TORCH_DTYPES[dtype]))
+        elif kind == "index":
+            tensors.append(torch.randperm(high)[: math.prod(shape)].reshape(shape))
         else:
             values = torch.randint(0, high, shape)
             if name == "attention_mask":
                 values[:, 0] = 1  # a row that masks everything has no defined attention
-            tensors.append(values)
+            tensors.append(values.to(TORCH_DTYPES[kind]))
     return tuple(tensors)
 
 
@@ -309,7 +371,7 @@ def export(case: Case, model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> on
         path = Path(folder) / "model.onnx"
         if case.exporter == "dynamo":
             if case.dynamic:
-                axes = [{axis: torch.export.Dim.DYNAMIC for axis in architecture.axes[name]} for name in names]
+                axes = [{axis: torch.export.Dim.DYNAMIC for axis in architecture.axes.get(name, ())} for name in names]
                 # OneOutput takes *tensors: its inputs are one tuple
                 options["dynamic_shapes"] = (tuple(axes),) if isinstance(model, OneOutput) else tuple(axes)
             torch.onnx.export(model, inputs, path, dynamo=True, external_data=False, verbose=False, **options)
@@ -369,6 +431,7 @@ def make(case: Case) -> tuple[onnx.ModelProto, dict[str, Any]]:
         "dynamic": case.dynamic,
         "layer_norms": norms["layer"],
         "rms_norms": norms["rms"],
+        **({"scatters": architecture.scatters} if architecture.scatters else {}),
         "inputs": {
             name: {"dtype": case.dtype if kind == "float" else kind, "shape": list(shape), "high": high}
             for name, (kind, shape, high) in architecture.inputs.items()

@@ -54,11 +54,19 @@ def _shapes(
 @click.option(
     "--verify/--no-verify", default=True, help="Run original and result in ONNX Runtime and compare (default)."
 )
-@click.option("--provider", "providers", multiple=True, callback=_names, metavar="NAME", help="Verify on: cpu, cuda.")
+@click.option("--tune", is_flag=True, help="Time each fused node on this machine's GPU and keep what is fastest.")
+@click.option(
+    "--provider",
+    "providers",
+    multiple=True,
+    callback=_names,
+    metavar="NAME",
+    help="Verify on (and tune on the first): cpu, cuda.",
+)
 @click.option(
     "--input-shape", "input_shapes", multiple=True, callback=_shapes, metavar="NAME:1,128", help="Fix an input's shape."
 )
-@click.option("--inputs", metavar="DATA.npz", help="Verify on these inputs besides generated ones.")
+@click.option("--inputs", metavar="DATA.npz", help="Verify (and tune) on these inputs besides generated ones.")
 @click.option("--rtol", type=click.FloatRange(min=0), help="Relative tolerance; the dtype's own by default.")
 @click.option("--atol", type=click.FloatRange(min=0), help="Absolute tolerance; the dtype's own, scaled, by default.")
 @click.option("--only", multiple=True, callback=_names, metavar="PASS,...", help="Run these passes only.")
@@ -74,6 +82,7 @@ def command(
     model: str | None,
     output: str | None,
     verify: bool,
+    tune: bool,
     providers: tuple[str, ...] | None,
     input_shapes: dict[str, tuple[int, ...]] | None,
     inputs: str | None,
@@ -102,10 +111,10 @@ def command(
         raise UsageError(f"no model is given: {PROGRAM} IN -o OUT")
     if output is None and not dry_run:
         raise UsageError("no output is given; name it with -o OUT, or use --dry-run")
-    if restore and (only or skip or input_shapes):
-        raise UsageError("--restore runs no passes, so --only, --skip and --input-shape do not go with it")
+    if restore and (only or skip or input_shapes or tune):
+        raise UsageError("--restore runs no passes, so --only, --skip, --tune and --input-shape do not go with it")
     for option, value in (("--provider", providers), ("--inputs", inputs), ("--rtol", rtol), ("--atol", atol)):
-        if value is not None and not verify:
+        if value is not None and not verify and not (tune and option in ("--provider", "--inputs")):
             raise UsageError(f"{option} is about the verification, which --no-verify leaves out")
 
     from .render import print_report  # imports after the arguments are right, so that mistakes show at once
@@ -139,6 +148,7 @@ def command(
                     skip=skip,
                     input_shapes=input_shapes,
                     verify=verify,
+                    tune=tune,
                     progress=progress,
                     **settings,
                 )

@@ -15,6 +15,7 @@ from . import verify as verification
 from .errors import ModelError, OrtPluginError, UsageError, VerificationError, near_names, one_line
 from .graph.model import annotate, export_model, import_model
 from .input_shapes import Shapes, fix_input_shapes
+from .inputs import CANDIDATES, generate, load_inputs
 from .modelcheck import check_structure, check_tensors
 from .passes.base import Change, NearMiss, Pass, PassResult
 from .passes.common_subexpressions import COMMON_SUBEXPRESSIONS
@@ -22,23 +23,38 @@ from .passes.dead_nodes import DEAD_NODES
 from .passes.fold_constants import FOLD_CONSTANTS
 from .passes.fuse_layer_norm import FUSE_LAYER_NORM
 from .passes.fuse_rms_norm import FUSE_RMS_NORM
+from .passes.fuse_scatter import FUSE_SCATTER
+from .passes.inline_if import INLINE_IF
+from .passes.masked_fill import MASKED_FILL
+from .passes.nested_slices import NESTED_SLICES
 from .passes.norm_epilogue import NORM_EPILOGUE
 from .passes.norm_prologue import NORM_PROLOGUE
 from .passes.remove_identities import REMOVE_IDENTITIES
+from .passes.scatter_transpose import SCATTER_TRANSPOSE
 from .passes.shape_arithmetic import SHAPE_ARITHMETIC
+from .passes.update_slice import UPDATE_SLICE
 from .report import ProviderVerification, Report, count_operators
+from .session import CUDA, available_providers, resolve_provider
 from .storage import PathLike, StoredModel, load
+from .tune import TunedNode
+from .tune import tune as tune_nodes
 
 # Each pass in its place, and why it stands there. To add a rewrite, add a line.
 PIPELINE: tuple[Pass, ...] = (
     REMOVE_IDENTITIES,  # first: exporters put Identity and empty Casts between the nodes that patterns look for
     SHAPE_ARITHMETIC,  # before folding, which then removes what hangs on a known Shape
     FOLD_CONSTANTS,  # patterns ask for constants: axes, exponents, epsilons computed by nodes become ones
+    INLINE_IF,  # after folding, which finds the conditions; the branch's constants are folded in the next round
     COMMON_SUBEXPRESSIONS,  # after folding, since equal constants make equal nodes; TorchScript computes x - mean twice
     FUSE_LAYER_NORM,  # before RMS normalisation, whose pattern is a part of this one
     FUSE_RMS_NORM,
     NORM_PROLOGUE,  # bias and residual adds: need a fused norm to be drawn into
     NORM_EPILOGUE,  # after the prologue, so that a sum it shares with the norm is an output already
+    MASKED_FILL,  # before the scatters are ours: what becomes a Where needs no operator of ours
+    UPDATE_SLICE,  # before the other scatters, whose indices shed what shows how long a slice is
+    FUSE_SCATTER,
+    SCATTER_TRANSPOSE,  # after both, since it knows our operators only
+    NESTED_SLICES,  # after Transposes between the slices are gone
     DEAD_NODES,  # last: sweeps up what the others cut off
 )
 
@@ -124,6 +140,7 @@ def optimize(
     skip: Iterable[str] | None = None,
     input_shapes: Shapes | None = None,
     verify: bool = False,
+    tune: bool = False,
     providers: Sequence[str] | None = None,
     inputs: Mapping[str, object] | PathLike | None = None,
     rtol: float | None = None,
@@ -139,8 +156,11 @@ def optimize(
         skip: names of passes to leave out.
         input_shapes: input name to shape, to fix dynamic dimensions before the passes run.
         verify: run original and optimized in ONNX Runtime and compare.
-        providers: execution providers to verify on; None takes the CPU, and CUDA where it is present.
-        inputs: arrays by input name, or the path of an .npz file, to verify on besides generated ones.
+        tune: time each fused node on this machine and keep what is fastest (`ortplugin.tune`).
+        providers: execution providers to verify on; None takes the CPU, and CUDA where it is present. `tune` measures
+            on the first one; None takes CUDA.
+        inputs: arrays by input name, or the path of an .npz file, to verify on besides generated ones. `tune` measures
+            on them; without them on generated ones.
         rtol: relative tolerance of the verification; None takes the dtype's own.
         atol: absolute tolerance of the verification; None takes the dtype's own, scaled by the output's magnitude.
         limit: the most changes to make; None makes all.
@@ -170,11 +190,49 @@ def optimize(
     with _timed(report, "check"):
         tell("checking the result")
         check_result(optimized)
+    untuned = optimized
+    if tune:
+        with _timed(report, "tune"):
+            optimized, report.tuning = _tune(original, optimized, providers, inputs, input_shapes, tell)
+            check_result(optimized)
     report.after = count_operators(optimized)
     if verify and (report.changes or input_shapes):
         with _timed(report, "verify"):
-            _verify(original, path, start, optimized, passes, report, providers, inputs, input_shapes, rtol, atol, tell)
+            _verify(
+                original, path, start, untuned, optimized, passes, report, providers, inputs, input_shapes, rtol, atol,
+                tell,
+            )  # fmt: skip
     return optimized, report
+
+
+def _tune(
+    original: ModelProto,
+    optimized: ModelProto,
+    providers: Sequence[str] | None,
+    inputs: Mapping[str, object] | PathLike | None,
+    input_shapes: Shapes | None,
+    tell: Progress,
+) -> tuple[ModelProto, list[TunedNode]]:
+    if providers is None and available_providers()[0] != CUDA:
+        raise UsageError(
+            "tuning measures on an NVIDIA GPU, and ONNX Runtime finds none here; tune where the model will run, "
+            "or choose the provider 'cpu' to tune for the CPU"
+        )
+    provider = CUDA if providers is None else resolve_provider(providers[0])
+    if inputs is not None:
+        return tune_nodes(optimized, load_inputs(inputs, original).feeds, provider, tell)
+    problem: Exception | None = None
+    for sizes in CANDIDATES:
+        try:
+            return tune_nodes(optimized, generate(original, sizes, input_shapes).feeds, provider, tell)
+        except OrtPluginError:
+            raise
+        except Exception as error:  # ONNX Runtime's own classes have no common base
+            problem = problem or error
+    raise VerificationError(
+        f"the model does not run on generated inputs, so it can't be tuned: {one_line(problem or '')}; "
+        "give its inputs with --inputs data.npz or their shapes with --input-shape"
+    ) from problem
 
 
 def check_result(model: ModelProto) -> None:
@@ -212,6 +270,7 @@ def _verify(
     original: ModelProto,
     path: Path | None,
     start: ModelProto,
+    untuned: ModelProto,
     optimized: ModelProto,
     passes: Sequence[Pass],
     report: Report,
@@ -238,6 +297,10 @@ def _verify(
         if report.passed:
             return
         failed = next(result for result in report.verification if not result.passed)
+        if untuned is not optimized and verifier.agrees(untuned, failed.provider):
+            error = VerificationError(_verdict(failed, None, "from the tuning on"))
+            error.report = report
+            raise error
 
         def passes_with(limit: int) -> bool:
             tell(f"looking for the guilty rewrite, with {limit} of {len(report.changes)} changes")
@@ -246,20 +309,20 @@ def _verify(
 
         guilty = find_guilty(len(report.changes), passes_with)
         report.guilty = None if guilty is None else report.changes[guilty - 1]
-        error = VerificationError(_verdict(failed, report.guilty))
+        error = VerificationError(_verdict(failed, report.guilty, "even without a rewrite"))
         error.report = report
         raise error
 
 
-def _verdict(failed: ProviderVerification, guilty: Change | None) -> str:
-    """One line that says which output differs, where, by how much, and which rewrite is to blame."""
+def _verdict(failed: ProviderVerification, guilty: Change | None, otherwise: str) -> str:
+    """One line that says which output differs, where, by how much, and which rewrite is to blame, or `otherwise`."""
     case, output = next(
         (comparison.name, output) for comparison in failed.inputs for output in comparison.outputs if not output.passed
     )
     place = f"{failed.provider.removesuffix('ExecutionProvider')}, {case}"
     what = f"output '{output.name}' differs ({place})" if output.name else f"the check failed ({place})"
     if guilty is None:
-        return f"{what} even without a rewrite: {one_line(output.message, 250)}"
+        return f"{what} {otherwise}: {one_line(output.message, 250)}"
     nodes = ", ".join(guilty.nodes[:3]) + (f" and {len(guilty.nodes) - 3} more" if len(guilty.nodes) > 3 else "")
     return (
         f"{what} from the rewrite '{guilty.rewrite}' of {one_line(nodes, 200)} on: {one_line(output.message, 250)}; "

@@ -21,6 +21,8 @@ def print_report(report: Report, console: Console, explain: bool = False) -> Non
         console.print(table)
     if explain:
         _print_near_misses(report, console)
+    if report.tuning:
+        console.print(_tuning(report))
     for result in report.verification:
         _print_verification(result, console)
     if report.action == "restore":
@@ -54,6 +56,27 @@ def _operators(report: Report) -> Table:
     before, after = sum(report.before.values()), sum(report.after.values())
     table.add_section()
     table.add_row("all", str(before), str(after), f"{after - before:+d}" if before != after else "", style="bold")
+    return table
+
+
+def _tuning(report: Report) -> Table:
+    """Nodes that were tuned, alike ones in one row."""
+    table = Table(
+        "node", "as the passes made it", "chosen", "tried", title="Tuning, microseconds", title_justify="left"
+    )
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for tuned in report.tuning:
+        tried = ", ".join(
+            f"{name} {'not measurable' if time is None else f'{time:.1f}'}"
+            for name, time in tuned.microseconds.items()
+            if name
+        )
+        before = tuned.microseconds.get("")
+        row = ("not measurable" if before is None else f"{before:.1f}", tuned.choice or "unchanged", tried)
+        rows.setdefault(row, []).append(tuned.node)
+    for row, nodes in rows.items():
+        more = f" and {len(nodes) - 1} alike" if len(nodes) > 1 else ""
+        table.add_row(escape(nodes[0]) + more, *(escape(text) for text in row))
     return table
 
 

@@ -15,6 +15,8 @@
                       "max_rel_error", "message"}]}], "original_ms", "optimized_ms", "skipped", "passed"}]; errors are
                       null where an output is not numeric; times are medians and null where they were not taken;
                       skipped says why nothing was compared, "" if it was
+    tuning            [{"node", "choice", "microseconds": {candidate: time}}] of --tune; "" is the node as the passes
+                      made it, null a candidate that could not be measured
     guilty            the change that made verification fail, or null
 """
 
@@ -31,6 +33,7 @@ from onnx import ModelProto
 from .modelcheck import walk_nodes
 from .ops import OPERATORS
 from .passes.base import Change, NearMiss
+from .tune import TunedNode
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ class Report:
     near_misses: list[NearMiss] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     verification: list[ProviderVerification] = field(default_factory=list)
+    tuning: list[TunedNode] = field(default_factory=list)
     guilty: Change | None = None
 
     @property
@@ -128,6 +132,7 @@ class Report:
             "fused": self.fused,
             "seconds": {step: round(value, 6) for step, value in self.seconds.items()},
             "verification": [{**asdict(result), "passed": result.passed} for result in self.verification],
+            "tuning": [asdict(node) for node in self.tuning],
             "guilty": asdict(self.guilty) if self.guilty is not None else None,
         }
 

@@ -32,6 +32,7 @@ from ortplugin.graph.shapes import Shape
 from ortplugin.ops.base import DOMAIN
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
+IN_PLACE = ("ScatterND", "ScatterElements", "UpdateSlice")  # ours that may work in the memory of their first input
 
 
 def numpy_dtype(elem_type: int) -> np.dtype[Any] | None:
@@ -283,7 +284,10 @@ def _export_graph(graph: gs.Graph, target: onnx.GraphProto, owned: frozenset[int
 
     made = {tensor.name: node for node in graph.nodes for tensor in node.outputs if tensor.name}
     outputs = {tensor.name for tensor in graph.outputs}
-    ours = {name for name, node in made.items() if node.domain == DOMAIN and name not in outputs}
+    ours = {name for name, node in made.items() if node.domain == DOMAIN}
+    # An operator gets its input's memory for its output only if ONNX Runtime knows both to be of one shape.
+    ours |= {node.inputs[0].name for node in graph.nodes if node.domain == DOMAIN and node.op in IN_PLACE} & set(made)
+    ours -= outputs
     kept = [
         info
         for info in target.value_info

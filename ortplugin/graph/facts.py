@@ -172,6 +172,12 @@ class Scope:
                         stack.append(producer)
         return found
 
+    def insert(self, new: gs.Node, before: gs.Node) -> None:
+        """Puts a new node before another. What it reads must be there by then."""
+        at = self.position[id(before)]
+        self.slots.insert(at, new)
+        self.position.update({id(node): at + i for i, node in enumerate(self.slots[at:]) if node is not None})
+
     def remove(self, node: gs.Node) -> None:
         """Takes a node out of the graph. Its outputs remain, without a producer."""
         self.slots[self.position.pop(id(node))] = None

@@ -1,13 +1,14 @@
-"""The table of operators: one folder and one line each."""
+"""The table of operators: one folder a family, one name each."""
 
 from __future__ import annotations
 
 from ortplugin.ops.base import DOMAIN, Operator, TensorType
 from ortplugin.ops.layer_norm import OPERATOR as FUSED_LAYER_NORM
+from ortplugin.ops.scatter import SCATTER_ELEMENTS, SCATTER_ND, UPDATE_SLICE
 
 __all__ = ["DOMAIN", "OPERATORS", "Operator", "TensorType", "find"]
 
-OPERATORS: tuple[Operator, ...] = (FUSED_LAYER_NORM,)
+OPERATORS: tuple[Operator, ...] = (FUSED_LAYER_NORM, SCATTER_ND, SCATTER_ELEMENTS, UPDATE_SLICE)
 
 
 def find(domain: str, name: str) -> Operator | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,3 +37,5 @@ class Operator:
     """(node, opset of ai.onnx) -> the same in standard ONNX, reading and writing the same names"""
     reference: Callable[[onnx.NodeProto, Sequence[npt.NDArray[Any]]], list[npt.NDArray[np.generic]]]
     """(node, inputs) -> outputs, computed in float64"""
+    variants: Callable[[onnx.NodeProto], Sequence[Mapping[str, Any]]] = lambda node: ()
+    """node -> sets of attributes with which it computes the same in another way; `optimize-model --tune` times them"""

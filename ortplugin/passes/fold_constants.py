@@ -29,7 +29,8 @@ SHAPE_BYTES = 1 << 16  # inputs up to this size may be what the output's shape d
 _FOLDABLE = """
     Abs Add And Cast Ceil Concat ConstantOfShape Cos Div Equal Exp Expand Floor Gather Greater GreaterOrEqual
     Less LessOrEqual Log Max Min Mod Mul Neg Not Or Pow Range Reciprocal ReduceMax ReduceMin ReduceProd ReduceSum
-    Reshape Round Shape Sigmoid Sign Sin Size Slice Split Sqrt Squeeze Sub Tile Transpose Trilu Unsqueeze Where Xor
+    Reshape Round ScatterElements Shape Sigmoid Sign Sin Size Slice Split Sqrt Squeeze Sub Tile Transpose Trilu
+    Unsqueeze Where Xor
 """
 FOLDABLE = frozenset(_FOLDABLE.split())
 

@@ -255,18 +255,43 @@ std::string NodeInfo::string_attribute(const char* name) const {
   return text;
 }
 
+// To a kernel, ORT does not tell an attribute of another type from one that is absent: throws Error for the former.
+static void CheckAbsent(const ort::Api* api, const ort::KernelInfo* info, const char* name) {
+  float number = 0;
+  int64_t integer = 0;
+  size_t length = 0, floats = 0, integers = 0;  // ORT gives an array of another type as an empty one
+  ort::Status* const single[] = {
+      ort::KernelInfoGetAttribute_float(api, info, name, &number),
+      ort::KernelInfoGetAttribute_int64(api, info, name, &integer),
+      ort::KernelInfoGetAttribute_string(api, info, name, static_cast<char*>(nullptr), &length),
+  };
+  ort::Status* const arrays[] = {
+      ort::KernelInfoGetAttributeArray_float(api, info, name, static_cast<float*>(nullptr), &floats),
+      ort::KernelInfoGetAttributeArray_int64(api, info, name, static_cast<int64_t*>(nullptr), &integers),
+  };
+  bool is_there = (arrays[0] == nullptr && floats > 0) || (arrays[1] == nullptr && integers > 0);
+  for (ort::Status* status : single) is_there = is_there || status == nullptr;
+  for (ort::Status* status : {single[0], single[1], single[2], arrays[0], arrays[1]})
+    if (status != nullptr) ort::ReleaseStatus(api, status);
+  if (is_there) Fail("the attribute '", name, "' has another type than the operator gives it");
+}
+
 std::string NodeInfo::string_attribute(const char* name, const char* absent) const {
   size_t size = 0;
   ort::Status* missing = ort::KernelInfoGetAttribute_string(api_, info_, name, static_cast<char*>(nullptr), &size);
-  if (missing != nullptr) ort::ReleaseStatus(api_, missing);
-  return missing != nullptr ? absent : string_attribute(name);
+  if (missing == nullptr) return string_attribute(name);
+  ort::ReleaseStatus(api_, missing);
+  CheckAbsent(api_, info_, name);
+  return absent;
 }
 
 int64_t NodeInfo::int_attribute(const char* name, int64_t absent) const {
   int64_t number = absent;
   ort::Status* missing = ort::KernelInfoGetAttribute_int64(api_, info_, name, &number);
-  if (missing != nullptr) ort::ReleaseStatus(api_, missing);
-  return missing != nullptr ? absent : number;
+  if (missing == nullptr) return number;
+  ort::ReleaseStatus(api_, missing);
+  CheckAbsent(api_, info_, name);
+  return absent;
 }
 
 std::vector<int64_t> NodeInfo::ints_attribute(const char* name) const {
@@ -274,6 +299,7 @@ std::vector<int64_t> NodeInfo::ints_attribute(const char* name) const {
   ort::Status* missing =
       ort::KernelInfoGetAttributeArray_int64(api_, info_, name, static_cast<int64_t*>(nullptr), &count);
   if (missing != nullptr) ort::ReleaseStatus(api_, missing);
+  if (missing != nullptr || count == 0) CheckAbsent(api_, info_, name);
   std::vector<int64_t> numbers(missing != nullptr ? 0 : count);
   if (!numbers.empty()) Check(api_, ort::KernelInfoGetAttributeArray_int64(api_, info_, name, numbers.data(), &count));
   return numbers;

@@ -63,7 +63,7 @@ class NodeInfo {
   size_t output_count() const;
   TensorType input(size_t index) const;
   std::string string_attribute(const char* name) const;
-  // An attribute of another type counts as absent here; shape inference, which comes first, refuses it.
+  // These throw Error where the attribute has another type. (So does shape inference, but ORT goes on without it.)
   std::string string_attribute(const char* name, const char* absent) const;
   int64_t int_attribute(const char* name, int64_t absent) const;
   std::vector<int64_t> ints_attribute(const char* name) const;

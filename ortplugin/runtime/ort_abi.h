@@ -83,6 +83,7 @@ enum ElementType : int {
   X(72, MemoryInfoGetId, Status*, const MemoryInfo*, int*)                                                             \
   X(76, AllocatorFree, Status*, Allocator*, void*)                                                                     \
   X(77, AllocatorGetInfo, Status*, const Allocator*, const MemoryInfo**)                                               \
+  X(85, KernelInfoGetAttribute_float, Status*, const KernelInfo*, const char*, float*)                                 \
   X(86, KernelInfoGetAttribute_int64, Status*, const KernelInfo*, const char*, int64_t*)                               \
   X(87, KernelInfoGetAttribute_string, Status*, const KernelInfo*, const char*, char*, size_t*)                        \
   X(90, KernelContext_GetInput, Status*, const KernelContext*, size_t, const Value**)                                  \
@@ -92,6 +93,7 @@ enum ElementType : int {
   X(99, ReleaseTensorTypeAndShapeInfo, void, TensorInfo*)                                                              \
   X(130, AddSessionConfigEntry, Status*, SessionOptions*, const char*, const char*)                                    \
   X(132, ReleaseAllocator, void, Allocator*)                                                                           \
+  X(162, KernelInfoGetAttributeArray_float, Status*, const KernelInfo*, const char*, float*, size_t*)                  \
   X(163, KernelInfoGetAttributeArray_int64, Status*, const KernelInfo*, const char*, int64_t*, size_t*)                \
   X(193, KernelContext_GetGPUComputeStream, Status*, const KernelContext*, void**)                                     \
   X(230, KernelInfo_GetInputCount, Status*, const KernelInfo*, size_t*)                                                \

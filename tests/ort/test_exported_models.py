@@ -1,11 +1,12 @@
 """Every model in tests/data, as PyTorch's exporters wrote it, through the optimizer and ONNX Runtime.
 
-models/export_tiny.py made the files; expected.json says how many norms PyTorch ran in each.
+models/export_tiny.py made the files; expected.json says how many norms and which scatters each has.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import ortplugin
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 EXPECTED: dict[str, dict[str, Any]] = json.loads((DATA / "expected.json").read_text())
-NUMPY_DTYPES = {"float": np.float32, "float16": np.float16, "int64": np.int64}
+NUMPY_DTYPES = {"float": np.float32, "float16": np.float16, "int64": np.int64, "bool": np.bool_, "index": np.int64}
 # rtol, atol of a whole network. The original rounds to fp16 after every operator, the fused one once: they may
 # differ by some fp16 steps of the largest value in each layer.
 TOLERANCES = {"float": (1e-4, 2e-5), "float16": (2e-2, 2e-2)}
@@ -32,11 +33,15 @@ def original_of(name: str) -> onnx.ModelProto:
 
 
 def feeds_of(name: str, rng: np.random.Generator, rows: int | None = None) -> dict[str, np.ndarray]:
-    """Random inputs as expected.json describes them; `rows` replaces the size of the batch."""
+    """Random inputs as expected.json describes them; `rows` replaces the size of the batch where that is open."""
     feeds = {}
+    first = {each.name: each.type.tensor_type.shape.dim[0] for each in original_of(name).graph.input}
     for input_name, spec in EXPECTED[name]["inputs"].items():
-        shape = [rows or spec["shape"][0], *spec["shape"][1:]]
-        if spec["high"]:
+        is_open = bool(rows and first[input_name].dim_param)
+        shape = [rows if is_open else spec["shape"][0], *spec["shape"][1:]]
+        if spec["dtype"] == "index":  # without duplicates
+            values = rng.permutation(spec["high"])[: np.prod(shape)].reshape(shape)
+        elif spec["high"]:
             values = rng.integers(0, spec["high"], shape)
             if input_name == "attention_mask":
                 values[:, 0] = 1  # a row that masks everything has no defined attention
@@ -78,7 +83,7 @@ def fused_norms(model: onnx.ModelProto) -> dict[str, int]:
     """FusedLayerNorm nodes by the core operator in their program."""
     counts = {"LayerNormalization": 0, "RMSNormalization": 0}
     for node in nodes_of(model.graph):
-        if node.domain == "ortplugin":
+        if node.op_type == "FusedLayerNorm":
             program = next(a.s.decode() for a in node.attribute if a.name == "program")
             for core in counts:
                 counts[core] += f"{core}<" in program or f"{core}(" in program
@@ -106,6 +111,12 @@ def test_every_norm_is_fused(name: str, optimized: onnx.ModelProto) -> None:
     }
     left = [n.name for n in nodes_of(optimized.graph) if n.op_type.endswith("Normalization") and n.domain == ""]
     assert not left
+
+
+def test_every_scatter_is_ours(name: str, optimized: onnx.ModelProto) -> None:
+    found = Counter(n.op_type for n in nodes_of(optimized.graph) if n.domain == "ortplugin")
+    del found["FusedLayerNorm"]
+    assert found == EXPECTED[name].get("scatters", {})
 
 
 def test_outputs_are_those_of_the_original(

@@ -6,6 +6,7 @@ A new operator starts by adding its line to CASES here; what is then still missi
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -13,16 +14,29 @@ import layer_norm_cases
 import numpy as np
 import onnx
 import pytest
+import scatter_cases
 
 from ortplugin.ops import DOMAIN, OPERATORS, Operator, TensorType, find
-from ortplugin.ops.decompose import NUMPY_DTYPES
-from ortplugin.program import FLOATING
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
-# operator: the module of its parity cases, which has CASES. The module's name gives the operator's stem.
+# operator: the module of its parity cases, which has CASES. The module's name gives the stem that all operators of a
+# family share.
 CASES: dict[str, ModuleType] = {
     "FusedLayerNorm": layer_norm_cases,
+    "ScatterND": scatter_cases,
+    "ScatterElements": scatter_cases,
+    "UpdateSlice": scatter_cases,
+}
+
+# dtypes that the cases of an operator must cover.
+FLOATING = {np.dtype(name) for name in ("float16", "bfloat16", "float32", "float64")}
+MOVED = FLOATING | {np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)} | {np.dtype(bool)}
+DTYPES: dict[str, set[np.dtype[np.generic]]] = {
+    "FusedLayerNorm": FLOATING,
+    "ScatterND": MOVED,
+    "ScatterElements": MOVED,
+    "UpdateSlice": MOVED,
 }
 
 each_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
@@ -33,19 +47,41 @@ def stem_of(operator: Operator) -> str:
     return CASES[operator.name].__name__.rpartition(".")[2].removesuffix("_cases")
 
 
+def cases_of(operator: Operator) -> list[layer_norm_cases.Case | scatter_cases.Case]:
+    return [case for case in CASES[operator.name].CASES if case.node().op_type == operator.name]
+
+
+def is_plain(arrays: Sequence[np.ndarray]) -> bool:
+    """Whether no array is empty or holds a number that is not finite."""
+    with np.errstate(invalid="ignore"):
+        return all(array.size > 0 and np.isfinite(array.astype(np.float64)).all() for array in arrays)
+
+
 def native(path: str) -> str:
     return (ROOT / "ortplugin" / path).read_text()
 
 
+def native_of(operator: Operator, pattern: str) -> str:
+    """The texts of its family's files whose names match."""
+    files = sorted((ROOT / "ortplugin" / "ops" / stem_of(operator)).glob(pattern))
+    return "\n".join(file.read_text() for file in files)
+
+
 def test_the_tables_have_the_same_operators() -> None:
     names = [operator.name for operator in OPERATORS]
-    assert names == list(CASES)
+    assert names == list(CASES) == list(DTYPES)
     assert len(set(names)) == len(names)
     rows = re.search(r"kOperators\[\] = \{(.*?)\};", native("runtime/registry.cc"), re.DOTALL)
     assert rows is not None
     assert re.findall(r"&k(\w+),", rows[1]) == names, (
         "runtime/registry.cc has other rows than ortplugin/ops/__init__.py"
     )
+
+
+def test_every_case_is_an_operators() -> None:
+    for module in set(CASES.values()):
+        operators = {name for name, cases in CASES.items() if cases is module}
+        assert {case.node().op_type for case in module.CASES} == operators
 
 
 @each_operator
@@ -75,46 +111,69 @@ def test_it_has_its_files(operator: Operator) -> None:
 
 @each_operator
 def test_it_has_native_kernels_for_both_providers(operator: Operator) -> None:
-    """One row of runtime/ort.h's `Operator`: name, shape inference, CPU kernel, CUDA kernel."""
+    """One row of runtime/ort.h's `Operator`: name, shape inference, CPU kernel, CUDA kernel.
+
+    A family may share what makes its rows: `const Operator kName = MakeOperator<...>("Name");`.
+    """
     stem = stem_of(operator)
-    row = re.search(rf"const Operator k{operator.name} = \{{\n(.*?)\n\}};", native(f"ops/{stem}/{stem}.cc"), re.DOTALL)
-    assert row is not None, f"{stem}.cc does not define k{operator.name}"
-    assert f'"{operator.name}"' in row[1]
-    assert "nullptr" not in row[1]
-    cpu = re.search(r"std::make_unique<(\w+)>", row[1]) or re.search(r"\b(Create\w*Cpu\w*)\b", row[1])
-    cuda = re.search(r"\b(Create\w*Cuda\w*)\b", row[1])
+    source = native(f"ops/{stem}/{stem}.cc")
+    own = re.search(rf"const Operator k{operator.name} = \{{\n(.*?)\n\}};", source, re.DOTALL)
+    made = re.search(rf'const Operator k{operator.name} = (\w+)<[^>]+>\("{operator.name}"\);', source)
+    assert own is not None or made is not None, f"{stem}.cc does not define k{operator.name}"
+    if made is not None:
+        maker = re.search(rf"Operator {made[1]}\(const char\* name\) \{{\n(.*?)\n\}}", source, re.DOTALL)
+        assert maker is not None, f"{stem}.cc does not define {made[1]}"
+        row = maker[1]
+        assert re.search(r"\bname,", row)
+    else:
+        assert own is not None
+        row = own[1]
+        assert f'"{operator.name}"' in row
+    assert "nullptr" not in row
+    cpu = re.search(r"std::make_unique<(\w+)>", row) or re.search(r"\b(Create\w*Cpu\w*)\b", row)
+    cuda = re.search(r"\b(Create\w*Cuda\w*)\b", row)
     assert cpu is not None, f"k{operator.name} has no CPU kernel"
     assert cuda is not None, f"k{operator.name} has no CUDA kernel"
-    assert f"{cuda[1]}(const NodeInfo& info)" in native(f"ops/{stem}/{stem}_cuda.cc")
-    assert "__global__" in native(f"ops/{stem}/{stem}.cu")
+    assert re.search(rf"\b{cpu[1]}\b[^;]*\{{", native_of(operator, f"{stem}*.cc")), f"{cpu[1]} is not defined"
+    assert re.search(rf"> {cuda[1]}\([^;{{]*const NodeInfo& info\) \{{", native(f"ops/{stem}/{stem}_cuda.cc")), (
+        f"{stem}_cuda.cc does not define {cuda[1]}"
+    )
+    assert "__global__" in native_of(operator, f"{stem}*.cu")
 
 
 @each_operator
 def test_it_is_built(operator: Operator) -> None:
     stem = stem_of(operator)
     build = (ROOT / "CMakeLists.txt").read_text() + (ROOT / "cmake" / "kernels.cmake").read_text()
-    for file in (f"{stem}.cc", f"{stem}_cuda.cc", f"{stem}.cu"):  # the last as a string in the library
-        assert re.search(rf"ops\}}?/{stem}/{re.escape(file)}\b", build), f"{file} is not built"
+    files = sorted((ROOT / "ortplugin" / "ops" / stem).glob("*.c[cu]"))
+    assert {f"{stem}.cc", f"{stem}_cuda.cc", f"{stem}.cu"} <= {file.name for file in files}
+    for file in files:  # .cu files as strings in the library
+        assert re.search(rf"ops\}}?/{stem}/{re.escape(file.name)}\b", build), f"{file.name} is not built"
 
 
 @each_operator
 def test_it_has_parity_cases(operator: Operator) -> None:
-    cases = CASES[operator.name].CASES
-    assert {case.node().op_type for case in cases} == {operator.name}
-    covered = {parameter.dtype for case in cases for parameter in case.program.parameters}
-    assert set(FLOATING) <= covered, f"no case has {set(FLOATING) - covered}"
+    cases = cases_of(operator)
+    assert len(cases) >= 50
+    covered = {array.dtype for case in cases for array in case.inputs()}
+    assert DTYPES[operator.name] <= covered, f"no case has {DTYPES[operator.name] - covered}"
     assert any(0 in shape for case in cases for shape in case.shapes), "no case has an empty input"
 
 
 @each_operator
 def test_it_has_a_reference_a_decomposition_and_shapes(operator: Operator) -> None:
-    case = CASES[operator.name].CASES[0]
+    case = next(case for case in cases_of(operator) if is_plain(case.inputs()))
     node, inputs = case.node(), case.inputs()
     outputs = operator.reference(node, inputs)
     types = operator.infer_shapes(node, [TensorType(array.dtype, array.shape) for array in inputs])
     assert [TensorType(array.dtype, array.shape) for array in outputs] == types
-    assert [array.dtype for array in outputs] == [NUMPY_DTYPES[result.dtype] for result in case.program.results]
-    assert all(np.isfinite(array.astype(np.float64)).all() for array in outputs)
+    assert len(outputs) == len(node.output)
+    declared = onnx.load_model_from_string(case.model()).graph.output
+    dtypes = [onnx.helper.tensor_dtype_to_np_dtype(each.type.tensor_type.elem_type) for each in declared]
+    assert [array.dtype for array in outputs] == dtypes
+    assert is_plain(outputs)
+    for before, after in zip(case.inputs(), inputs, strict=True):
+        assert before.tobytes() == after.tobytes()
     nodes = operator.decompose(node, 18)
     assert {each.domain for each in nodes} == {""}
     written = [name for each in nodes for name in each.output]

@@ -92,6 +92,7 @@ def test_json_has_the_documented_keys_and_no_others() -> None:
         "fused",
         "seconds",
         "verification",
+        "tuning",
         "guilty",
     ]
     assert data["changes"][1]["nodes"] == ["ln (LayerNormalization)", "[bold]add (Add)"]

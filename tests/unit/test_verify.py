@@ -7,7 +7,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import onnx
+import onnx.parser
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -234,6 +234,22 @@ def test_indices_stay_within_their_table() -> None:
     assert values.dtype == np.int64
     assert values.min() == 0
     assert values.max() == 6
+
+
+def test_indices_are_distinct_where_they_can_be() -> None:
+    """A scatter that meets an element twice may give what it likes."""
+    inputs = "float[20,4] data, int64[15,1] rows, float[15,4] a, int64[30,4] at, float[30,4] b"
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]>'
+        f"g ({inputs}) => (float[20,4] y, float[20,4] z) "
+        "{ y = ScatterND(data, rows, a) z = ScatterElements<axis=0>(data, at, b) }"
+    )
+    feeds = generate(model, CANDIDATES[0]).feeds
+    rows, at = feeds["rows"], feeds["at"]
+    assert len(set(rows.flat)) == 15
+    assert 0 <= rows.min() <= rows.max() < 20
+    assert set(at.flat) == set(range(20)), "30 do not fit in 20: each occurs"
+    assert all(len(set(at[first : first + 20, column])) == 20 for first in range(11) for column in range(4))
 
 
 def test_indices_are_traced_through_arithmetic_and_bodies() -> None:

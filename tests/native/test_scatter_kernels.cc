@@ -1,0 +1,149 @@
+// Compiles the kernels of the scatter operators for a GPU architecture, in each form and for every dtype and reduction,
+// and fails where the compiler spills registers to local memory. Needs NVRTC but no GPU.
+//
+//   test_scatter_kernels sm_90            VERBOSE=1 shows each variant
+
+#include <algorithm>
+#include <cstdlib>
+#include <iostream>
+#include <regex>
+#include <set>
+#include <sstream>
+
+#include "ortplugin/ops/scatter/scatter_cuda.h"
+#include "ortplugin/runtime/cuda.h"
+#include "tests/native/check.h"
+
+using namespace ortplugin;
+
+namespace {
+
+struct Problem {
+  const char* name;
+  ScatterAttributes attributes;
+  std::vector<Shape> inputs;
+  bool is_int32 = false;
+  uintptr_t alignment = 0;
+};
+
+ScatterAttributes Of(ScatterKind kind, int64_t axis = 0) {
+  ScatterAttributes the;
+  the.kind = kind;
+  the.axis = axis;
+  return the;
+}
+
+// A problem with the reduction.
+Problem Reduced(Problem problem, Reduction reduction) {
+  problem.attributes.reduction = reduction;
+  return problem;
+}
+
+constexpr Reduction kReductions[] = {Reduction::kNone, Reduction::kAdd, Reduction::kMul, Reduction::kMin,
+                                     Reduction::kMax};
+constexpr ort::ElementType kArithmetic[] = {ort::kFloat16, ort::kBFloat16, ort::kFloat, ort::kDouble,
+                                            ort::kInt8,    ort::kUInt8,    ort::kInt16, ort::kUInt16,
+                                            ort::kInt32,   ort::kUInt32,   ort::kInt64, ort::kUInt64};
+
+int Spilled(const std::string& log) {
+  int bytes = 0;
+  const std::regex spills("(\\d+) bytes spill stores, (\\d+) bytes spill loads");
+  for (std::sregex_iterator it(log.begin(), log.end(), spills), end; it != end; ++it)
+    bytes += std::stoi((*it)[1]) + std::stoi((*it)[2]);
+  return bytes;
+}
+
+int Registers(const std::string& log) {
+  int most = 0;
+  const std::regex used("Used (\\d+) registers");
+  for (std::sregex_iterator it(log.begin(), log.end(), used), end; it != end; ++it)
+    most = std::max(most, std::stoi((*it)[1]));
+  return most;
+}
+
+std::set<std::string> compiled;
+
+// In every form that the problem can take, in place and out of place; or once in each, in place.
+void CompileAll(const std::string& architecture, Problem problem, ort::ElementType type, bool thoroughly = true) {
+  const ScatterShape shape = FitScatter(problem.attributes, problem.inputs);
+  for (const ScatterAlgorithm algorithm : {ScatterAlgorithm::kAuto, ScatterAlgorithm::kSequential,
+                                           ScatterAlgorithm::kParallel, ScatterAlgorithm::kSorting}) {
+    for (const bool unique : {false, true}) {
+      for (const bool in_place : {false, true}) {
+        if (!thoroughly && (algorithm == ScatterAlgorithm::kAuto || unique || !in_place)) continue;
+        ScatterAttributes attributes = problem.attributes;
+        attributes.algorithm = algorithm;
+        attributes.unique = unique || attributes.kind == ScatterKind::kSlice;
+        attributes.deterministic = algorithm != ScatterAlgorithm::kParallel;
+        std::vector<ScatterChoice> choices = {ChooseScatter(attributes, type, shape, in_place)};
+        if (choices[0].copies) choices.push_back({ScatterForm::kCopy, true, false, false, false});
+        for (const ScatterChoice& choice : choices) {
+          const ScatterVariant variant = MakeScatterVariant(attributes, type, shape, choice, problem.is_int32,
+                                                            {problem.alignment, problem.alignment});
+          const std::string source = ScatterSource(attributes, type, variant);
+          if (!compiled.insert(source).second) continue;
+          std::string log, code, failure;
+          try {
+            code = cuda::Compile(source, architecture, &log);
+          } catch (const Error& error) {
+            failure = std::string(error.what()).substr(0, 3000);
+          }
+          const auto describe = [&] {
+            std::ostringstream text;
+            text << architecture << " " << problem.name << " " << NameOfOrt(type) << " reduction "
+                 << static_cast<int>(attributes.reduction) << " form " << static_cast<int>(choice.form) << " owned "
+                 << choice.owned << choice.collects << " atomic " << choice.atomic << " vector " << variant.vector
+                 << " whole " << variant.whole << " narrow " << variant.narrow << " wide " << variant.wide
+                 << " registers " << Registers(log) << " spilled " << Spilled(log) << " bytes " << failure;
+            return text.str();
+          };
+          if (std::getenv("VERBOSE") != nullptr) std::cout << describe() << "\n";
+          CHECK_WITH(failure.empty() && code.size() > 1000 && Registers(log) > 0, describe());
+          CHECK_WITH(Spilled(log) == 0, describe());
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::cerr << "usage: test_scatter_kernels sm_90\n";
+    return 2;
+  }
+  const std::string architecture = argv[1];
+  std::cout << cuda::CompilerVersion() << "\n";  // without NVRTC the test ends here and says so
+
+  const ScatterAttributes nd = Of(ScatterKind::kND), elements = Of(ScatterKind::kElements, 1);
+  ScatterAttributes slice = Of(ScatterKind::kSlice);
+  slice.axes = {1, 2};
+  slice.steps = {1, -2};
+  const Problem rows{"rows", nd, {{1000, 64}, {30, 1}, {30, 64}}};
+  const Problem odd{"odd rows", nd, {{10, 33}, {4, 1}, {4, 33}}};
+  const Problem many{"many", nd, {{100, 100, 3}, {5000, 2}, {5000, 3}}};
+  for (const ort::ElementType type : kArithmetic)
+    for (const Reduction reduction : kReductions) {
+      // Sums stand for products, and the minimum for the maximum, but for one dtype each.
+      const bool is_copy = reduction == Reduction::kMul || reduction == Reduction::kMax;
+      if (is_copy && type != ort::kFloat16 && type != ort::kInt32) continue;
+      CompileAll(architecture, Reduced(rows, reduction), type, false);
+    }
+  for (const ort::ElementType type : {ort::kFloat16, ort::kFloat, ort::kInt8})
+    for (const Reduction reduction : {Reduction::kNone, Reduction::kAdd})
+      for (const Problem& problem : {rows, odd, many}) CompileAll(architecture, Reduced(problem, reduction), type);
+  CompileAll(architecture, rows, ort::kComplex128);
+  for (const Reduction reduction : {Reduction::kNone, Reduction::kAdd}) {
+    for (const Problem& problem :
+         std::vector<Problem>{{"elements", elements, {{20, 30, 40}, {20, 7, 40}, {20, 7, 40}}},
+                              {"expanded indices", elements, {{20, 30, 40}, {1, 70, 1}, {20, 70, 40}}, true},
+                              {"odd address", nd, {{1000, 64}, {30, 1}, {30, 64}}, false, 2},
+                              {"over 2^31", nd, {{int64_t{1} << 20, 4096}, {5000, 1}, {5000, 4096}}},
+                              {"one dimension", nd, {{1 << 20}, {1 << 20, 1}, {1 << 20}}}})
+      CompileAll(architecture, Reduced(problem, reduction), ort::kFloat16);
+  }
+  CompileAll(architecture, {"slice", slice, {{9, 8, 7, 6}, {9, 3, 2, 1}, {2}}}, ort::kFloat);
+  CompileAll(architecture, {"long slice", slice, {{90, 80, 70, 6}, {1, 30, 20, 6}, {2}}}, ort::kFloat16);
+  return test::Summary();
+}

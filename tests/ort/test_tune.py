@@ -1,0 +1,171 @@
+"""--tune: what measures fastest stands in the model, on the CPU provider."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, NodeProto, TensorProto, helper
+
+import ortplugin
+from ortplugin import optimizer, tune
+from ortplugin.cli import main
+from ortplugin.errors import UsageError, VerificationError
+from ortplugin.passes.base import Change
+from ortplugin.session import CPU, run_on_host
+
+DATA = Path(__file__).resolve().parent.parent / "data"
+SCATTER = "ScatterElements"
+
+
+def two_scatters() -> tuple[ModelProto, dict[str, Any]]:
+    """Two alike scatters and one of another size, with the operators of the plugin, and inputs."""
+    nodes = [
+        helper.make_node(SCATTER, ["data", "at", "a"], ["first"], "one", domain="ortplugin", axis=0),
+        helper.make_node(SCATTER, ["first", "at", "a"], ["second"], "two", domain="ortplugin", axis=0),
+        helper.make_node(SCATTER, ["second", "at3", "b"], ["y"], "three", domain="ortplugin", axis=0),
+    ]
+    sizes = {"data": [8], "at": [2], "a": [2], "at3": [3], "b": [3]}
+    kinds = {name: TensorProto.INT64 if name.startswith("at") else TensorProto.FLOAT for name in sizes}
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info(name, kinds[name], size) for name, size in sizes.items()],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [8])],
+    )
+    imports = [helper.make_opsetid("", 18), helper.make_opsetid("ortplugin", 1)]
+    feeds = {
+        "data": np.arange(8, dtype=np.float32),
+        "at": np.array([1, -1]),
+        "a": np.array([10, 11], np.float32),
+        "at3": np.array([0, 1, 2]),
+        "b": np.array([20, 21, 22], np.float32),
+    }
+    return helper.make_model(graph, opset_imports=imports, ir_version=10), feeds
+
+
+def timed(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[Sequence[NodeProto]], float | None]) -> list[str]:
+    """Replaces the clock; returns the list that collects the names of the measured nodes."""
+    measured: list[str] = []
+
+    def time(model: ModelProto, node: NodeProto, candidate: Sequence[NodeProto], *rest: object) -> float | None:
+        measured.append(node.name)
+        return seconds(candidate)
+
+    monkeypatch.setattr(tune, "_time", time)
+    return measured
+
+
+def algorithm(candidate: Sequence[NodeProto]) -> str:
+    """'standard', or what the plugin's node says; 'auto' where it says nothing."""
+    if candidate[-1].domain != "ortplugin":
+        return "standard"
+    return next((a.s.decode() for a in candidate[0].attribute if a.name == "algorithm"), "auto")
+
+
+def outputs(model: ModelProto, feeds: Mapping[str, Any]) -> Any:
+    session = ortplugin.session(model.SerializeToString(), providers=["cpu"])
+    return run_on_host(session, feeds, ["y"])["y"]
+
+
+@pytest.mark.parametrize("best", ["sequential", "parallel", "sorting", "standard", "auto"])
+def test_the_fastest_stands_in_the_model(best: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, feeds = two_scatters()
+    measured = timed(monkeypatch, lambda candidate: 1.0 if algorithm(candidate) == best else 2.0)
+    tuned, report = tune.tune(model, feeds, CPU)
+    found = {algorithm([node]) for node in tuned.graph.node if node.op_type != "Constant"}
+    assert found == {best}
+    assert [entry.node for entry in report] == [f"{name} ({SCATTER})" for name in ("one", "two", "three")]
+    assert {entry.choice for entry in report} == {
+        {"auto": "", "standard": tune.STANDARD}.get(best, f"algorithm={best}")
+    }
+    assert set(measured) == {"one", "three"}, "alike nodes are measured once"
+    assert (outputs(tuned, feeds) == outputs(model, feeds)).all()
+    assert any(entry.domain == "ortplugin" for entry in tuned.opset_import) == (best != "standard")
+    onnx.checker.check_model(tuned)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        pytest.param(0.96, id="too little is gained"),
+        pytest.param(None, id="the others can't be measured"),
+        pytest.param(1.0, id="equally fast"),
+    ],
+)
+def test_a_node_stays(others: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, feeds = two_scatters()
+    timed(monkeypatch, lambda candidate: 1.0 if algorithm(candidate) == "auto" else others)
+    tuned, report = tune.tune(model, feeds, CPU)
+    assert tuned == model
+    assert {entry.choice for entry in report} == {""}
+
+
+def test_a_node_that_can_not_be_measured_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, feeds = two_scatters()
+    timed(monkeypatch, lambda candidate: None if algorithm(candidate) == "auto" else 1.0)
+    assert tune.tune(model, feeds, CPU)[0] == model
+
+
+def test_tuning_again_measures_the_way_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, feeds = two_scatters()
+    timed(monkeypatch, lambda candidate: 1.0 if algorithm(candidate) == "sorting" else 2.0)
+    once, _ = tune.tune(model, feeds, CPU)
+    assert tune.tune(once, feeds, CPU)[0] == once
+    timed(monkeypatch, lambda candidate: 1.0 if algorithm(candidate) == "auto" else 2.0)
+    again, _ = tune.tune(once, feeds, CPU)
+    assert {algorithm([node]) for node in again.graph.node} == {"auto"}
+
+
+def test_it_measures() -> None:
+    """No clock replaced: every candidate runs here, and the tuned model agrees with the original."""
+    _, report = ortplugin.optimize(
+        DATA / "bert_torchscript_opset17_dynamic.onnx", tune=True, verify=True, providers=["cpu"]
+    )
+    fused = sum(report.before.get(name, 0) for name in ("ai.onnx::LayerNormalization",))
+    assert len(report.tuning) == fused > 0
+    for entry in report.tuning:
+        assert set(entry.microseconds) == {"", tune.STANDARD}
+        assert all(time is not None and time >= 0 for time in entry.microseconds.values())
+    assert report.passed
+    stayed = sum(entry.choice == "" for entry in report.tuning)
+    assert report.after.get("ortplugin::FusedLayerNorm", 0) == stayed
+    assert report.to_dict()["tuning"][0]["node"] == report.tuning[0].node
+
+
+def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizer, "available_providers", lambda: (CPU,))
+    with pytest.raises(UsageError, match=r"NVIDIA GPU.*'cpu'"):
+        ortplugin.optimize(two_scatters()[0], tune=True)
+
+
+def test_a_wrong_choice_is_blamed_on_the_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(model: ModelProto, *rest: object) -> tuple[ModelProto, list[tune.TunedNode]]:
+        tuned = ModelProto()
+        tuned.CopyFrom(model)
+        tuned.graph.node[-1].input[0] = "data"
+        return tuned, [tune.TunedNode("three", "wrong", {})]
+
+    monkeypatch.setattr(optimizer, "tune_nodes", wrong)
+    real = optimizer.run_passes
+
+    def one_change(model: ModelProto, *rest: Any) -> Any:
+        return real(model, *rest)[0], [Change("nothing", (), "")], []
+
+    monkeypatch.setattr(optimizer, "run_passes", one_change)
+    model, feeds = two_scatters()
+    with pytest.raises(VerificationError, match="from the tuning on"):
+        ortplugin.optimize(model, tune=True, verify=True, providers=["cpu"], inputs=feeds)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, target = DATA / "bert_dynamo.onnx", tmp_path / "tuned.onnx"
+    assert main([str(source), "-o", str(target), "--tune", "--provider", "cpu"]) == 0
+    assert "Tuning, microseconds" in capsys.readouterr().out
+    assert main([str(source), "-o", str(target), "--tune", "--provider", "cpu", "--no-verify"]) == 0
+    assert main([str(target), "-o", str(tmp_path / "x.onnx"), "--restore", "--tune"]) == 2
+    assert "--tune" in capsys.readouterr().err
