@@ -96,6 +96,8 @@ ORTPLUGIN_INLINE void RunCast(const Job& job) {
       return Map<A, double>(job, [](A x) ORTPLUGIN_LANE { return static_cast<double>(x); });
     case DType::kBool:
       return Map<A, Bool>(job, [](A x) ORTPLUGIN_LANE { return x != A(0); });
+    default:
+      return;
   }
 }
 
@@ -215,8 +217,7 @@ ORTPLUGIN_INLINE void RunFloating(const Job& job) {
     case Op::kOr:
     case Op::kXor:
     case Op::kNot:
-    case Op::kLayerNormalization:
-    case Op::kRMSNormalization:
+    default:
       return;
   }
 }
@@ -231,6 +232,8 @@ ORTPLUGIN_INLINE void RunJob(const Job& job) {
       return RunFloating<double>(job);
     case DType::kBool:
       return job.statement->op == Op::kCast ? RunCast<Bool>(job) : RunLogical(job);
+    default:
+      return;
   }
 }
 
@@ -368,17 +371,7 @@ void Fill(T lane, size_t count, void* lanes) {
 }  // namespace
 
 size_t LaneSize(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat16:
-    case DType::kBFloat16:
-    case DType::kFloat:
-      break;
-    case DType::kDouble:
-      return sizeof(double);
-    case DType::kBool:
-      return sizeof(Bool);
-  }
-  return sizeof(float);
+  return dtype == DType::kFloat16 || dtype == DType::kBFloat16 ? sizeof(float) : SizeOf(dtype);
 }
 
 void LoadLanes(DType dtype, const void* elements, size_t count, void* lanes) {

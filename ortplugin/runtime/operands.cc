@@ -95,13 +95,12 @@ std::string StorageType(DType dtype) {
       return "double";
     case DType::kBool:
       return "bool_t";
+    default:
+      return ComputeTypeOf(dtype);
   }
-  return "";
 }
 
-std::string ComputeType(DType dtype) {
-  return dtype == DType::kDouble ? "double" : dtype == DType::kBool ? "bool" : "float";
-}
+std::string ComputeType(DType dtype) { return ComputeTypeOf(dtype); }
 
 std::string EmitOperands(const Program& program, const std::vector<Access>& accesses, const std::vector<Phase>& phases,
                          bool stream_results) {

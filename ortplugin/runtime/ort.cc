@@ -88,6 +88,22 @@ std::optional<DType> FromOrt(ort::ElementType type) {
       return DType::kDouble;
     case ort::kBool:
       return DType::kBool;
+    case ort::kInt8:
+      return DType::kInt8;
+    case ort::kInt16:
+      return DType::kInt16;
+    case ort::kInt32:
+      return DType::kInt32;
+    case ort::kInt64:
+      return DType::kInt64;
+    case ort::kUInt8:
+      return DType::kUInt8;
+    case ort::kUInt16:
+      return DType::kUInt16;
+    case ort::kUInt32:
+      return DType::kUInt32;
+    case ort::kUInt64:
+      return DType::kUInt64;
     default:
       return std::nullopt;
   }
@@ -105,6 +121,22 @@ ort::ElementType ToOrt(DType dtype) {
       return ort::kDouble;
     case DType::kBool:
       return ort::kBool;
+    case DType::kInt8:
+      return ort::kInt8;
+    case DType::kInt16:
+      return ort::kInt16;
+    case DType::kInt32:
+      return ort::kInt32;
+    case DType::kInt64:
+      return ort::kInt64;
+    case DType::kUInt8:
+      return ort::kUInt8;
+    case DType::kUInt16:
+      return ort::kUInt16;
+    case DType::kUInt32:
+      return ort::kUInt32;
+    case DType::kUInt64:
+      return ort::kUInt64;
   }
   return ort::kUndefined;
 }
