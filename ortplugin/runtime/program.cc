@@ -488,7 +488,7 @@ class Parser {
     const char* end = digits.data() + digits.size();
     const std::from_chars_result result = std::from_chars(digits.data(), end, magnitude);
     const uint64_t most = negative ? 0 - static_cast<uint64_t>(row.least) : row.most;
-    if (result.ec != std::errc() || result.ptr != end || magnitude > most) {
+    if (result.ec != std::errc() || result.ptr != end || magnitude > most || (negative && magnitude == 0)) {
       FailAt(token, "found ", Describe(token), ", expected an integer from ", row.least, " to ", row.most,
              " in the place of ", row.name);
     }
@@ -640,9 +640,8 @@ class Parser {
 
   // "0 2 3": at least one, ascending, separated by one space, without leading zeros.
   void Axes(std::vector<int64_t>* axes) {
-    constexpr int64_t kMostAxis = 1024;
-    constexpr const char* kWhat =
-        "axes such as \"0 2 3\": ascending numbers from 0 to 1024, with one space between them";
+    constexpr int64_t kMostAxis = 63;
+    constexpr const char* kWhat = "axes such as \"0 2 3\": ascending numbers from 0 to 63, with one space between them";
     if (token_.type != Token::Type::kString) Expected(kWhat);
     const char* at = token_.text.data();
     const char* const end = at + token_.text.size();
