@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from ortplugin.ops.base import DOMAIN, Operator, TensorType
 from ortplugin.ops.layer_norm import OPERATOR as FUSED_LAYER_NORM
+from ortplugin.ops.pointwise import OPERATOR as FUSED_POINTWISE
 
 __all__ = ["DOMAIN", "OPERATORS", "Operator", "TensorType", "find"]
 
-OPERATORS: tuple[Operator, ...] = (FUSED_LAYER_NORM,)
+OPERATORS: tuple[Operator, ...] = (FUSED_LAYER_NORM, FUSED_POINTWISE)
 
 
 def find(domain: str, name: str) -> Operator | None:

@@ -12,6 +12,7 @@ from types import ModuleType
 import layer_norm_cases
 import numpy as np
 import onnx
+import pointwise_cases
 import pytest
 
 from ortplugin.ops import DOMAIN, OPERATORS, Operator, TensorType, find
@@ -23,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 # operator: the module of its parity cases, which has CASES. The module's name gives the operator's stem.
 CASES: dict[str, ModuleType] = {
     "FusedLayerNorm": layer_norm_cases,
+    "FusedPointwise": pointwise_cases,
 }
 
 each_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
