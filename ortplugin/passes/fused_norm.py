@@ -99,7 +99,9 @@ def read_fused(scope: Scope, node: gs.Node) -> tuple[Program, list[gs.Tensor]] |
         program = parse(str(node.attrs.get("program", "")))
     except ProgramError:
         return None  # the runtime names the fault
-    if len(program.parameters) != len(node.inputs) or len(program.results) != len(node.outputs) or not program.core:
+    if len(program.parameters) != len(node.inputs) or len(program.results) != len(node.outputs):
+        return None
+    if program.core is None or not program.core.op.endswith("Normalization"):
         return None
     return merged_duplicates(program, list(node.inputs))
 
