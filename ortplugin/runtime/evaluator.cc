@@ -7,8 +7,10 @@
 
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "ortplugin/runtime/half.h"
+#include "ortplugin/runtime/integer_math.h"
 #include "ortplugin/runtime/vector_math.h"
 
 #ifdef __FAST_MATH__
@@ -78,11 +80,25 @@ ORTPLUGIN_INLINE void Map3(const Job& job, F f) {
   for (size_t i = 0; i < job.count; ++i) result[i] = f(a[i], b[i], c[i]);
 }
 
-// A lane of any operand dtype as what a Cast makes of it.
+// A lane of any operand dtype as the float that rounding further to a 16-bit dtype makes the nearest of.
 ORTPLUGIN_INLINE float Narrow(float x) { return x; }
 ORTPLUGIN_INLINE float Narrow(double x) { return RoundToOdd(x); }
-ORTPLUGIN_INLINE float Narrow(Bool x) { return static_cast<float>(x); }
+template <typename T>
+ORTPLUGIN_INLINE float Narrow(T x) {
+  return lane::IntegerToOdd(x);
+}
 
+// To an integer: of an integer the low bits, of a floating value the nearest of the range.
+template <typename T, typename A>
+ORTPLUGIN_INLINE void RunCastToInteger(const Job& job) {
+  if constexpr (std::is_integral_v<A>) {
+    return Map<A, T>(job, [](A x) ORTPLUGIN_LANE { return static_cast<T>(x); });
+  } else {
+    return Map<A, T>(job, [](A x) ORTPLUGIN_LANE { return lane::Saturate<T>(x); });
+  }
+}
+
+// A is a lane's type; bool's bytes are numbers like any other here.
 template <typename A>
 ORTPLUGIN_INLINE void RunCast(const Job& job) {
   switch (job.to) {
@@ -96,6 +112,45 @@ ORTPLUGIN_INLINE void RunCast(const Job& job) {
       return Map<A, double>(job, [](A x) ORTPLUGIN_LANE { return static_cast<double>(x); });
     case DType::kBool:
       return Map<A, Bool>(job, [](A x) ORTPLUGIN_LANE { return x != A(0); });
+    case DType::kInt8:
+      return RunCastToInteger<int8_t, A>(job);
+    case DType::kInt16:
+      return RunCastToInteger<int16_t, A>(job);
+    case DType::kInt32:
+      return RunCastToInteger<int32_t, A>(job);
+    case DType::kInt64:
+      return RunCastToInteger<int64_t, A>(job);
+    case DType::kUInt8:
+      return RunCastToInteger<uint8_t, A>(job);
+    case DType::kUInt16:
+      return RunCastToInteger<uint16_t, A>(job);
+    case DType::kUInt32:
+      return RunCastToInteger<uint32_t, A>(job);
+    case DType::kUInt64:
+      return RunCastToInteger<uint64_t, A>(job);
+  }
+}
+
+// What is the same for every dtype of one size.
+template <typename T>
+ORTPLUGIN_INLINE void RunWhere(const Job& job) {
+  Map3<Bool, T>(job, [](Bool a, T b, T c) ORTPLUGIN_LANE { return a != 0 ? b : c; });
+}
+
+// What is one operator of C++ for every type of numbers.
+template <typename T>
+ORTPLUGIN_INLINE void RunComparison(const Job& job) {
+  switch (job.statement->op) {
+    case Op::kEqual:
+      return Map2<T, Bool>(job, [](T a, T b) ORTPLUGIN_LANE { return a == b; });
+    case Op::kLess:
+      return Map2<T, Bool>(job, [](T a, T b) ORTPLUGIN_LANE { return a < b; });
+    case Op::kLessOrEqual:
+      return Map2<T, Bool>(job, [](T a, T b) ORTPLUGIN_LANE { return a <= b; });
+    case Op::kGreater:
+      return Map2<T, Bool>(job, [](T a, T b) ORTPLUGIN_LANE { return a > b; });
+    case Op::kGreaterOrEqual:
+      return Map2<T, Bool>(job, [](T a, T b) ORTPLUGIN_LANE { return a >= b; });
     default:
       return;
   }
@@ -111,8 +166,64 @@ ORTPLUGIN_INLINE void RunLogical(const Job& job) {
       return Map2<Bool, Bool>(job, [](Bool a, Bool b) ORTPLUGIN_LANE { return a ^ b; });
     case Op::kNot:
       return Map<Bool, Bool>(job, [](Bool a) ORTPLUGIN_LANE { return a ^ 1; });
+    case Op::kCast:
+      return RunCast<Bool>(job);
     default:
+      return RunComparison<Bool>(job);
+  }
+}
+
+template <typename T>
+ORTPLUGIN_INLINE void RunInteger(const Job& job) {
+  switch (job.statement->op) {
+    case Op::kAbs:
+      return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::IntegerAbs(x); });
+    case Op::kNeg:
+      return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::WrappingNeg(x); });
+    case Op::kSign:
+      return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::IntegerSign(x); });
+    case Op::kRelu:
+      return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::IntegerMax(x, T(0)); });
+    case Op::kAdd:
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::WrappingAdd(a, b); });
+    case Op::kSub:
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::WrappingSub(a, b); });
+    case Op::kMul:
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::WrappingMul(a, b); });
+    case Op::kDiv:
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::IntegerDiv(a, b); });
+    case Op::kMod:
+      if (job.statement->attributes[0] != 0)
+        return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::Remainder(a, b); });
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::Modulo(a, b); });
+    case Op::kPow:
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::Saturate<T>(lane::PowerOfIntegers(a, b)); });
+    case Op::kMin:
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::IntegerMin(a, b); });
+    case Op::kMax:
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::IntegerMax(a, b); });
+    case Op::kClip:
+      return Map3<T, T>(
+          job, [](T x, T low, T high) ORTPLUGIN_LANE { return lane::IntegerMin(lane::IntegerMax(x, low), high); });
+    case Op::kBitwiseAnd:
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a & b; });
+    case Op::kBitwiseOr:
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a | b; });
+    case Op::kBitwiseXor:
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a ^ b; });
+    case Op::kBitwiseNot:
+      return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return ~x; });
+    case Op::kBitShift:
+      if constexpr (std::is_unsigned_v<T>) {
+        if (job.statement->attributes[0] != 0)
+          return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::ShiftRight(a, b); });
+        return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::ShiftLeft(a, b); });
+      }
       return;
+    case Op::kCast:
+      return RunCast<T>(job);
+    default:
+      return RunComparison<T>(job);
   }
 }
 
@@ -183,6 +294,8 @@ ORTPLUGIN_INLINE void RunFloating(const Job& job) {
       return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a * b; });
     case Op::kDiv:
       return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a / b; });
+    case Op::kMod:
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return std::fmod(a, b); });
     case Op::kPow:
       if (job.power == 2) return Map<T, T>(job, [](T a) ORTPLUGIN_LANE { return a * a; });
       if (job.power == 3) return Map<T, T>(job, [](T a) ORTPLUGIN_LANE { return a * a * a; });
@@ -195,34 +308,35 @@ ORTPLUGIN_INLINE void RunFloating(const Job& job) {
       return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::LeakyRelu(a, b); });
     case Op::kClip:
       return Map3<T, T>(job, [](T a, T b, T c) ORTPLUGIN_LANE { return lane::Clip(a, b, c); });
-    case Op::kEqual:
-      return Map2<T, Bool>(job, [](T a, T b) ORTPLUGIN_LANE { return a == b; });
-    case Op::kLess:
-      return Map2<T, Bool>(job, [](T a, T b) ORTPLUGIN_LANE { return a < b; });
-    case Op::kLessOrEqual:
-      return Map2<T, Bool>(job, [](T a, T b) ORTPLUGIN_LANE { return a <= b; });
-    case Op::kGreater:
-      return Map2<T, Bool>(job, [](T a, T b) ORTPLUGIN_LANE { return a > b; });
-    case Op::kGreaterOrEqual:
-      return Map2<T, Bool>(job, [](T a, T b) ORTPLUGIN_LANE { return a >= b; });
     case Op::kIsNaN:
       return Map<T, Bool>(job, [](T a) ORTPLUGIN_LANE { return lane::IsNaN(a); });
-    case Op::kIsInf:
-      return Map<T, Bool>(job, [](T a) ORTPLUGIN_LANE { return lane::IsInf(a); });
-    case Op::kWhere:
-      return Map3<Bool, T>(job, [](Bool a, T b, T c) ORTPLUGIN_LANE { return a != 0 ? b : c; });
+    case Op::kIsInf: {
+      const Bool negative = p != 0, positive = q != 0;
+      return Map<T, Bool>(job, [negative, positive](T a) ORTPLUGIN_LANE {
+        return static_cast<Bool>((a == -lane::Infinity<T>()) & negative) |
+               static_cast<Bool>((a == lane::Infinity<T>()) & positive);
+      });
+    }
     case Op::kCast:
       return RunCast<T>(job);
-    case Op::kAnd:
-    case Op::kOr:
-    case Op::kXor:
-    case Op::kNot:
     default:
-      return;
+      return RunComparison<T>(job);
   }
 }
 
 ORTPLUGIN_INLINE void RunJob(const Job& job) {
+  if (job.statement->op == Op::kWhere) {
+    switch (LaneSize(job.to)) {
+      case 1:
+        return RunWhere<uint8_t>(job);
+      case 2:
+        return RunWhere<uint16_t>(job);
+      case 4:
+        return RunWhere<uint32_t>(job);
+      default:
+        return RunWhere<uint64_t>(job);
+    }
+  }
   switch (job.from) {
     case DType::kFloat16:
     case DType::kBFloat16:
@@ -231,9 +345,23 @@ ORTPLUGIN_INLINE void RunJob(const Job& job) {
     case DType::kDouble:
       return RunFloating<double>(job);
     case DType::kBool:
-      return job.statement->op == Op::kCast ? RunCast<Bool>(job) : RunLogical(job);
-    default:
-      return;
+      return RunLogical(job);
+    case DType::kInt8:
+      return RunInteger<int8_t>(job);
+    case DType::kInt16:
+      return RunInteger<int16_t>(job);
+    case DType::kInt32:
+      return RunInteger<int32_t>(job);
+    case DType::kInt64:
+      return RunInteger<int64_t>(job);
+    case DType::kUInt8:
+      return RunInteger<uint8_t>(job);
+    case DType::kUInt16:
+      return RunInteger<uint16_t>(job);
+    case DType::kUInt32:
+      return RunInteger<uint32_t>(job);
+    case DType::kUInt64:
+      return RunInteger<uint64_t>(job);
   }
 }
 
@@ -363,9 +491,39 @@ constexpr size_t kAlignment = 64;
 size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 template <typename T>
-void Fill(T lane, size_t count, void* lanes) {
+void Fill(const void* lane, size_t count, void* lanes) {
+  T value;
+  std::memcpy(&value, lane, sizeof(value));
   T* to = static_cast<T*>(lanes);
-  for (size_t i = 0; i < count; ++i) to[i] = lane;
+  for (size_t i = 0; i < count; ++i) to[i] = value;
+}
+
+// One lane of `size` bytes, repeated.
+void FillWith(const void* lane, size_t size, size_t count, void* lanes) {
+  switch (size) {
+    case 1:
+      return Fill<uint8_t>(lane, count, lanes);
+    case 2:
+      return Fill<uint16_t>(lane, count, lanes);
+    case 4:
+      return Fill<uint32_t>(lane, count, lanes);
+    default:
+      return Fill<uint64_t>(lane, count, lanes);
+  }
+}
+
+void FillLiteral(const Value& value, void* lanes) {
+  // A lane's bytes are the first ones of `lane` in memory: machines are little-endian, as ORT's tensors are.
+  uint64_t lane = value.integer;
+  const double number = value.literal;
+  if (value.dtype == DType::kBool) {
+    lane = number != 0;
+  } else if (value.dtype == DType::kDouble) {
+    lane = BitCast<uint64_t>(number);
+  } else if (IsFloating(value.dtype)) {
+    lane = BitCast<uint32_t>(static_cast<float>(RoundTo(value.dtype, number)));
+  }
+  FillWith(&lane, LaneSize(value.dtype), kBlock, lanes);
 }
 
 }  // namespace
@@ -383,22 +541,9 @@ void LoadLanes(DType dtype, const void* elements, size_t count, void* lanes) {
 }
 
 void FillLanes(DType dtype, const void* element, size_t count, void* lanes) {
-  double lane[1];  // large enough for a lane of any dtype
-  LoadLanes(dtype, element, 1, lane);
-  switch (LaneSize(dtype)) {
-    case sizeof(double):
-      return Fill(lane[0], count, lanes);
-    case sizeof(float): {
-      float narrow;
-      std::memcpy(&narrow, lane, sizeof(narrow));
-      return Fill(narrow, count, lanes);
-    }
-    default: {
-      Bool truth;
-      std::memcpy(&truth, lane, sizeof(truth));
-      return Fill(truth, count, lanes);
-    }
-  }
+  uint64_t lane = 0;  // large enough for a lane of any dtype
+  LoadLanes(dtype, element, 1, &lane);
+  FillWith(&lane, LaneSize(dtype), count, lanes);
 }
 
 void StoreLanes(DType dtype, const void* lanes, size_t count, void* elements) {
@@ -439,19 +584,7 @@ Evaluator::Workspace::Workspace(const Evaluator& evaluator) {
   slots_.reserve(values.size());
   for (const Value& value : values) {
     slots_.push_back(at);
-    if (value.kind == Value::Kind::kLiteral) {
-      const double literal = RoundTo(value.dtype, value.literal);
-      switch (LaneSize(value.dtype)) {
-        case sizeof(double):
-          Fill(literal, kBlock, at);
-          break;
-        case sizeof(float):
-          Fill(static_cast<float>(literal), kBlock, at);
-          break;
-        default:
-          Fill(static_cast<Bool>(literal != 0), kBlock, at);
-      }
-    }
+    if (value.kind == Value::Kind::kLiteral) FillLiteral(value, at);
     at += Aligned(kBlock * LaneSize(value.dtype));
   }
 }

@@ -14,7 +14,8 @@ namespace ortplugin {
 constexpr size_t kBlock = 512;
 
 // A value's elements are held as `lanes`: float for float16, bfloat16 and float; double for double; uint8_t (0 or 1)
-// for bool. `count` is at most kBlock wherever an Evaluator is concerned, and anything for these three.
+// for bool; integers as they are. `count` is at most kBlock wherever an Evaluator is concerned, and anything for these
+// three.
 size_t LaneSize(DType dtype);                                                   // bytes of one lane
 void LoadLanes(DType dtype, const void* elements, size_t count, void* lanes);   // contiguous elements
 void FillLanes(DType dtype, const void* element, size_t count, void* lanes);    // one element, repeated

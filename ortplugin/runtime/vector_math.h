@@ -106,8 +106,8 @@ ORTPLUGIN_INLINE bool IsNaN(T x) {
   return x != x;
 }
 template <typename T>
-ORTPLUGIN_INLINE bool IsInf(T x) {
-  return Abs(x) == std::numeric_limits<T>::infinity();
+constexpr T Infinity() {
+  return std::numeric_limits<T>::infinity();
 }
 
 // ---- Rare functions, and all of double: the C library -------------------------------------------------------------
