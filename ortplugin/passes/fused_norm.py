@@ -10,8 +10,9 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.facts import Scope
 from ortplugin.ops import DOMAIN
 from ortplugin.ops.layer_norm import NAME
-from ortplugin.program import Operand, Parameter, Program, ProgramError, Statement, parse
+from ortplugin.program import FLOATING, Operand, Parameter, Program, ProgramError, Statement, parse
 
+DTYPES = (*FLOATING, "bool")  # of a norm's program: its kernels read and write no integers
 WIDTH = {"float16": 1, "bfloat16": 1, "float": 2, "double": 3}
 
 
