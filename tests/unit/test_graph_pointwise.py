@@ -99,7 +99,8 @@ NODES = {
         "t0 = Cast<to=double>(b)", "t1 = Cast<to=double>(a)", "t2 = Pow(t1, t0)", "y_ = Cast<to=int32>(t2)"],
     "(int32[4] a) => (int32[4] y) <float k = {2}> { y = Pow(a, k) }": ["y_ = Pow(a, 2)"],
     # ONNX Runtime's own
-    "(float[4] a, float[4] bias) => (float[4] y) { y = com.microsoft.FastGelu(a, bias) }": ["t0 = Add(a, bias)", 'y_ = Gelu<approximate="tanh">(t0)'],
+    "(float[4] a, float[4] bias) => (float[4] y) { y = com.microsoft.FastGelu(a, bias) }": [
+        "t0 = Add(a, bias)", 'y_ = Gelu<approximate="tanh">(t0)'],
     f"{F} {{ y = com.microsoft.QuickGelu<alpha = 1.5> (a) }}": ["y_ = QuickGelu<alpha=1.5>(a)"],
     "(float[4] a, float[4] bias) => (float[4] y) { y = com.microsoft.BiasAdd (a, bias, a) }": [
         "t0 = Add(a, bias)", "y_ = Add(t0, a)"],
