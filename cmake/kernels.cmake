@@ -3,7 +3,8 @@
 set(kernel_files
   kCommonSource=${root}/ortplugin/runtime/common.cuh
   kPointwiseSource=${root}/ortplugin/runtime/pointwise.cuh
-  kLayerNormSource=${root}/ortplugin/ops/layer_norm/layer_norm.cu)
+  kLayerNormSource=${root}/ortplugin/ops/layer_norm/layer_norm.cu
+  kFusedPointwiseSource=${root}/ortplugin/ops/pointwise/pointwise.cu)
 set(embedded ${CMAKE_CURRENT_BINARY_DIR}/kernel_sources.cc)
 list(JOIN kernel_files "," kernel_inputs)
 list(TRANSFORM kernel_files REPLACE "^[^=]*=" "" OUTPUT_VARIABLE kernel_paths)

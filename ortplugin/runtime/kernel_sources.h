@@ -3,8 +3,9 @@
 
 namespace ortplugin {
 
-extern const char kCommonSource[];     // runtime/common.cuh
-extern const char kPointwiseSource[];  // runtime/pointwise.cuh
-extern const char kLayerNormSource[];  // ops/layer_norm/layer_norm.cu
+extern const char kCommonSource[];          // runtime/common.cuh
+extern const char kPointwiseSource[];       // runtime/pointwise.cuh
+extern const char kLayerNormSource[];       // ops/layer_norm/layer_norm.cu
+extern const char kFusedPointwiseSource[];  // ops/pointwise/pointwise.cu
 
 }  // namespace ortplugin

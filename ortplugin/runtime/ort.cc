@@ -317,6 +317,16 @@ ort::Allocator* NodeInfo::allocator() const {
   return allocator;
 }
 
+int NodeInfo::device() const {
+  ort::Allocator* owned = allocator();
+  const Finally release([&] { ort::ReleaseAllocator(api_, owned); });
+  const ort::MemoryInfo* memory = nullptr;
+  Check(api_, ort::AllocatorGetInfo(api_, static_cast<const ort::Allocator*>(owned), &memory));
+  int ordinal = 0;
+  Check(api_, ort::MemoryInfoGetId(api_, memory, &ordinal));
+  return ordinal;
+}
+
 Tensor Run::input(size_t index) const {
   const ort::Value* value = nullptr;
   Check(api_, ort::KernelContext_GetInput(api_, static_cast<const ort::KernelContext*>(context_), index, &value));

@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "ortplugin/ops/layer_norm/layer_norm.h"
+#include "ortplugin/ops/pointwise/pointwise.h"
 #include "ortplugin/runtime/ort.h"
 
 namespace ortplugin {
@@ -14,6 +15,7 @@ namespace {
 // One operator a line.
 const Operator* const kOperators[] = {
     &kFusedLayerNorm,
+    &kFusedPointwise,
 };
 
 constexpr const char* kDomain = "ortplugin";

@@ -4,7 +4,6 @@
 //   test_layer_norm_kernels sm_90     VERBOSE=1 shows each variant
 //   test_layer_norm_kernels 768       the source for an architecture like the H200's and a width, on standard output
 
-#include <algorithm>
 #include <cstdlib>
 #include <iostream>
 #include <regex>
@@ -13,6 +12,7 @@
 #include "ortplugin/ops/layer_norm/layer_norm.h"
 #include "ortplugin/runtime/cuda.h"
 #include "tests/native/check.h"
+#include "tests/native/kernel_remarks.h"
 
 using namespace ortplugin;
 
@@ -64,22 +64,6 @@ std::vector<Case> Cases() {
   return cases;
 }
 
-int Spilled(const std::string& log) {
-  int bytes = 0;
-  const std::regex spills("(\\d+) bytes spill stores, (\\d+) bytes spill loads");
-  for (std::sregex_iterator it(log.begin(), log.end(), spills), end; it != end; ++it)
-    bytes += std::stoi((*it)[1]) + std::stoi((*it)[2]);
-  return bytes;
-}
-
-int Registers(const std::string& log) {
-  int most = 0;
-  const std::regex used("Used (\\d+) registers");
-  for (std::sregex_iterator it(log.begin(), log.end(), used), end; it != end; ++it)
-    most = std::max(most, std::stoi((*it)[1]));
-  return most;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -107,13 +91,13 @@ int main(int argc, char** argv) {
       text << argument << " rows " << shape.rows << " width " << shape.width << " vector " << schedule.vector
            << " lanes " << schedule.lanes << "x" << schedule.groups << " items " << schedule.items << " rows at once "
            << schedule.rows_at_once << " prefetch " << schedule.prefetch << " line " << schedule.line << " streamed "
-           << schedule.streamed << " blocks " << schedule.min_blocks << " registers " << Registers(log) << " spilled "
-           << Spilled(log) << " bytes " << failure;
+           << schedule.streamed << " blocks " << schedule.min_blocks << " registers " << test::Registers(log)
+           << " spilled " << test::Spilled(log) << " bytes " << failure;
       return text.str();
     };
     if (std::getenv("VERBOSE") != nullptr) std::cout << variant() << "\n";
-    CHECK_WITH(failure.empty() && code.size() > 1000 && Registers(log) > 0, variant());
-    CHECK_WITH(Spilled(log) == 0, variant());
+    CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, variant());
+    CHECK_WITH(test::Spilled(log) == 0, variant());
   }
   return test::Summary();
 }
