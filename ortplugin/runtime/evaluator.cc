@@ -2,12 +2,17 @@
 // instruction set that is worth it, and the best one of the machine is chosen at run time; all give the same bits.
 //
 // Compile with -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math: the last two let square roots, roundings and
-// selections vectorise, and change no result.
+// selections vectorise, and change no result. GCC also with -fno-thread-jumps: it would else copy what comes before a
+// selection behind each side of another one, and vectorise all the copies.
 #include "ortplugin/runtime/evaluator.h"
 
 #include <cmath>
 #include <cstring>
 #include <type_traits>
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+#endif
 
 #include "ortplugin/runtime/half.h"
 #include "ortplugin/runtime/integer_math.h"
@@ -366,26 +371,25 @@ ORTPLUGIN_INLINE void RunJob(const Job& job) {
 }
 
 // 16-bit elements to lanes and back; the other dtypes are copied.
-ORTPLUGIN_INLINE void Load16(DType dtype, const void* elements, size_t count, float* lanes) {
-  const uint16_t* from = static_cast<const uint16_t*>(elements);
-  if (dtype == DType::kFloat16) {
-    ORTPLUGIN_LANES
-    for (size_t i = 0; i < count; ++i) lanes[i] = HalfToFloat(from[i]);
-  } else {
-    ORTPLUGIN_LANES
-    for (size_t i = 0; i < count; ++i) lanes[i] = BFloat16ToFloat(from[i]);
-  }
+ORTPLUGIN_INLINE void LoadHalves(const uint16_t* elements, size_t count, float* lanes) {
+  ORTPLUGIN_LANES
+  for (size_t i = 0; i < count; ++i) lanes[i] = HalfToFloat(elements[i]);
 }
-
-ORTPLUGIN_INLINE void Store16(DType dtype, const float* lanes, size_t count, void* elements) {
-  uint16_t* to = static_cast<uint16_t*>(elements);
-  if (dtype == DType::kFloat16) {
-    ORTPLUGIN_LANES
-    for (size_t i = 0; i < count; ++i) to[i] = FloatToHalf(lanes[i]);
-  } else {
-    ORTPLUGIN_LANES
-    for (size_t i = 0; i < count; ++i) to[i] = FloatToBFloat16(lanes[i]);
-  }
+ORTPLUGIN_INLINE void LoadBFloats(const uint16_t* elements, size_t count, float* lanes) {
+  ORTPLUGIN_LANES
+  for (size_t i = 0; i < count; ++i) lanes[i] = BFloat16ToFloat(elements[i]);
+}
+ORTPLUGIN_INLINE void StoreHalves(const float* lanes, size_t count, uint16_t* elements) {
+  ORTPLUGIN_LANES
+  for (size_t i = 0; i < count; ++i) elements[i] = FloatToHalf(lanes[i]);
+}
+ORTPLUGIN_INLINE void StoreBFloats(const float* lanes, size_t count, uint16_t* elements) {
+  ORTPLUGIN_LANES
+  for (size_t i = 0; i < count; ++i) elements[i] = FloatToBFloat16(lanes[i]);
+}
+ORTPLUGIN_INLINE void RoundHalves(const float* lanes, size_t count, float* rounded) {
+  ORTPLUGIN_LANES
+  for (size_t i = 0; i < count; ++i) rounded[i] = HalfToFloat(FloatToHalf(lanes[i]));
 }
 
 // Adds `term` of every lane: in 32 partial sums within a block, so that the loop vectorises, and over blocks in double.
@@ -435,20 +439,28 @@ ORTPLUGIN_INLINE void NormalizeOf(const void* lanes, double mean, double scale, 
 
 struct Functions {
   void (*run)(const Job&);
-  void (*load16)(DType, const void*, size_t, float*);
-  void (*store16)(DType, const float*, size_t, void*);
+  void (*load16)(DType, const uint16_t*, size_t, float*);
+  void (*store16)(DType, const float*, size_t, uint16_t*);
   double (*sum)(bool, const void*, size_t);
   double (*squares)(bool, const void*, double, size_t);
   void (*normalize)(bool, const void*, double, double, size_t, void*);
 };
 
-#define ORTPLUGIN_COPY(Name, ...)                                                                              \
-  __VA_ARGS__ void Run##Name(const Job& job) { RunJob(job); }                                                  \
-  __VA_ARGS__ void Load##Name(DType dtype, const void* elements, size_t count, float* lanes) {                 \
-    Load16(dtype, elements, count, lanes);                                                                     \
+// Halves: the conversions of load16 and store16 for float16, and a Cast's rounding to it.
+#define ORTPLUGIN_COPY(Name, Halves, ...)                                                                      \
+  __VA_ARGS__ void Run##Name(const Job& job) {                                                                 \
+    const bool is_float = job.from <= DType::kFloat;                                                           \
+    if (job.statement->op == Op::kCast && job.to == DType::kFloat16 && is_float) {                             \
+      Round##Halves(static_cast<const float*>(job.a), job.count, static_cast<float*>(job.result));             \
+    } else {                                                                                                   \
+      RunJob(job);                                                                                             \
+    }                                                                                                          \
   }                                                                                                            \
-  __VA_ARGS__ void Store##Name(DType dtype, const float* lanes, size_t count, void* elements) {                \
-    Store16(dtype, lanes, count, elements);                                                                    \
+  __VA_ARGS__ void Load##Name(DType dtype, const uint16_t* elements, size_t count, float* lanes) {             \
+    dtype == DType::kFloat16 ? Load##Halves(elements, count, lanes) : LoadBFloats(elements, count, lanes);     \
+  }                                                                                                            \
+  __VA_ARGS__ void Store##Name(DType dtype, const float* lanes, size_t count, uint16_t* elements) {            \
+    dtype == DType::kFloat16 ? Store##Halves(lanes, count, elements) : StoreBFloats(lanes, count, elements);   \
   }                                                                                                            \
   __VA_ARGS__ double Sum##Name(bool is_double, const void* lanes, size_t count) {                              \
     return is_double ? SumOf<double>(lanes, count) : SumOf<float>(lanes, count);                               \
@@ -463,19 +475,47 @@ struct Functions {
   }                                                                                                            \
   constexpr Functions k##Name{Run##Name, Load##Name, Store##Name, Sum##Name, Squares##Name, Normalize##Name};
 
-ORTPLUGIN_COPY(Baseline)
+ORTPLUGIN_COPY(Baseline, Halves)
 
 #if defined(__x86_64__) && defined(__GNUC__)
-ORTPLUGIN_COPY(Avx2, __attribute__((target("avx2"))))
-ORTPLUGIN_COPY(Avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))))
+// The instructions for halves give half.h's bits.
+#define ORTPLUGIN_F16C __attribute__((target("avx2,f16c")))
+
+ORTPLUGIN_F16C inline __m256 Widen(const uint16_t* elements) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(elements)));
+}
+ORTPLUGIN_F16C inline __m128i RoundToHalves(const float* lanes) {
+  return _mm256_cvtps_ph(_mm256_loadu_ps(lanes), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+ORTPLUGIN_F16C void LoadF16C(const uint16_t* elements, size_t count, float* lanes) {
+  size_t i = 0;
+  for (; i + 8 <= count; i += 8) _mm256_storeu_ps(lanes + i, Widen(elements + i));
+  for (; i < count; ++i) lanes[i] = HalfToFloat(elements[i]);
+}
+ORTPLUGIN_F16C void StoreF16C(const float* lanes, size_t count, uint16_t* elements) {
+  size_t i = 0;
+  for (; i + 8 <= count; i += 8) _mm_storeu_si128(reinterpret_cast<__m128i*>(elements + i), RoundToHalves(lanes + i));
+  for (; i < count; ++i) elements[i] = FloatToHalf(lanes[i]);
+}
+ORTPLUGIN_F16C void RoundF16C(const float* lanes, size_t count, float* rounded) {
+  size_t i = 0;
+  for (; i + 8 <= count; i += 8) _mm256_storeu_ps(rounded + i, _mm256_cvtph_ps(RoundToHalves(lanes + i)));
+  for (; i < count; ++i) rounded[i] = HalfToFloat(FloatToHalf(lanes[i]));
+}
+#undef ORTPLUGIN_F16C
+
+ORTPLUGIN_COPY(Avx2, F16C, __attribute__((target("avx2,fma,f16c"))))
+ORTPLUGIN_COPY(Avx512, F16C, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,f16c"))))
 
 Functions Choose() {
   __builtin_cpu_init();
-  if (ORTPLUGIN_X86_LEVEL >= 4 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+  const bool has_avx2 =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  if (ORTPLUGIN_X86_LEVEL >= 4 && has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
     return kAvx512;
   }
-  return ORTPLUGIN_X86_LEVEL >= 3 && __builtin_cpu_supports("avx2") ? kAvx2 : kBaseline;
+  return ORTPLUGIN_X86_LEVEL >= 3 && has_avx2 ? kAvx2 : kBaseline;
 }
 #else
 Functions Choose() { return kBaseline; }
@@ -534,7 +574,7 @@ size_t LaneSize(DType dtype) {
 
 void LoadLanes(DType dtype, const void* elements, size_t count, void* lanes) {
   if (dtype == DType::kFloat16 || dtype == DType::kBFloat16) {
-    Best().load16(dtype, elements, count, static_cast<float*>(lanes));
+    Best().load16(dtype, static_cast<const uint16_t*>(elements), count, static_cast<float*>(lanes));
   } else if (count > 0) {
     std::memcpy(lanes, elements, count * LaneSize(dtype));
   }
@@ -548,7 +588,7 @@ void FillLanes(DType dtype, const void* element, size_t count, void* lanes) {
 
 void StoreLanes(DType dtype, const void* lanes, size_t count, void* elements) {
   if (dtype == DType::kFloat16 || dtype == DType::kBFloat16) {
-    Best().store16(dtype, static_cast<const float*>(lanes), count, elements);
+    Best().store16(dtype, static_cast<const float*>(lanes), count, static_cast<uint16_t*>(elements));
   } else if (count > 0) {
     std::memcpy(elements, lanes, count * LaneSize(dtype));
   }
