@@ -32,8 +32,8 @@ def values(
         found[parameter.name] = np.asarray(array).astype(_kept_as(parameter.dtype))
     with np.errstate(all="ignore"):
         for statement in program.statements:
-            kept = _kept_as(program.operand_dtype(statement))
-            operands = [found[x] if isinstance(x, str) else np.asarray(x, kept) for x in statement.operands]
+            dtype = program.operand_dtype(statement)
+            operands = [found[x] if isinstance(x, str) else _literal(x, dtype) for x in statement.operands]
             if not statement.spec.core:
                 found[statement.name] = evaluate(statement, operands)
             elif core is not None:
@@ -51,6 +51,12 @@ def rounded(value: Array, dtype: str) -> Array:
 
 def _kept_as(dtype: str) -> np.dtype[np.generic]:
     return np.dtype(np.float64) if dtype in FLOATING else NUMPY_DTYPES[dtype]
+
+
+def _literal(number: float | int, dtype: str) -> Array:
+    """A number as a value of the dtype, which may have to round it."""
+    with np.errstate(over="ignore"):
+        return np.asarray(np.asarray(number, NUMPY_DTYPES[dtype]).astype(_kept_as(dtype)))
 
 
 def evaluate(statement: Statement, operands: Sequence[Array]) -> Array:
