@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,7 @@ from ortplugin.program import (
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
+T = TypeVar("T")
 OPSET = 20
 
 # ----------------------------------------------------------------------------------------------------------- strategies
@@ -51,6 +52,15 @@ POINTWISE = tuple(name for name, spec in OPERATORS.items() if not spec.core)
 FLOAT_LITERALS = (0.0, 1.0, -1.0, 0.5, 2.0, 3.0, -0.25, 0.1, 1e-3, 100.0, -2.5, -0.0, np.inf, -np.inf, np.nan)
 ALPHAS = (0.01, 0.2, 0.5, 1.0, 1.702, -0.5, 2.0)
 STYLES = ("near", "near", "positive", "whole", "special")
+
+
+_NUMBERS = st.integers(0, 119)
+_OPERATORS = st.sampled_from((*POINTWISE, *COMMON * 5))
+
+
+def pick(draw: st.DrawFn, choices: Sequence[T]) -> T:
+    """One of a few choices; building a strategy for each of them takes longer than all the rest."""
+    return choices[draw(_NUMBERS) % len(choices)]
 
 
 @dataclass(frozen=True)
@@ -96,14 +106,14 @@ def made(rng: np.random.Generator, dtype: str, shape: Shape, style: str) -> Arra
 @st.composite
 def shapes_of(draw: st.DrawFn, count: int) -> tuple[Shape, ...]:
     """Shapes that broadcast: of one whole shape, some with axes of length 1, some without the first axes."""
-    whole = draw(st.sampled_from([(), (1,), (7,), (64,), (3, 5), (2, 33), (4, 1, 6), (2, 3, 4), (1, 130), (2, 1, 3, 5),
-                                  (3, 2, 2, 8), (0, 3), (2, 2, 1, 2, 9), (2, 4111)]))  # fmt: skip
+    whole = pick(draw, [(), (1,), (7,), (64,), (3, 5), (2, 33), (4, 1, 6), (2, 3, 4), (1, 130), (2, 1, 3, 5),
+                        (3, 2, 2, 8), (0, 3), (2, 2, 1, 2, 9), (2, 4111)])  # fmt: skip
     shapes = []
     for _ in range(count):
-        kind = draw(st.sampled_from(["whole", "whole", "ones", "short", "scalar"]))
-        shape = tuple(1 if kind == "ones" and draw(st.booleans()) else n for n in whole)
+        kind = pick(draw, ["whole", "whole", "ones", "short", "scalar"])
+        shape = tuple(1 if kind == "ones" and pick(draw, [False, True]) else n for n in whole)
         shapes.append(
-            shape[draw(st.integers(0, len(shape))) :] if kind == "short" else () if kind == "scalar" else shape
+            shape[pick(draw, range(len(shape) + 1)) :] if kind == "short" else () if kind == "scalar" else shape
         )
     return tuple(shapes)
 
@@ -129,27 +139,27 @@ class _Pool:
         """A value of one of the dtypes, by a Cast if there is none; the later ones are likelier."""
         found = self.of(dtypes)
         if not found:
-            to = self.draw(st.sampled_from(dtypes))
-            return self.add("Cast", [self.draw(st.sampled_from(list(self.dtypes)))], {"to": to}, to)
-        return self.draw(st.sampled_from([*found, *found[-3:]]))
+            to = pick(self.draw, dtypes)
+            return self.add("Cast", [pick(self.draw, list(self.dtypes))], {"to": to}, to)
+        return pick(self.draw, [*found, *found[-3:]])
 
     def literal(self, dtype: str) -> float | int:
         if dtype in FLOATING:
-            return self.draw(st.sampled_from(FLOAT_LITERALS))
+            return pick(self.draw, FLOAT_LITERALS)
         if dtype == "bool":
-            return float(self.draw(st.booleans()))
+            return float(pick(self.draw, (False, True)))
         low, high = integer_range(dtype)
-        return self.draw(st.sampled_from([n for n in (low, -3, -1, 0, 1, 2, 3, 7, high) if low <= n <= high]))
+        return pick(self.draw, [n for n in (low, -3, -1, 0, 1, 2, 3, 7, high) if low <= n <= high])
 
     def statement(self) -> None:
-        spec = OPERATORS[self.draw(st.sampled_from(COMMON) | st.sampled_from(POINTWISE))]
+        spec = OPERATORS[self.draw(_OPERATORS)]
         bound = ""
         giver = ""
         if "T" in spec.operands:
             giver = self.value(spec.types)
             bound = self.dtypes[giver]
         at = spec.operands.index("T") if giver else 0
-        if giver and spec.operands.count("T") > 1 and self.draw(st.booleans()):
+        if giver and spec.operands.count("T") > 1 and pick(self.draw, (False, True)):
             at = len(spec.operands) - 1
         operands: list[Operand] = []
         for index, letter in enumerate(spec.operands):
@@ -157,7 +167,7 @@ class _Pool:
                 operands.append(self.value(["bool"]))
             elif index == at:
                 operands.append(giver)
-            elif self.draw(st.integers(0, 3)) == 0:
+            elif pick(self.draw, (False, False, False, True)):
                 operands.append(self.literal(bound))
             else:
                 operands.append(self.value([bound]))
@@ -169,36 +179,36 @@ class _Pool:
         drawn: dict[str, Any] = {}
         for name, default in spec.attributes:
             if name == "to":
-                drawn[name] = self.draw(st.sampled_from(DTYPES))
+                drawn[name] = pick(self.draw, DTYPES)
             elif name == "direction":
-                drawn[name] = self.draw(st.sampled_from(["LEFT", "RIGHT"]))
+                drawn[name] = pick(self.draw, ["LEFT", "RIGHT"])
             elif name == "approximate":
-                drawn[name] = self.draw(st.sampled_from(["none", "tanh"]))
+                drawn[name] = pick(self.draw, ["none", "tanh"])
             elif name == "fmod":
-                drawn[name] = 1 if dtype in FLOATING else self.draw(st.integers(0, 1))
+                drawn[name] = 1 if dtype in FLOATING else pick(self.draw, (0, 1))
             elif name.startswith("detect"):
-                drawn[name] = self.draw(st.integers(0, 1))
+                drawn[name] = pick(self.draw, (0, 1))
             else:
-                drawn[name] = self.draw(st.sampled_from([*ALPHAS, float(default or 0.0)]))
+                drawn[name] = pick(self.draw, [*ALPHAS, float(default or 0.0)])
         return drawn
 
 
 @st.composite
 def examples(draw: st.DrawFn) -> Example:
     """1 to 6 parameters of a few dtypes, 1 to 12 statements, and as results what nothing uses and some of the rest."""
-    palette = draw(st.lists(st.sampled_from(DTYPES), min_size=1, max_size=3))
-    count = draw(st.integers(1, 6))
-    parameters = [Parameter(draw(st.sampled_from(palette)), f"p{i}") for i in range(count)]
+    palette = [pick(draw, DTYPES) for _ in range(1 + pick(draw, range(3)))]
+    count = 1 + pick(draw, range(6))
+    parameters = [Parameter(pick(draw, palette), f"p{i}") for i in range(count)]
     pool = _Pool(draw, parameters)
-    for _ in range(draw(st.integers(1, 12))):
+    for _ in range(1 + pick(draw, range(12))):
         pool.statement()
     used = {name for statement in pool.statements for name in statement.names}
-    names = [name for name in pool.dtypes if name not in used or draw(st.integers(0, 7)) == 0]
+    names = [name for name in pool.dtypes if name not in used or pick(draw, (False,) * 7 + (True,))]
     results = [Parameter(pool.dtypes[name], name) for name in names[-16:]]
     program = drop_unused(parameters, results, pool.statements)
     shapes = draw(shapes_of(len(program.parameters)))
-    styles = tuple(draw(st.sampled_from(STYLES)) for _ in program.parameters)
-    return Example(program, shapes, styles, draw(st.integers(0, 2**32 - 1)), draw(st.booleans()))
+    styles = tuple(pick(draw, STYLES) for _ in program.parameters)
+    return Example(program, shapes, styles, draw(_NUMBERS) * 120 + draw(_NUMBERS), pick(draw, (False, True)))
 
 
 # ------------------------------------------------------------------------------------------------- ONNX's own operators
