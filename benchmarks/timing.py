@@ -14,7 +14,7 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,14 +27,14 @@ LENGTH = 21  # steps of the long chain
 
 @dataclass(frozen=True)
 class Contender:
-    """Two replayable chains of the same step: `short` has one, `long` has LENGTH. Both return when the GPU is done."""
+    """Two replayable chains of the same step: `short` has one, `long` has many. Both return when the GPU is done."""
 
     short: Callable[[], Any]
     long: Callable[[], Any]
 
 
-def microseconds(contenders: Mapping[str, Contender]) -> dict[str, float]:
-    """Median time of one step of each contender, in microseconds."""
+def microseconds(contenders: Mapping[str, Contender], length: int = LENGTH, rounds: int = ROUNDS) -> dict[str, float]:
+    """Median time of one step of each contender, in microseconds. `length`: steps of the long chains."""
 
     def once(replay: Callable[[], Any]) -> float:
         start = time.perf_counter()
@@ -46,11 +46,11 @@ def microseconds(contenders: Mapping[str, Contender]) -> dict[str, float]:
             contender.short()
             contender.long()
     slopes: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for name, contender in contenders.items():
             short = min(once(contender.short) for _ in range(3))
             long = min(once(contender.long) for _ in range(3))
-            slopes[name].append((long - short) / (LENGTH - 1))
+            slopes[name].append((long - short) / (length - 1))
     return {name: statistics.median(values) for name, values in slopes.items()}
 
 
@@ -160,3 +160,68 @@ def session_chain(models: Mapping[int, bytes], feeds: Mapping[str, Any], *, plug
         return lambda kept=kept: session.run_with_iobinding(binding)
 
     return Contender(replay_of(1), replay_of(LENGTH))
+
+
+def torch_steps(step: Callable[..., Any], feeds: Sequence[Mapping[str, Any]]) -> tuple[Contender, Any]:
+    """CUDA graphs of `step(**feed)` for the first feed and for all, each on tensors of its own; and the first result.
+
+    For steps that are no chain: what one reads, no other has touched, so it comes from memory and not from a cache.
+    """
+    import torch
+
+    def capture(count: int) -> tuple[Callable[[], None], Any]:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                step(**feeds[0])
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                kept = [step(**feed) for feed in feeds[:count]]
+
+        def replay(_kept: Any = kept) -> None:
+            graph.replay()
+            torch.cuda.synchronize()
+
+        return replay, kept[0]
+
+    short, first = capture(1)
+    long, _ = capture(len(feeds))
+    short()
+    return Contender(short, long), first
+
+
+def session_steps(
+    model: Callable[[int], bytes], feeds: Sequence[Mapping[str, Any]], *, plugin: bool
+) -> tuple[Contender, Any]:
+    """The same in ONNX Runtime with CUDA graphs; `model(count)` has inputs `<name><step>` and an output `y<step>`."""
+    import cupy
+    import onnxruntime
+
+    import ortplugin
+
+    def replay_of(count: int) -> tuple[Callable[[], Any], Any]:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        if plugin:
+            ortplugin.register(options)
+        session = onnxruntime.InferenceSession(
+            model(count), options, providers=[("CUDAExecutionProvider", {"enable_cuda_graph": "1"})]
+        )
+        binding = session.io_binding()
+        for number, feed in enumerate(feeds[:count]):
+            for name, array in feed.items():
+                binding.bind_input(f"{name}{number}", "cuda", 0, array.dtype, array.shape, array.data.ptr)
+        kept = []  # a captured graph writes to fixed addresses
+        for output in session.get_outputs():
+            dtype = {"tensor(float16)": "float16", "tensor(float)": "float32", "tensor(double)": "float64"}[output.type]
+            kept.append(cupy.empty(output.shape, dtype))
+            binding.bind_output(output.name, "cuda", 0, kept[-1].dtype, kept[-1].shape, kept[-1].data.ptr)
+        # The first runs compile, allocate and capture.
+        for _ in range(3):
+            session.run_with_iobinding(binding)
+        return lambda kept=kept: session.run_with_iobinding(binding), kept[0]
+
+    short, first = replay_of(1)
+    long, _ = replay_of(len(feeds))
+    return Contender(short, long), first
