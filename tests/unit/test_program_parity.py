@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from tampering import PROGRAM, tampered
 from test_program import BAD, EXAMPLE, body
 
 from ortplugin.program import DTYPES, OPERATORS, ProgramError, parse
@@ -68,6 +69,7 @@ LIMITS = [str(sign * 2**bits + more) for bits in (7, 8, 15, 16, 31, 32, 53, 63, 
 
 SEEDS = [
     EXAMPLE,
+    PROGRAM,
     everything(),
     body('y = Gelu<approximate = "tanh">(x)'),
     body("n = LayerNormalization<axis=-0, epsilon=0.1>(x)", "c = Less(n, 3)", "y = Where(c, x, inf)"),
@@ -114,6 +116,7 @@ def programs() -> list[str]:
     ]
     texts += [body(f"y = IsInf<detect_positive={number}>(x)", results="bool y") for number in NUMBERS]
     texts += of_every_dtype()
+    texts += [text for text in tampered() if text.isascii() and "\0" not in text]
     random_ = random.Random(0)
     alphabet = 'xyn019.,=<>(){}-+e_"\t\r\n\v\f \x1c\x1f;'
     for _ in range(3000):
@@ -157,3 +160,10 @@ def test_both_accept_the_same_and_print_it_alike() -> None:
         assert ours == native, f"of {text!r}"
         accepted += 1
     assert 100 < accepted < len(texts) - 100
+
+
+def test_foreign_text_is_refused_by_both() -> None:
+    texts = [text for text in tampered() if text.isascii() and "\0" not in text]
+    assert len(texts) > 4000
+    for text, native in zip(texts, in_the_library(texts), strict=True):
+        assert in_python(text)[0] == native[0] == "!", text
