@@ -21,6 +21,7 @@ from .passes.common_subexpressions import COMMON_SUBEXPRESSIONS
 from .passes.dead_nodes import DEAD_NODES
 from .passes.fold_constants import FOLD_CONSTANTS
 from .passes.fuse_layer_norm import FUSE_LAYER_NORM
+from .passes.fuse_pointwise import FUSE_POINTWISE
 from .passes.fuse_rms_norm import FUSE_RMS_NORM
 from .passes.norm_epilogue import NORM_EPILOGUE
 from .passes.norm_prologue import NORM_PROLOGUE
@@ -39,8 +40,12 @@ PIPELINE: tuple[Pass, ...] = (
     FUSE_RMS_NORM,
     NORM_PROLOGUE,  # bias and residual adds: need a fused norm to be drawn into
     NORM_EPILOGUE,  # after the prologue, so that a sum it shares with the norm is an output already
-    DEAD_NODES,  # last: sweeps up what the others cut off
+    DEAD_NODES,  # sweeps up what the others cut off
+    FUSE_POINTWISE,  # last, and see LAST: it takes whatever pointwise operators the others left
 )
+
+# These wait for a round in which nothing before them changes anything: what they fuse is hidden from the other passes.
+LAST = (FUSE_POINTWISE,)
 
 # A pass is idempotent, but may open the way for an earlier one; models need two or three rounds.
 MAX_ROUNDS = 8
@@ -85,6 +90,8 @@ def run_passes(
             left = None if limit is None else limit - len(changes)
             if left == 0:
                 break
+            if step in LAST and len(changes) > found:
+                continue
             if progress is not None:
                 progress(step.name)
             outcome = _run_pass(step, graph, left, changes)

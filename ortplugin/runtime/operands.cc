@@ -1,6 +1,7 @@
 #include "ortplugin/runtime/operands.h"
 
 #include <algorithm>
+#include <cctype>
 #include <sstream>
 
 namespace ortplugin {
@@ -136,12 +137,41 @@ std::optional<std::vector<Shape>> GuessShapes(const std::vector<TensorType>& typ
   return shapes;
 }
 
+namespace {
+
+// Node: a ShapeContext or a NodeInfo.
+template <typename Node>
+std::string TextOf(const Node& node) {
+  const std::string text = node.string_attribute("program");
+  const Program program = Program::Parse(text);
+  bool widened = false;
+  for (size_t i = 0; i < std::min(node.input_count(), program.parameters().size()); ++i) {
+    const DType declared = program.value(program.parameters()[i]).dtype;
+    widened = widened || (declared == DType::kFloat16 && node.input(i).type == ort::kFloat);
+  }
+  if (!widened) return text;
+  std::string changed;
+  for (size_t at = 0; at < text.size();) {
+    size_t end = at;
+    while (end < text.size() && (std::isalnum(static_cast<unsigned char>(text[end])) || text[end] == '_')) ++end;
+    const std::string word = text.substr(at, std::max<size_t>(end - at, 1));
+    changed += word == "float16" ? "float" : word;
+    at += word.size();
+  }
+  return changed;
+}
+
+}  // namespace
+
 void CheckType(const Program& program, size_t input, ort::ElementType type) {
   const Value& parameter = program.value(program.parameters()[input]);
   if (ToOrt(parameter.dtype) != type)
     Fail("input ", input, " is ", NameOfOrt(type), " but the program's parameter '", parameter.name, "' is ",
          NameOf(parameter.dtype));
 }
+
+std::string ProgramText(const ShapeContext& context) { return TextOf(context); }
+std::string ProgramText(const NodeInfo& info) { return TextOf(info); }
 
 std::vector<TensorType> CheckNode(const Program& program, const NodeInfo& info) {
   const size_t inputs = program.parameters().size(), outputs = program.results().size();

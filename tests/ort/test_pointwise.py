@@ -361,3 +361,31 @@ def test_sessions_come_and_go(library: Path) -> None:
     gc.collect()
     for session in kept:
         check(case, run(session, case), expected)
+
+
+@pytest.mark.parametrize("kind", ["FusedPointwise", "FusedLayerNorm"])
+def test_float16_between_nodes_that_have_none_on_the_cpu(library: Path, kind: str) -> None:
+    """ONNX Runtime computes MatMul in float there, and gives a node between two of them float instead of float16."""
+    body = "y = RMSNormalization(x)" if "Norm" in kind else "s = Sigmoid(x) c = Cast<to=float16>(s) y = Mul(x, c)"
+    text = f"(float16 x) => (float16 y) {{ {body} }}"
+    nodes = [
+        helper.make_node("MatMul", ["a", "w"], ["x"]),
+        helper.make_node(kind, ["x"], ["y"], "between", domain="ortplugin", program=text),
+        helper.make_node("MatMul", ["y", "w"], ["z"]),
+    ]
+    half = TensorProto.FLOAT16
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("a", half, ["n", 8]), helper.make_tensor_value_info("w", half, [8, 8])],
+        [helper.make_tensor_value_info("z", half, ["n", 8])],
+    )
+    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
+    session = make(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
+    rng = np.random.default_rng(0)
+    a, w = (rng.standard_normal((8, 8)).astype(np.float16) for _ in range(2))
+    (z,) = session.run(None, {"a": a, "w": w})
+    x = a.astype(np.float64) @ w
+    y = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) if "Norm" in kind else x / (1 + np.exp(-x))
+    assert z.dtype == np.float16
+    np.testing.assert_allclose(z.astype(np.float64), y @ w, rtol=2e-2, atol=5e-2)

@@ -12,7 +12,7 @@ namespace {
 // ---- shape inference ------------------------------------------------------------------------------------------------
 
 void Infer(ShapeContext& context) {
-  const NormProgram norm = NormProgram::Parse(context.string_attribute("program"));
+  const NormProgram norm = NormProgram::Parse(ProgramText(context));
   const size_t count = context.input_count();
   if (count != norm.program.parameters().size())
     Fail("the program has ", norm.program.parameters().size(), " parameters, the node ", count, " inputs");
@@ -81,7 +81,7 @@ class OperandLanes {
 class CpuLayerNorm : public Kernel {
  public:
   explicit CpuLayerNorm(const NodeInfo& info)
-      : norm_(NormProgram::Parse(info.string_attribute("program"))),
+      : norm_(NormProgram::Parse(ProgramText(info))),
         prologue_(norm_.program, norm_.prologue),
         epilogue_(norm_.program, norm_.epilogue) {
     CheckNode(norm_, info);
