@@ -44,9 +44,23 @@ def values(
 
 
 def rounded(value: Array, dtype: str) -> Array:
-    """A value of a program as a tensor of its dtype."""
-    with np.errstate(over="ignore"):
+    """A value of a program as a tensor of its dtype, rounded to nearest once."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        value = _to_odd(value) if dtype == "bfloat16" and value.dtype.itemsize > 2 else value
         return value.astype(NUMPY_DTYPES[dtype])
+
+
+def _to_odd(value: Array) -> Array:
+    """The float32 towards zero, its last bit set if that is inexact.
+
+    NumPy's bfloat16 is rounded from float32. From this one that gives what rounding the value at once would.
+    """
+    wide = value.astype(np.longdouble)
+    near = value.astype(np.float32)
+    beyond = np.abs(near.astype(np.longdouble)) > np.abs(wide)
+    toward = np.where(beyond, np.nextafter(near, np.float32(0)), near)
+    exact = (near.astype(np.longdouble) == wide) | ~np.isfinite(wide)
+    return np.where(exact, near, (toward.view(np.uint32) | 1).view(np.float32))
 
 
 def _kept_as(dtype: str) -> np.dtype[np.generic]:
@@ -55,8 +69,7 @@ def _kept_as(dtype: str) -> np.dtype[np.generic]:
 
 def _literal(number: float | int, dtype: str) -> Array:
     """A number as a value of the dtype, which may have to round it."""
-    with np.errstate(over="ignore"):
-        return np.asarray(np.asarray(number, NUMPY_DTYPES[dtype]).astype(_kept_as(dtype)))
+    return rounded(np.asarray(number, _kept_as(dtype)), dtype).astype(_kept_as(dtype))
 
 
 def evaluate(statement: Statement, operands: Sequence[Array]) -> Array:
@@ -77,8 +90,7 @@ def evaluate(statement: Statement, operands: Sequence[Array]) -> Array:
 def _cast(x: Array, to: str) -> Array:
     if to in INTEGERS and x.dtype.kind == "f":
         return _to_integer(x, to)
-    cast: Array = x.astype(NUMPY_DTYPES[to])
-    return cast.astype(_kept_as(to))
+    return rounded(x, to).astype(_kept_as(to))
 
 
 def _to_integer(x: Array, to: str) -> Array:

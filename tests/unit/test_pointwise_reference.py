@@ -149,6 +149,24 @@ def test_casts_of_integers_round_to_nearest_even() -> None:
     assert found["n"].tolist() == [0, 0, 1, 1, 1]
 
 
+def test_bfloat16_is_rounded_once() -> None:
+    """Just above the middle between two values; float32 in between would fall on the middle."""
+    program = parse(
+        "(double x, int64 n) => (bfloat16 y, bfloat16 m) { y = Cast<to=bfloat16>(x) m = Cast<to=bfloat16>(n) }"
+    )
+    x = np.array([1 + 2**-8 + 2**-40, -1 - 2**-8 - 2**-40, 1 + 2**-8 - 2**-40, np.inf, np.nan, 1e300])
+    found = values(program, [x, np.array([2**40 + 2**32 + 1, 2**63 - 1, 2**40 + 2**32, 3, -(2**63), 257])])
+    np.testing.assert_array_equal(found["y"], [1 + 2**-7, -1 - 2**-7, 1, np.inf, np.nan, np.inf])
+    assert found["m"].tolist() == [2.0**40 + 2.0**33, 2.0**63, 2.0**40, 3, -(2.0**63), 256]
+
+
+def test_literals_are_those_of_their_dtype() -> None:
+    program = parse("(float16 x, float z) => (float16 y, float w) { y = Add(x, 0.1) w = Add(z, 0.1) }")
+    found = values(program, [np.zeros(1, np.float16), np.zeros(1, np.float32)])
+    assert found["y"].tolist() == [float(np.float16(0.1))]
+    assert found["w"].tolist() == [float(np.float32(0.1))]
+
+
 def test_floats_where_integers_differ() -> None:
     program = parse("""(double x) => (double m, bool a, bool b, bool c) {
       m = Mod<fmod=1>(x, 3)
