@@ -6,6 +6,8 @@
 // selection behind each side of another one, and vectorise all the copies.
 #include "ortplugin/runtime/evaluator.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <type_traits>
@@ -606,47 +608,93 @@ void NormalizeLanes(DType dtype, const void* lanes, double mean, double scale, s
   Best().normalize(dtype == DType::kDouble, lanes, mean, scale, count, normalized);
 }
 
-Evaluator::Evaluator(const Program& program, std::vector<uint32_t> statements)
-    : program_(&program), statements_(std::move(statements)) {
-  for (const uint32_t index : statements_) {
-    const Op op = program.statements().at(index).op;
-    if (IsCore(op)) Fail("program: ", NameOf(op), " is a core operator, the evaluator runs pointwise ones only");
+Evaluator::Evaluator(const Program& program, std::vector<uint32_t> statements) : program_(&program) {
+  const std::vector<Value>& values = program.values();
+  // Lanes of one size that no value needs any more are used again, so that a long chain stays in the first cache. That
+  // is for what only these statements compute and read.
+  std::vector<bool> kept(values.size(), true);
+  std::vector<size_t> last_use(values.size(), 0);
+  for (size_t step = 0; step < statements.size(); ++step) {
+    const Statement& statement = program.statements().at(statements[step]);
+    if (IsCore(statement.op)) {
+      Fail("program: ", NameOf(statement.op), " is a core operator, the evaluator runs pointwise ones only");
+    }
+    kept[statement.result] = false;
+    for (const ValueId operand : statement.operands) last_use[operand] = step;
+    const Value& last = values[statement.operands.back()];
+    int power = 0;
+    if (statement.op == Op::kPow && last.kind == Value::Kind::kLiteral) {
+      power = last.literal == 2 ? 2 : last.literal == 3 ? 3 : 0;
+    }
+    steps_.push_back({&statement, last.dtype, values[statement.result].dtype, power});
+  }
+  std::vector<bool> is_here(program.statements().size());
+  for (const uint32_t index : statements) is_here[index] = true;
+  for (const ValueId result : program.results()) kept[result] = true;
+  for (size_t index = 0; index < is_here.size(); ++index) {
+    if (is_here[index]) continue;
+    for (const ValueId operand : program.statements()[index].operands) kept[operand] = true;
+  }
+
+  bytes_ = kAlignment;
+  const auto reserve = [this](size_t lane) {
+    const size_t offset = bytes_ - kAlignment;
+    bytes_ += Aligned(kBlock * lane);
+    return offset;
+  };
+  offsets_.resize(values.size());
+  for (size_t id = 0; id < values.size(); ++id) {
+    if (kept[id]) offsets_[id] = reserve(LaneSize(values[id].dtype));
+  }
+  std::array<std::vector<size_t>, sizeof(uint64_t) + 1> free;  // by the size of a lane: offsets
+  for (size_t step = 0; step < steps_.size(); ++step) {
+    const Statement& statement = *steps_[step].statement;
+    // First what dies here, for a loop may write where it reads, element by element of one size.
+    for (size_t i = 0; i < statement.operands.size(); ++i) {
+      const ValueId operand = statement.operands[i];
+      const auto end = statement.operands.begin() + static_cast<std::ptrdiff_t>(i);
+      const bool is_repeated = std::find(statement.operands.begin(), end, operand) != end;
+      if (!kept[operand] && last_use[operand] == step && !is_repeated) {
+        free[LaneSize(values[operand].dtype)].push_back(offsets_[operand]);
+      }
+    }
+    if (kept[statement.result]) continue;
+    const size_t lane = LaneSize(values[statement.result].dtype);
+    if (free[lane].empty()) {
+      offsets_[statement.result] = reserve(lane);
+    } else {
+      offsets_[statement.result] = free[lane].back();
+      free[lane].pop_back();
+    }
   }
 }
 
-Evaluator::Workspace::Workspace(const Evaluator& evaluator) {
+Evaluator::Workspace::Workspace(const Evaluator& evaluator) : memory_(new unsigned char[evaluator.bytes_]) {
+  unsigned char* base = memory_.get();
+  base += (kAlignment - reinterpret_cast<uintptr_t>(base) % kAlignment) % kAlignment;
   const std::vector<Value>& values = evaluator.program_->values();
-  size_t bytes = kAlignment;
-  for (const Value& value : values) bytes += Aligned(kBlock * LaneSize(value.dtype));
-  memory_.reset(new unsigned char[bytes]);
-  unsigned char* at = memory_.get();
-  at += (kAlignment - reinterpret_cast<uintptr_t>(at) % kAlignment) % kAlignment;
   slots_.reserve(values.size());
-  for (const Value& value : values) {
-    slots_.push_back(at);
-    if (value.kind == Value::Kind::kLiteral) FillLiteral(value, at);
-    at += Aligned(kBlock * LaneSize(value.dtype));
+  for (size_t id = 0; id < values.size(); ++id) {
+    slots_.push_back(base + evaluator.offsets_[id]);
+    if (values[id].kind == Value::Kind::kLiteral) FillLiteral(values[id], slots_.back());
   }
 }
 
 void Evaluator::Run(Workspace& workspace, size_t count) const {
   void (*const run)(const Job&) = Best().run;
   void* const* slots = workspace.slots_.data();
-  for (const uint32_t index : statements_) {
-    const Statement& statement = program_->statements()[index];
-    const std::vector<ValueId>& operands = statement.operands;
-    Job job{};
-    job.statement = &statement;
-    const Value& last = program_->value(operands.back());
-    job.from = last.dtype;
-    job.to = program_->value(statement.result).dtype;
-    if (statement.op == Op::kPow && last.kind == Value::Kind::kLiteral) {
-      job.power = last.literal == 2 ? 2 : last.literal == 3 ? 3 : 0;
-    }
+  for (const Step& step : steps_) {
+    const ValueId* operands = step.statement->operands.data();
+    const size_t arity = step.statement->operands.size();
+    Job job;
+    job.statement = step.statement;
+    job.from = step.from;
+    job.to = step.to;
+    job.power = step.power;
     job.a = slots[operands[0]];
-    job.b = operands.size() > 1 ? slots[operands[1]] : nullptr;
-    job.c = operands.size() > 2 ? slots[operands[2]] : nullptr;
-    job.result = slots[statement.result];
+    job.b = arity > 1 ? slots[operands[1]] : nullptr;
+    job.c = arity > 2 ? slots[operands[2]] : nullptr;
+    job.result = slots[step.statement->result];
     job.count = count;
     run(job);
   }

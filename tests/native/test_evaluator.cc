@@ -578,6 +578,83 @@ void CheckWorkspace() {
   CHECK(refused);
 }
 
+// Lanes pass from value to value: random programs of mixed dtypes give the same bits as with lanes for every value.
+void CheckReuse() {
+  uint64_t state = 0x9e3779b97f4a7c15;
+  const auto random = [&state](size_t below) {
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return static_cast<size_t>(state >> 11) % below;
+  };
+  const std::string dtypes[] = {"float", "double", "bool", "int8", "int64", "float16"};
+  for (int round = 0; round < 300; ++round) {
+    std::vector<std::string> names[std::size(dtypes)];
+    std::string parameters, body;
+    for (size_t d = 0; d < std::size(dtypes); ++d) {
+      names[d].push_back("p" + std::to_string(d));
+      parameters += (d == 0 ? "" : ", ") + dtypes[d] + " p" + std::to_string(d);
+    }
+    const size_t statements = 1 + random(40);
+    const auto pick = [&](size_t d) {  // mostly of the latest
+      const size_t back = random(2) == 0 ? random(names[d].size()) : 0;
+      return names[d][names[d].size() - 1 - back];
+    };
+    for (size_t i = 0; i < statements; ++i) {
+      const size_t d = random(std::size(dtypes));
+      std::string call = d == 2 ? "Xor(" + pick(2) + ", " + pick(2) + ")" : "Add(" + pick(d) + ", " + pick(d) + ")";
+      if (random(3) == 0) call = "Cast<to=" + dtypes[d] + ">(" + pick(random(std::size(dtypes))) + ")";
+      if (random(4) == 0) call = "Where(" + pick(2) + ", " + pick(d) + ", " + pick(d) + ")";
+      names[d].push_back("v" + std::to_string(i));
+      body += "  " + names[d].back() + " = " + call + "\n";
+    }
+    // What nobody reads is a result or, for there are at most 16, goes into one.
+    std::string results;
+    for (size_t d = 0; d < std::size(dtypes); ++d) {
+      std::string total = names[d][0];
+      for (const std::string& name : names[d]) {
+        if (random(8) == 0 && name != names[d][0] && results.find(dtypes[d] + " v") == std::string::npos) {
+          results += ", " + dtypes[d] + " " + name;
+        }
+        const std::string next = "t" + std::to_string(d) + name;
+        body += "  " + next + " = " + (d == 2 ? "Or(" : "Sub(") + total + ", " + name + ")\n";
+        total = next;
+      }
+      results += ", " + dtypes[d] + " " + total;
+    }
+    const std::string text = "(" + parameters + ") => (" + results.substr(2) + ") {\n" + body + "}";
+    const Program program = Program::Parse(text);
+    std::vector<uint32_t> all(program.statements().size());
+    for (uint32_t i = 0; i < all.size(); ++i) all[i] = i;
+    const Evaluator evaluator(program, all);
+    Evaluator::Workspace reused(evaluator), own(evaluator);
+    std::vector<std::vector<unsigned char>> lanes;
+    for (const Statement& statement : program.statements()) {
+      lanes.emplace_back(kBlock * LaneSize(program.value(statement.result).dtype));
+      own.Bind(statement.result, lanes.back().data());
+    }
+    const size_t count = round % 2 == 0 ? kBlock : 1 + random(kBlock);
+    for (const ValueId parameter : program.parameters()) {
+      const DType dtype = program.value(parameter).dtype;
+      std::vector<unsigned char> elements;
+      for (size_t i = 0; i < count; ++i) {
+        uint64_t bits = state = state * 6364136223846793005u + 1442695040888963407u;
+        bits = dtype == DType::kBool ? bits >> 63 : bits >> 8;
+        const auto* bytes = reinterpret_cast<const unsigned char*>(&bits);
+        elements.insert(elements.end(), bytes, bytes + SizeOf(dtype));
+      }
+      LoadLanes(dtype, elements.data(), count, reused.lanes(parameter));
+      LoadLanes(dtype, elements.data(), count, own.lanes(parameter));
+    }
+    evaluator.Run(reused, count);
+    evaluator.Run(own, count);
+    for (const ValueId result : program.results()) {
+      const size_t bytes = count * LaneSize(program.value(result).dtype);
+      CHECK_WITH(std::memcmp(reused.lanes(result), own.lanes(result), bytes) == 0, text);
+    }
+  }
+}
+
 // ---- Accuracy and sameness over all floats ------------------------------------------------------------------------
 
 // `lane`: the scalar build of the same function, by this file's flags and for the baseline instruction set.
@@ -688,6 +765,7 @@ int main() {
   CheckCasts();
   CheckIntegers();
   CheckWorkspace();
+  CheckReuse();
   CheckAccuracy();
   return test::Summary();
 }
