@@ -476,6 +476,12 @@ def _estimate(statement: Statement, dtype: str, result: str, operands: Sequence[
             else:
                 unknown = unknown | (moved != value)
         # What happens between the ends is not seen: at a pole, or over many periods.
+        if op == "Equal" or (op == "Cast" and result == "bool"):
+            # Of two values that are not quite the same the ends are not equal either.
+            other = operands[1] if op == "Equal" else Estimate(np.zeros(()), np.zeros(()), np.False_, np.False_)
+            error_of_both = operands[0].error + other.error
+            near = np.abs(operands[0].value.astype(np.float64) - other.value) <= error_of_both
+            unknown = unknown | (near & (error_of_both > 0))
         if op not in (*EXACT, "Add", "Sub", "Mul") and value.dtype.kind == "f":
             unknown = unknown | (error > 0.05 * np.abs(value)) & (error > 1e-4)
             for each in operands:
@@ -514,6 +520,9 @@ def _left_open(statement: Statement, dtype: str, operands: Sequence[Estimate], v
         return np.zeros(value.shape, bool)
     if op in ("Div", "Mod"):
         y = operands[1].value
+        if op == "Mod" and statement.number("fmod") and dtype in ("int64", "uint64"):
+            # ONNX Runtime computes the C function, in double.
+            return (np.abs(x.astype(np.float64)) > 2.0**53) | (np.abs(y.astype(np.float64)) > 2.0**53) | (y == 0)
         return (y == 0) | ((y < 0) & (y == y.dtype.type(0) - 1) if dtype not in UNSIGNED else np.False_)
     if op == "BitShift":
         return np.broadcast_to(operands[1].value >= 8 * x.dtype.itemsize, value.shape)

@@ -134,7 +134,9 @@ def _integer_mod(x: Array, y: Array, fmod: float) -> Array:
 
 
 def _integer_pow(x: Array, y: Array) -> Array:
-    return _to_integer(np.power(x.astype(np.float64), y.astype(np.float64)), x.dtype.name)
+    power = np.power(np.abs(x.astype(np.float64)), y.astype(np.float64))
+    odd = np.bitwise_and(y, y.dtype.type(1)) == 1  # which a large exponent no longer shows in float64
+    return _to_integer(np.where((x < 0) & odd, -power, power), x.dtype.name)
 
 
 def _sigmoid(x: Array) -> Array:
