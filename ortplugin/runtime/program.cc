@@ -958,7 +958,9 @@ std::string EmitCuda(const Program& program, const std::vector<uint32_t>& statem
     for (size_t i = 0; i < row.attributes.size(); ++i) {
       const Kind kind = row.attributes[i].kind;
       if (kind == Kind::kWord || kind == Kind::kFlag) text += statement.attributes[i] != 0 ? ", true" : ", false";
-      if (kind == Kind::kNumber) text += ", " + CudaNumber(statement.attributes[i], result);
+      // Not rounded to a 16-bit dtype: an attribute is no value of it.
+      const DType wide = result == DType::kDouble ? DType::kDouble : DType::kFloat;
+      if (kind == Kind::kNumber) text += ", " + CudaNumber(statement.attributes[i], wide);
     }
     text += ");\n";
   }

@@ -587,6 +587,8 @@ void TestCuda() {
   // Attributes follow the operands, in the table's order and the operator's type.
   CHECK(emit("(float16 x) => (float16 y) { y = Selu<gamma=2, alpha=0.5>(x) }") ==
         "  const float v1 = op_Selu(v0, 0x1p-1f, 0x1p+1f);\n");
+  CHECK(emit("(float16 x) => (float16 y) { y = LeakyRelu(x) }") ==  // not 0.01's float16
+        "  const float v1 = op_LeakyRelu(v0, 0x1.47ae14p-7f);\n");
   CHECK(emit("(double x) => (double y) { y = LeakyRelu(x) }") ==
         "  const double v1 = op_LeakyRelu(v0, 0x1.47ae14p-7);\n");
   CHECK(emit("(float x) => (float y) { z = Gelu(x) y = Gelu<approximate=\"tanh\">(z) }") ==
