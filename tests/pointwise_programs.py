@@ -81,6 +81,10 @@ class Example:
             for parameter, shape, style in zip(self.program.parameters, self.shapes, self.styles, strict=True)
         ]
 
+    def feeds(self) -> dict[str, Array]:
+        """The inputs by name."""
+        return {p.name: array for p, array in zip(self.program.parameters, self.inputs(), strict=True)}
+
 
 def made(rng: np.random.Generator, dtype: str, shape: Shape, style: str) -> Array:
     """near: about 0; positive; whole: whole numbers, of an integer dtype all of its range; special: NaN, inf, ends."""
@@ -243,15 +247,18 @@ def runs(op: str, dtype: str, attributes: tuple[tuple[str, Any], ...]) -> bool:
     return True
 
 
+def model_of(graph: onnx.GraphProto) -> bytes:
+    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=10).SerializeToString()
+
+
 def session_of(graph: onnx.GraphProto, options: onnxruntime.SessionOptions | None = None) -> Any:
     """A session on the CPU with ONNX Runtime's own optimizations off."""
     options = options or onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
-    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
-    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(model_of(graph), options, providers=["CPUExecutionProvider"])
 
 
 class _Graph:
@@ -374,7 +381,25 @@ def computed(dtype: str) -> str:
     return "float" if dtype in ("float16", "bfloat16") else dtype
 
 
-def onnx_results(example: Example, feeds: Mapping[str, Array]) -> dict[str, Array]:
+def fused_graph(example: Example) -> onnx.GraphProto:
+    """The program as one FusedPointwise; the output of the result `y` is `out_y`."""
+    program = example.program
+    names = [parameter.name for parameter in program.parameters]
+    inputs = [helper.make_tensor_value_info(p.name, ONNX_DTYPES[p.dtype], shape)
+              for p, shape in zip(program.parameters, example.shapes, strict=True)]  # fmt: skip
+    nodes = []
+    if example.copied:
+        for index, (name, shape) in enumerate(zip(names, example.shapes, strict=True)):
+            names[index] = f"copy_{name}"
+            order = {"perm": range(len(shape))} if shape else {}
+            nodes.append(helper.make_node("Transpose", [name], [names[index]], **order))
+    outputs = [helper.make_tensor_value_info(f"out_{r.name}", ONNX_DTYPES[r.dtype], None) for r in program.results]
+    nodes.append(helper.make_node("FusedPointwise", names, [each.name for each in outputs], "fused",
+                                  domain="ortplugin", program=str(program)))  # fmt: skip
+    return helper.make_graph(nodes, "g", inputs, outputs)
+
+
+def onnx_results(example: Example) -> dict[str, Array]:
     """What ONNX Runtime's own operators give: by name, the results that they can compute, before the last rounding."""
     graph = _Graph(example)
     program = example.program
@@ -392,7 +417,7 @@ def onnx_results(example: Example, feeds: Mapping[str, Array]) -> dict[str, Arra
         for p, s in zip(program.parameters, example.shapes, strict=True)
     ]
     session = session_of(helper.make_graph(graph.nodes, "g", inputs, outputs, graph.initializers))
-    found = run(session, dict(feeds))
+    found = run(session, example.feeds())
     return {each.name: found[output.name] for each, output in zip(results, outputs, strict=True)}
 
 
@@ -537,3 +562,34 @@ def bounds(estimate: Estimate, dtype: str) -> tuple[Array, Array]:
     """The least and the greatest value of a floating dtype that a result may have, in float64."""
     low, high = (rounded(estimate.value + sign * estimate.error, dtype).astype(np.float64) for sign in (-1, 1))
     return low, high
+
+
+def compare_fused(found: Array, wanted: Estimate, dtype: str, shape: tuple[int, ...]) -> None:
+    """Against the reference, every element that is certain."""
+    assert found.dtype == NUMPY_DTYPES[dtype]
+    assert found.shape == shape
+    known = ~np.broadcast_to(wanted.unknown, shape)
+    value = np.broadcast_to(wanted.value, shape)
+    if dtype not in FLOATING:
+        np.testing.assert_array_equal(found[known], value[known])
+        return
+    low, high = (np.broadcast_to(each, shape)[known] for each in bounds(wanted, dtype))
+    within(found.astype(np.float64)[known], low, high)
+
+
+def compare_onnx(found: Array, wanted: Estimate, dtype: str) -> None:
+    """ONNX Runtime's against the reference, every element that is certain and defined by ONNX."""
+    known = ~(wanted.unknown | wanted.left_open)
+    found = np.broadcast_to(found, known.shape)
+    value = np.broadcast_to(wanted.value, known.shape)
+    if dtype not in FLOATING:
+        np.testing.assert_array_equal(found[known], value[known])
+        return
+    error = np.broadcast_to(wanted.error, known.shape)[known]
+    within(found.astype(np.float64)[known], value[known] - error, value[known] + error)
+
+
+def within(found: Array, low: Array, high: Array) -> None:
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(low))
+    outside = ~((low <= found) & (found <= high)) & ~np.isnan(found)
+    assert not outside.any(), f"{found[outside][:3]} instead of {low[outside][:3]} to {high[outside][:3]}"
