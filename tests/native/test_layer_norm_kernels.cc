@@ -56,6 +56,14 @@ std::vector<Case> Cases() {
   for (const int64_t width : {768, 1023, 4096, 20480, 60000})
     cases.push_back(
         {"residual", residual, {{4, 32, width}, {4, 32, width}, {32, width}, {width}, {4, 1, 1}, {4, 1, width}}});
+  // Integers and a mask that enter through Cast and Where, before and after.
+  for (const int64_t width : {768, 1023})
+    cases.push_back({"integers",
+                     "(float16 x, int8 q, int64 k, uint16 m, float16 gamma) => (float16 y, int32 z) {\n"
+                     "  w = Mul(q, 3)\n  d = Cast<to=float16>(w)\n  s = Add(x, d)\n"
+                     "  n = LayerNormalization<epsilon=1e-05>(s)\n  c = Greater(k, 5)\n  i = Cast<to=float16>(m)\n"
+                     "  h = Where(c, n, i)\n  y = Mul(h, gamma)\n  z = Cast<to=int32>(h)\n}",
+                     {{512, width}, {512, width}, {512, width}, {512, 1}, {width}}});
   // Two normalised axes, an operand that broadcasts within them.
   cases.push_back({"inner broadcast",
                    "(float x, float b, float gamma) => (float y) {\n  s = Mul(x, b)\n"
