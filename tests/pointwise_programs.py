@@ -540,7 +540,8 @@ def _left_open(statement: Statement, dtype: str, operands: Sequence[Estimate], v
     x = operands[0].value
     if op == "Cast" and dtype in FLOATING and value.dtype.kind in "iu":
         low, high = integer_range(value.dtype.name)
-        return ~((np.trunc(x) >= low) & (np.trunc(x) < float(high + 1)))
+        error = operands[0].error
+        return ~((np.trunc(x - error) >= low) & (np.trunc(x + error) < float(high + 1)))
     if dtype not in INTEGERS:
         return np.zeros(value.shape, bool)
     if op in ("Div", "Mod"):
