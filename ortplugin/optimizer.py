@@ -25,6 +25,7 @@ from .passes.fuse_pointwise import FUSE_POINTWISE
 from .passes.fuse_rms_norm import FUSE_RMS_NORM
 from .passes.norm_epilogue import NORM_EPILOGUE
 from .passes.norm_prologue import NORM_PROLOGUE
+from .passes.pointwise_views import POINTWISE_VIEWS
 from .passes.remove_identities import REMOVE_IDENTITIES
 from .passes.shape_arithmetic import SHAPE_ARITHMETIC
 from .report import ProviderVerification, Report, count_operators
@@ -41,14 +42,16 @@ PIPELINE: tuple[Pass, ...] = (
     NORM_PROLOGUE,  # bias and residual adds: need a fused norm to be drawn into
     NORM_EPILOGUE,  # after the prologue, so that a sum it shares with the norm is an output already
     DEAD_NODES,  # sweeps up what the others cut off
+    POINTWISE_VIEWS,  # before what it brings together is fused; see LAST
     FUSE_POINTWISE,  # last, and see LAST: it takes whatever pointwise operators the others left
 )
 
 # These wait for a round in which nothing before them changes anything: what they fuse is hidden from the other passes.
-LAST = (FUSE_POINTWISE,)
+LAST = (POINTWISE_VIEWS, FUSE_POINTWISE)
 
-# A pass is idempotent, but may open the way for an earlier one; models need two or three rounds.
-MAX_ROUNDS = 8
+# A pass is idempotent, but may open the way for an earlier one. Models need two to four rounds; a Swin from TorchScript
+# needs eight: what it knows of each stage's shapes comes from the stage before.
+MAX_ROUNDS = 16
 
 Progress = Callable[[str], None]
 
