@@ -225,6 +225,7 @@ MODULAR = ("Add", "Sub", "Mul")  # a uint64's low bits are those of the same in 
 IMPRECISE = {  # what ONNX Runtime computes in less than the dtype
     ("Shrink", "double"): "its attributes are float and so is the arithmetic",
     ("Gelu", "double"): "its constants are float",
+    ("HardSwish", "double"): "its constant, one sixth, is float",
 }
 FLAGS = ("fmod", "detect_negative", "detect_positive")
 
@@ -247,18 +248,18 @@ def runs(op: str, dtype: str, attributes: tuple[tuple[str, Any], ...]) -> bool:
     return True
 
 
-def model_of(graph: onnx.GraphProto) -> bytes:
-    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
+def model_of(graph: onnx.GraphProto, opset: int = OPSET) -> bytes:
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid("ortplugin", 1)]
     return helper.make_model(graph, opset_imports=imports, ir_version=10).SerializeToString()
 
 
-def session_of(graph: onnx.GraphProto, options: onnxruntime.SessionOptions | None = None) -> Any:
+def session_of(graph: onnx.GraphProto, options: onnxruntime.SessionOptions | None = None, opset: int = OPSET) -> Any:
     """A session on the CPU with ONNX Runtime's own optimizations off."""
     options = options or onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
-    return onnxruntime.InferenceSession(model_of(graph), options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(model_of(graph, opset), options, providers=["CPUExecutionProvider"])
 
 
 class _Graph:
@@ -381,21 +382,22 @@ def computed(dtype: str) -> str:
     return "float" if dtype in ("float16", "bfloat16") else dtype
 
 
-def fused_graph(example: Example) -> onnx.GraphProto:
-    """The program as one FusedPointwise; the output of the result `y` is `out_y`."""
+def fused_graph(example: Example, instead: Sequence[onnx.NodeProto] = ()) -> onnx.GraphProto:
+    """The program as one FusedPointwise, or the nodes given; the output of the result `y` is `out_y`."""
     program = example.program
     names = [parameter.name for parameter in program.parameters]
     inputs = [helper.make_tensor_value_info(p.name, ONNX_DTYPES[p.dtype], shape)
               for p, shape in zip(program.parameters, example.shapes, strict=True)]  # fmt: skip
-    nodes = []
-    if example.copied:
+    nodes = list(instead)
+    if example.copied and not instead:
         for index, (name, shape) in enumerate(zip(names, example.shapes, strict=True)):
             names[index] = f"copy_{name}"
             order = {"perm": range(len(shape))} if shape else {}
             nodes.append(helper.make_node("Transpose", [name], [names[index]], **order))
     outputs = [helper.make_tensor_value_info(f"out_{r.name}", ONNX_DTYPES[r.dtype], None) for r in program.results]
-    nodes.append(helper.make_node("FusedPointwise", names, [each.name for each in outputs], "fused",
-                                  domain="ortplugin", program=str(program)))  # fmt: skip
+    if not instead:
+        nodes.append(helper.make_node("FusedPointwise", names, [each.name for each in outputs], "fused",
+                                      domain="ortplugin", program=str(program)))  # fmt: skip
     return helper.make_graph(nodes, "g", inputs, outputs)
 
 
@@ -580,14 +582,13 @@ def compare_fused(found: Array, wanted: Estimate, dtype: str, shape: tuple[int, 
 
 def compare_onnx(found: Array, wanted: Estimate, dtype: str) -> None:
     """ONNX Runtime's against the reference, every element that is certain and defined by ONNX."""
-    known = ~(wanted.unknown | wanted.left_open)
-    found = np.broadcast_to(found, known.shape)
-    value = np.broadcast_to(wanted.value, known.shape)
+    shape = np.broadcast_shapes(found.shape, wanted.value.shape)
+    known = ~np.broadcast_to(wanted.unknown | wanted.left_open, shape)
+    found, value, error = (np.broadcast_to(each, shape)[known] for each in (found, wanted.value, wanted.error))
     if dtype not in FLOATING:
-        np.testing.assert_array_equal(found[known], value[known])
-        return
-    error = np.broadcast_to(wanted.error, known.shape)[known]
-    within(found.astype(np.float64)[known], value[known] - error, value[known] + error)
+        np.testing.assert_array_equal(found, value)
+    else:
+        within(found.astype(np.float64), value - error, value + error)
 
 
 def within(found: Array, low: Array, high: Array) -> None:
