@@ -555,9 +555,11 @@ def _left_open(statement: Statement, dtype: str, operands: Sequence[Estimate], v
     if op == "BitShift":
         return np.broadcast_to(operands[1].value >= 8 * x.dtype.itemsize, value.shape)
     if op == "Pow":
-        power = np.power(x.astype(np.float64), operands[1].value.astype(np.float64))
+        exponent = operands[1].value.astype(np.float64)
+        power = np.power(x.astype(np.float64), exponent)
         low, high = integer_range(dtype)
-        return ~((np.abs(power) <= 2.0**53) & (power >= low) & (power <= high))
+        certain = (np.abs(power) <= 2.0**53) & (power >= low) & (power <= high)
+        return ~(certain & (np.abs(exponent) <= 2.0**53))  # beyond, double forgets whether it is odd
     return np.zeros(value.shape, bool)
 
 
