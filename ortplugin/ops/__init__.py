@@ -5,10 +5,11 @@ from __future__ import annotations
 from ortplugin.ops.base import DOMAIN, Operator, TensorType
 from ortplugin.ops.layer_norm import OPERATOR as FUSED_LAYER_NORM
 from ortplugin.ops.pointwise import OPERATOR as FUSED_POINTWISE
+from ortplugin.ops.sum_to import OPERATOR as FUSED_SUM_TO
 
 __all__ = ["DOMAIN", "OPERATORS", "Operator", "TensorType", "find"]
 
-OPERATORS: tuple[Operator, ...] = (FUSED_LAYER_NORM, FUSED_POINTWISE)
+OPERATORS: tuple[Operator, ...] = (FUSED_LAYER_NORM, FUSED_POINTWISE, FUSED_SUM_TO)
 
 
 def find(domain: str, name: str) -> Operator | None:

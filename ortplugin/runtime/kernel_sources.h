@@ -7,5 +7,6 @@ extern const char kCommonSource[];          // runtime/common.cuh
 extern const char kPointwiseSource[];       // runtime/pointwise.cuh
 extern const char kLayerNormSource[];       // ops/layer_norm/layer_norm.cu
 extern const char kFusedPointwiseSource[];  // ops/pointwise/pointwise.cu
+extern const char kSumToSource[];           // ops/sum_to/sum_to.cu
 
 }  // namespace ortplugin

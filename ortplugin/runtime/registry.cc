@@ -7,6 +7,7 @@
 
 #include "ortplugin/ops/layer_norm/layer_norm.h"
 #include "ortplugin/ops/pointwise/pointwise.h"
+#include "ortplugin/ops/sum_to/sum_to.h"
 #include "ortplugin/runtime/ort.h"
 
 namespace ortplugin {
@@ -16,6 +17,7 @@ namespace {
 const Operator* const kOperators[] = {
     &kFusedLayerNorm,
     &kFusedPointwise,
+    &kFusedSumTo,
 };
 
 constexpr const char* kDomain = "ortplugin";

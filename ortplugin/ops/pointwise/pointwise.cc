@@ -6,12 +6,13 @@
 #include <numeric>
 
 #include "ortplugin/runtime/evaluator.h"
+#include "ortplugin/runtime/operand_lanes.h"
 
 namespace ortplugin {
 namespace {
 
 void Infer(ShapeContext& context) {
-  const Program program = ParsePointwise(context.string_attribute("program"));
+  const Program program = ParsePointwise(ProgramText(context));
   const size_t count = context.input_count();
   if (count != program.parameters().size())
     Fail("the program has ", program.parameters().size(), " parameters, the node ", count, " inputs");
@@ -29,135 +30,9 @@ void Infer(ShapeContext& context) {
 
 // ---- CPU kernel -----------------------------------------------------------------------------------------------------
 
-// Whether a tensor's elements are lanes as they lie.
-bool IsLanes(DType dtype) { return SizeOf(dtype) == LaneSize(dtype); }
-
-// Elements [first, first + count) of what a tensor is broadcast to.
-template <typename T>
-void Gather(const Axes& axes, const Shape& strides, const void* data, int64_t first, size_t count, void* gathered) {
-  const T* row = static_cast<const T*>(data);
-  T* to = static_cast<T*>(gathered);
-  const size_t last = axes.count() - 1;
-  Shape index(axes.count());
-  for (size_t i = axes.count(); i-- > 0; first /= axes.sizes[i]) {
-    index[i] = first % axes.sizes[i];
-    if (i < last) row += index[i] * strides[i];
-  }
-  while (true) {
-    const size_t run = std::min(count, static_cast<size_t>(axes.sizes[last] - index[last]));
-    if (strides[last] == 0) {
-      std::fill_n(to, run, *row);
-    } else {
-      std::copy_n(row + index[last], run, to);  // a dense tensor's last axis has stride 1
-    }
-    to += run;
-    count -= run;
-    if (count == 0) return;
-    index[last] = 0;
-    for (size_t i = last; i-- > 0;) {
-      row += strides[i];
-      if (++index[i] < axes.sizes[i]) break;
-      row -= strides[i] * axes.sizes[i];
-      index[i] = 0;
-    }
-  }
-}
-
-void Gather(size_t size, const Axes& axes, const Shape& strides, const void* data, int64_t first, size_t count,
-            void* gathered) {
-  const auto gather = size == 1   ? Gather<uint8_t>
-                      : size == 2 ? Gather<uint16_t>
-                      : size == 4 ? Gather<uint32_t>
-                                  : Gather<uint64_t>;
-  gather(axes, strides, data, first, count, gathered);
-}
-
-// Where the lanes of one parameter come from, block by block. Made once for a run; blocks on all threads share it.
-class Operand {
- public:
-  enum class Kind {
-    kScalar,    // filled once for each workspace
-    kBound,     // its elements are lanes where they lie
-    kCopied,    // a linear tensor, converted, or taken out of the way of a result that overwrites it
-    kPeriodic,  // lanes of one period and a block, made once
-    kGathered,
-  };
-
-  Operand(DType dtype, const PointwiseShape& shape, size_t parameter, const void* data, bool is_overwritten)
-      : dtype_(dtype), axes_(shape.axes), strides_(shape.axes.strides[parameter]), data_(data) {
-    if (axes_.is_scalar(parameter)) {
-      kind_ = Kind::kScalar;
-    } else if (axes_.is_linear(parameter)) {
-      kind_ = IsLanes(dtype) && !is_overwritten ? Kind::kBound : Kind::kCopied;
-    } else {
-      Prepare();
-    }
-  }
-
-  Kind kind() const { return kind_; }
-
-  // Makes the parameter's lanes in the workspace those of the elements [first, first + count).
-  void Load(int64_t first, size_t count, ValueId value, Evaluator::Workspace& workspace, void* scratch) const {
-    const size_t size = SizeOf(dtype_);
-    const auto* elements = static_cast<const char*>(data_);
-    switch (kind_) {
-      case Kind::kScalar:
-        return;
-      case Kind::kBound:
-        return workspace.Bind(value, elements + static_cast<size_t>(first) * size);
-      case Kind::kCopied:
-        return LoadLanes(dtype_, elements + static_cast<size_t>(first) * size, count, workspace.lanes(value));
-      case Kind::kPeriodic:
-        return workspace.Bind(value, lanes_.data() + static_cast<size_t>(first % period_) * LaneSize(dtype_));
-      case Kind::kGathered:
-        break;
-    }
-    if (IsLanes(dtype_)) return Gather(size, axes_, strides_, data_, first, count, workspace.lanes(value));
-    if (!lanes_.empty())
-      return Gather(LaneSize(dtype_), axes_, strides_, lanes_.data(), first, count, workspace.lanes(value));
-    Gather(size, axes_, strides_, data_, first, count, scratch);
-    LoadLanes(dtype_, scratch, count, workspace.lanes(value));
-  }
-  void Fill(ValueId value, Evaluator::Workspace& workspace) const {
-    FillLanes(dtype_, data_, kBlock, workspace.lanes(value));
-  }
-
- private:
-  // A tensor that is repeated and not large is converted once, before the threads start; a larger one is left to them.
-  static constexpr int64_t kSmall = 65536;
-
-  void Prepare() {
-    int64_t elements = 1, suffix = 1;
-    bool is_suffix = true;  // repeated over leading axes only
-    for (size_t i = axes_.count(); i-- > 0;) {
-      is_suffix = is_suffix && (strides_[i] == suffix ||
-                                std::all_of(strides_.begin(), strides_.begin() + static_cast<std::ptrdiff_t>(i) + 1,
-                                            [](int64_t stride) { return stride == 0; }));
-      if (strides_[i] != 0) elements *= axes_.sizes[i];
-      suffix *= axes_.sizes[i];
-    }
-    kind_ = is_suffix && elements <= kSmall ? Kind::kPeriodic : Kind::kGathered;
-    if (elements > kSmall || (kind_ == Kind::kGathered && IsLanes(dtype_))) return;
-    period_ = elements;
-    const size_t lane = LaneSize(dtype_), bytes = static_cast<size_t>(elements) * lane;
-    lanes_.resize(kind_ == Kind::kPeriodic ? bytes + kBlock * lane : bytes);
-    LoadLanes(dtype_, data_, static_cast<size_t>(elements), lanes_.data());
-    for (size_t at = bytes; at < lanes_.size(); at += bytes)
-      std::memcpy(lanes_.data() + at, lanes_.data(), std::min(bytes, lanes_.size() - at));
-  }
-
-  DType dtype_;
-  const Axes& axes_;
-  const Shape& strides_;
-  const void* data_;
-  Kind kind_;
-  int64_t period_ = 0;
-  std::vector<char> lanes_;
-};
-
 class CpuPointwise : public Kernel {
  public:
-  explicit CpuPointwise(const NodeInfo& info) : program_(ParsePointwise(info.string_attribute("program"))) {
+  explicit CpuPointwise(const NodeInfo& info) : program_(ParsePointwise(ProgramText(info))) {
     CheckPointwise(program_, info);
   }
 
@@ -196,7 +71,7 @@ class CpuPointwise : public Kernel {
           each_(program, Statements(false)) {
       for (size_t i = 0; i < inputs.size(); ++i) {
         const DType dtype = program.value(program.parameters()[i]).dtype;
-        operands_.emplace_back(dtype, shape, i, inputs[i].data, IsOverwritten(i, inputs[i].data));
+        operands_.emplace_back(dtype, shape.axes, i, inputs[i].data, IsOverwritten(i, inputs[i].data));
       }
       std::vector<bool> is_bound(program.values().size());
       for (const ValueId value : program.results()) {
@@ -280,7 +155,7 @@ class CpuPointwise : public Kernel {
       }
       auto space = std::make_unique<Space>(each_);
       for (size_t i = 0; i < operands_.size(); ++i)
-        if (operands_[i].kind() == Operand::Kind::kScalar)
+        if (operands_[i].kind() == BlockOperand::Kind::kScalar)
           operands_[i].Fill(program_.parameters()[i], space->workspace);
       once_.Run(space->workspace, kBlock);
       return space;
@@ -307,7 +182,7 @@ class CpuPointwise : public Kernel {
     const std::vector<char*>& outputs_;
     std::vector<bool> is_fixed_;
     Evaluator once_, each_;
-    std::vector<Operand> operands_;
+    std::vector<BlockOperand> operands_;
     std::vector<bool> binds_;  // results that are computed where they belong
     mutable std::mutex mutex_;
     mutable std::vector<std::unique_ptr<Space>> spaces_;  // those that no task is using
