@@ -155,11 +155,10 @@ class PointwiseSets:
             places = [scope.position.get(id(node), -1) for tensor in made for node in tensor.outputs]
             outside = [each for each in places if each < 0 or self._graph.find(each) != place]
             readers = {self._graph.find(each) for each in outside if each in self._members}
-            if len(readers) != 1:
+            larger = [r for r in readers if not self._same_shape(self._sets[place].whole, self._sets[r].whole)]
+            if not larger:
                 continue
-            reader = readers.pop()
-            if self._same_shape(self._sets[place].whole, self._sets[reader].whole):
-                continue
+            reader = min(larger)
             within = [self._members[each].node for each in (*self._of(place).members, *self._of(reader).members)]
             used = next((used for tensor in made if (used := scope.used_beyond(tensor, within))), "")
             if used:
