@@ -548,10 +548,11 @@ def _left_open(statement: Statement, dtype: str, operands: Sequence[Estimate], v
         return np.zeros(value.shape, bool)
     if op in ("Div", "Mod"):
         y = operands[1].value
+        left_open = (y == 0) | ((y < 0) & (y == y.dtype.type(0) - 1))  # what the graph does not divide by
         if op == "Mod" and statement.number("fmod") and dtype in ("int64", "uint64"):
             # ONNX Runtime computes the C function, in double.
-            return (np.abs(x.astype(np.float64)) > 2.0**53) | (np.abs(y.astype(np.float64)) > 2.0**53) | (y == 0)
-        return (y == 0) | ((y < 0) & (y == y.dtype.type(0) - 1) if dtype not in UNSIGNED else np.False_)
+            left_open = left_open | (np.abs(x.astype(np.float64)) > 2.0**53) | (np.abs(y.astype(np.float64)) > 2.0**53)
+        return left_open
     if op == "BitShift":
         return np.broadcast_to(operands[1].value >= 8 * x.dtype.itemsize, value.shape)
     if op == "Pow":
