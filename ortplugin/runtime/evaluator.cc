@@ -77,6 +77,19 @@ ORTPLUGIN_INLINE void Map2(const Job& job, F f) {
   for (size_t i = 0; i < job.count; ++i) result[i] = static_cast<R>(f(a[i], b[i]));
 }
 
+// For a function f that vectorises but is right only for lanes that are `within` its range; `otherwise` is right for
+// every one, and slow.
+template <typename T, typename Within, typename F, typename Otherwise>
+ORTPLUGIN_INLINE void MapWithin(const Job& job, Within within, F f, Otherwise otherwise) {
+  const T* a = static_cast<const T*>(job.a);
+  const T* b = static_cast<const T*>(job.b != nullptr ? job.b : job.a);
+  uint32_t outside = 0;
+  for (size_t i = 0; i < job.count; ++i) outside += within(a[i], b[i]) ? 0 : 1;
+  if (outside == 0) return Map2<T, T>({job.statement, job.from, job.to, 0, a, b, nullptr, job.result, job.count}, f);
+  T* result = static_cast<T*>(job.result);
+  for (size_t i = 0; i < job.count; ++i) result[i] = within(a[i], b[i]) ? f(a[i], b[i]) : otherwise(a[i], b[i]);
+}
+
 template <typename A, typename T, typename F>
 ORTPLUGIN_INLINE void Map3(const Job& job, F f) {
   const A* a = static_cast<const A*>(job.a);
@@ -234,6 +247,31 @@ ORTPLUGIN_INLINE void RunInteger(const Job& job) {
   }
 }
 
+// Sine (0 QUARTERS of a turn on) and cosine (1).
+template <int QUARTERS, typename T>
+ORTPLUGIN_INLINE void RunAngle(const Job& job) {
+  const auto library = [](T x, T) ORTPLUGIN_LANE { return QUARTERS == 0 ? std::sin(x) : std::cos(x); };
+  if constexpr (std::is_same_v<T, float>) {
+    return MapWithin<T>(
+        job, [](T x, T) ORTPLUGIN_LANE { return !(lane::Abs(x) > lane::kMostAngle); },
+        [](T x, T) ORTPLUGIN_LANE { return lane::SinWithin<QUARTERS>(x); }, library);
+  } else {
+    return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return QUARTERS == 0 ? std::sin(x) : std::cos(x); });
+  }
+}
+
+template <typename T>
+ORTPLUGIN_INLINE void RunFmod(const Job& job) {
+  const auto library = [](T a, T b) ORTPLUGIN_LANE { return std::fmod(a, b); };
+  if constexpr (std::is_same_v<T, float>) {
+    return MapWithin<T>(
+        job, [](T a, T b) ORTPLUGIN_LANE { return lane::IsModerateQuotient(a, b); },
+        [](T a, T b) ORTPLUGIN_LANE { return lane::FmodWithin(a, b); }, library);
+  } else {
+    return Map2<T, T>(job, library);
+  }
+}
+
 // The operators of T, float or double.
 template <typename T>
 ORTPLUGIN_INLINE void RunFloating(const Job& job) {
@@ -253,8 +291,6 @@ ORTPLUGIN_INLINE void RunFloating(const Job& job) {
     ORTPLUGIN_UNARY(Ceil)
     ORTPLUGIN_UNARY(Round)
     ORTPLUGIN_UNARY(Sign)
-    ORTPLUGIN_UNARY(Sin)
-    ORTPLUGIN_UNARY(Cos)
     ORTPLUGIN_UNARY(Tan)
     ORTPLUGIN_UNARY(Asin)
     ORTPLUGIN_UNARY(Acos)
@@ -273,6 +309,10 @@ ORTPLUGIN_INLINE void RunFloating(const Job& job) {
     ORTPLUGIN_UNARY(HardSwish)
     ORTPLUGIN_UNARY(Mish)
 #undef ORTPLUGIN_UNARY
+    case Op::kSin:
+      return RunAngle<0, T>(job);
+    case Op::kCos:
+      return RunAngle<1, T>(job);
     case Op::kLeakyRelu:
       return Map<T, T>(job, [p](T x) ORTPLUGIN_LANE { return lane::LeakyRelu(x, p); });
     case Op::kElu:
@@ -302,7 +342,7 @@ ORTPLUGIN_INLINE void RunFloating(const Job& job) {
     case Op::kDiv:
       return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a / b; });
     case Op::kMod:
-      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return std::fmod(a, b); });
+      return RunFmod<T>(job);
     case Op::kPow:
       if (job.power == 2) return Map<T, T>(job, [](T a) ORTPLUGIN_LANE { return a * a; });
       if (job.power == 3) return Map<T, T>(job, [](T a) ORTPLUGIN_LANE { return a * a * a; });

@@ -118,12 +118,7 @@ constexpr T Infinity() {
   inline T Name(T x) {                    \
     return std::function(x);              \
   }
-ORTPLUGIN_LIBRARY(Sin, sin)
-ORTPLUGIN_LIBRARY(Cos, cos)
 ORTPLUGIN_LIBRARY(Tan, tan)
-ORTPLUGIN_LIBRARY(Asin, asin)
-ORTPLUGIN_LIBRARY(Acos, acos)
-ORTPLUGIN_LIBRARY(Atan, atan)
 ORTPLUGIN_LIBRARY(Sinh, sinh)
 ORTPLUGIN_LIBRARY(Cosh, cosh)
 ORTPLUGIN_LIBRARY(Asinh, asinh)
@@ -131,6 +126,9 @@ ORTPLUGIN_LIBRARY(Acosh, acosh)
 ORTPLUGIN_LIBRARY(Atanh, atanh)
 #undef ORTPLUGIN_LIBRARY
 
+inline double Asin(double x) { return std::asin(x); }
+inline double Acos(double x) { return std::acos(x); }
+inline double Atan(double x) { return std::atan(x); }
 inline double Exp(double x) { return std::exp(x); }
 inline double Log(double x) { return std::log(x); }
 inline double Expm1(double x) { return std::expm1(x); }
@@ -333,7 +331,92 @@ ORTPLUGIN_INLINE float NormalCdf(float x) {
   return x < 0 ? tail : 1.0f - tail;
 }
 
-// ---- float: power -------------------------------------------------------------------------------------------------
+// ---- float: angles ------------------------------------------------------------------------------------------------
+
+constexpr double kDoubleRounder = 6755399441055744.0;  // 1.5 * 2^52
+constexpr float kHalfPi = 1.57079637f;                 // rounded, and what that leaves
+constexpr float kHalfPiRest = -4.37113883e-08f;
+
+// SinWithin<0> is the sine, SinWithin<1> the cosine, for |x| up to kMostAngle or NaN: x less a multiple of pi / 2,
+// which takes a double and a half. (Beyond that it would take more.)
+constexpr float kMostAngle = 268435456.0f;
+template <int QUARTERS>
+ORTPLUGIN_INLINE float SinWithin(float x) {
+  const double wide = static_cast<double>(x);
+  const double shifted = std::fma(wide, 0.63661977236758134308, kDoubleRounder);
+  const double n = shifted - kDoubleRounder;
+  const double rest = std::fma(n, -6.123233995736766036e-17, std::fma(n, -1.57079632679489655800, wide));
+  const float r = static_cast<float>(rest);
+  const uint32_t quarter = static_cast<uint32_t>(BitCast<uint64_t>(shifted)) + QUARTERS;
+  const float z = r * r;
+  float p = std::fma(-0.00019515218446031213f, z, 0.00833216030150652f);
+  p = std::fma(p, z, -0.16666655242443085f);
+  const float sine = std::fma(p, z * r, r);
+  float q = std::fma(2.4433082217001356e-05f, z, -0.0013887315290048718f);
+  q = std::fma(q, z, 0.04166664555668831f);
+  const float cosine = std::fma(q, z * z, std::fma(-0.5f, z, 1.0f));
+  const float y = BitCast<float>(BitCast<uint32_t>((quarter & 1) != 0 ? cosine : sine) ^ (quarter & 2) << 30);
+  return QUARTERS == 0 && x == 0 ? x : y;  // -0 is kept
+}
+
+ORTPLUGIN_INLINE float Atan(float x) {
+  const float a = Abs(x);
+  const bool is_steep = a > 1.0f;
+  const float t = (is_steep ? 1.0f : a) / (is_steep ? a : 1.0f);
+  const float z = t * t;
+  float p = -0.0017936296062543988f;
+  p = std::fma(p, z, 0.010914637707173824f);
+  p = std::fma(p, z, -0.03117789886891842f);
+  p = std::fma(p, z, 0.057957638055086136f);
+  p = std::fma(p, z, -0.0840345248579979f);
+  p = std::fma(p, z, 0.10952186584472656f);
+  p = std::fma(p, z, -0.14264242351055145f);
+  p = std::fma(p, z, 0.19998548924922943f);
+  p = std::fma(p, z, -0.33333298563957214f);
+  const float angle = std::fma(p, z * t, t);
+  const float steep = (kHalfPi - angle) + kHalfPiRest;
+  return std::copysign(is_steep ? steep : angle, x);
+}
+
+// asin(a) for a up to 1/2; above it asin(sqrt((1 - a) / 2)), a half of acos(a).
+ORTPLUGIN_INLINE float AsinOfPart(float a) {
+  const float z = a > 0.5f ? 0.5f * (1.0f - a) : a * a;
+  const float t = a > 0.5f ? std::sqrt(z) : a;
+  float p = 0.04217822849750519f;
+  p = std::fma(p, z, 0.02417295053601265f);
+  p = std::fma(p, z, 0.04547160863876343f);
+  p = std::fma(p, z, 0.07495288550853729f);
+  p = std::fma(p, z, 0.16666752099990845f);
+  return std::fma(p, z * t, t);
+}
+ORTPLUGIN_INLINE float Asin(float x) {
+  const float a = Abs(x);
+  const float part = AsinOfPart(a);
+  const float large = std::fma(-2.0f, part, kHalfPi) + kHalfPiRest;
+  return std::copysign(a > 0.5f ? large : part, x);
+}
+ORTPLUGIN_INLINE float Acos(float x) {
+  const float a = Abs(x);
+  const float part = AsinOfPart(a);
+  const float middle = (kHalfPi - std::copysign(part, x)) + kHalfPiRest;
+  const float twice = part + part;
+  const float below = (2.0f * kHalfPi - twice) + 2.0f * kHalfPiRest;
+  return a > 0.5f ? (x < 0 ? below : twice) : middle;
+}
+
+// ---- float: remainder and power -----------------------------------------------------------------------------------
+
+// Whether FmodWithin has the answer: the quotient is less than 2^29.
+ORTPLUGIN_INLINE bool IsModerateQuotient(float a, float b) {
+  return (Abs(a) < 536870912.0f * Abs(b)) & (Abs(b) < kFloatInf);
+}
+// C's fmod: the quotient is a double, times b exact, and rounded up at most to the next whole number.
+ORTPLUGIN_INLINE float FmodWithin(float a, float b) {
+  const double dividend = static_cast<double>(Abs(a)), divisor = static_cast<double>(Abs(b));
+  const double rest = std::fma(-std::trunc(dividend / divisor), divisor, dividend);
+  const double remainder = rest < 0 ? rest + divisor : rest;
+  return std::copysign(static_cast<float>(remainder), a);
+}
 
 // 2^(y log2 |x|) in double, 2^-37 exact, then the special cases of C's pow.
 ORTPLUGIN_INLINE float Pow(float x, float y) {
@@ -354,8 +437,7 @@ ORTPLUGIN_INLINE float Pow(float x, float y) {
   double t = static_cast<double>(y) * log2;
   t = t > 130.0 ? 130.0 : t;
   t = t < -160.0 ? -160.0 : t;
-  t = t != t ? 0.0 : t;                                  // decided below
-  constexpr double kDoubleRounder = 6755399441055744.0;  // 1.5 * 2^52
+  t = t != t ? 0.0 : t;  // decided below
   const double shifted = t + kDoubleRounder;
   const double r = t - (shifted - kDoubleRounder);
   double e = 1.520191098871058e-05;

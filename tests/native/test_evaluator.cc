@@ -701,6 +701,43 @@ void CheckDense(const char* call, double bound, const std::function<Real(Real)>&
   CHECK_WITH(worst <= bound, std::string(call) + ": " + Text(worst) + " ulp at " + Text(static_cast<double>(where)));
 }
 
+// Sine and cosine as the evaluator has them: the C library's where the angle is large.
+template <int QUARTERS>
+float Angle(float x) {
+  if (std::fabs(x) > lane::kMostAngle) return QUARTERS == 0 ? std::sin(x) : std::cos(x);
+  return lane::SinWithin<QUARTERS>(x);
+}
+
+// C's fmod has no rounding at all: any two floats, and quotients just below a whole number.
+void CheckRemainders() {
+  const Program program = Program::Parse("(float a, float b) => (float y) { y = Mod<fmod=1>(a, b) }");
+  const Evaluator evaluator(program, {0});
+  Evaluator::Workspace workspace(evaluator);
+  float* a = static_cast<float*>(workspace.lanes(program.parameters()[0]));
+  float* b = static_cast<float*>(workspace.lanes(program.parameters()[1]));
+  const float* y = static_cast<const float*>(workspace.lanes(program.results()[0]));
+  uint64_t state = 88172645463325252;
+  size_t wrong = 0;
+  for (int round = 0; round < 2000; ++round) {
+    for (size_t i = 0; i < kBlock; ++i) {
+      state = state * 6364136223846793005u + 1442695040888963407u;
+      b[i] = BitCast<float>(static_cast<uint32_t>(state >> 32));
+      a[i] = BitCast<float>(static_cast<uint32_t>(state >> 7));
+      // Most blocks have no quotient that is too large for the fast way.
+      if (round % 8 != 0) {
+        b[i] = 1 + std::fmod(std::fabs(b[i]), 100.0f);
+        if (!std::isfinite(b[i])) b[i] = 3;
+        a[i] = std::nextafter(b[i] * static_cast<float>(state >> 50), state & 1 ? 0.0f : 1e30f);
+      }
+    }
+    evaluator.Run(workspace, kBlock);
+    for (size_t i = 0; i < kBlock; ++i) {
+      wrong += Same(static_cast<double>(y[i]), static_cast<double>(std::fmod(a[i], b[i]))) ? 0 : 1;
+    }
+  }
+  CHECK_WITH(wrong == 0, std::to_string(wrong) + " remainders are wrong");
+}
+
 void CheckAccuracy() {
 #define LANE(expression) [](float x) { return expression; }
 #define EXACT(expression) [](Real x) -> Real { return expression; }
@@ -717,6 +754,11 @@ void CheckAccuracy() {
   CheckDense("Celu(a)", 2, EXACT(Elu(x, 1)), LANE(lane::Celu(x, 1.0f)));
   CheckDense("Selu(a)", 3, EXACT(Attribute(1.0507010221481323f) * Elu(x, Attribute(1.6732631921768188f))),
              LANE(lane::Selu(x, 1.6732631921768188f, 1.0507010221481323f)));
+  CheckDense("Sin(a)", 1.7, EXACT(std::sin(x)), LANE(Angle<0>(x)));
+  CheckDense("Cos(a)", 1.7, EXACT(std::cos(x)), LANE(Angle<1>(x)));
+  CheckDense("Asin(a)", 2, EXACT(std::asin(x)), LANE(lane::Asin(x)));
+  CheckDense("Acos(a)", 2, EXACT(std::acos(x)), LANE(lane::Acos(x)));
+  CheckDense("Atan(a)", 2, EXACT(std::atan(x)), LANE(lane::Atan(x)));
   // Their inner rounding is magnified in the negative tail, where they vanish: the exponent's, |u| times.
   CheckDense("Gelu<approximate=\"tanh\">(a)", 16, EXACT(x * Sigmoid(TanhArgument(x))), LANE(lane::GeluTanh(x)), -2.0f);
   CheckDense("QuickGelu(a)", 8, EXACT(x * Sigmoid(Attribute(1.702f) * x)), LANE(lane::Swish(x, 1.702f)), -4.0f);
@@ -766,6 +808,7 @@ int main() {
   CheckIntegers();
   CheckWorkspace();
   CheckReuse();
+  CheckRemainders();
   CheckAccuracy();
   return test::Summary();
 }
