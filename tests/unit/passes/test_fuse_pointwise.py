@@ -109,6 +109,15 @@ def test_lerp_in_both_forms(rng: np.random.Generator) -> None:
           ["sub = Sub(bias, x)", "mul = Mul(scale, sub)", "y = Add(x, mul)"])  # fmt: skip
 
 
+def test_the_gradient_of_lerp_reads_its_input_once(rng: np.random.Generator) -> None:
+    text = graph(
+        "one = Constant<value = float {1.0}> ()  a = Sub(one, w)  y = Mul(a, x)  z = Mul(w, x)",
+        f"{X}, float w",
+        f"{Y}, float[N,M,8] z",
+    )
+    check(text, rng, ["FusedPointwise"], ["sub = Sub(1, x)", "y = Mul(sub, x2)", "y2 = Mul(x, x2)"])
+
+
 @pytest.mark.parametrize(
     ("opset", "nodes", "ops"),
     [
