@@ -544,6 +544,8 @@ def _left_open(statement: Statement, dtype: str, operands: Sequence[Estimate], v
         low, high = integer_range(value.dtype.name)
         error = operands[0].error
         return ~((np.trunc(x - error) >= low) & (np.trunc(x + error) < float(high + 1)))
+    if op == "Clip" and dtype in FLOATING:
+        return np.broadcast_to(np.isnan(operands[1].value) | np.isnan(operands[2].value), value.shape)
     if dtype not in INTEGERS:
         return np.zeros(value.shape, bool)
     if op in ("Div", "Mod"):
