@@ -71,7 +71,8 @@ class Builder:
 
     def constant(self, value: npt.ArrayLike, dtype: str | np.dtype[np.generic]) -> str:
         """A tensor of the values, in a dtype of the programs or of NumPy."""
-        array = np.asarray(value).astype(NUMPY_DTYPES[dtype] if isinstance(dtype, str) else dtype)
+        with np.errstate(over="ignore"):  # a number beyond the dtype is its infinity
+            array = np.asarray(value).astype(NUMPY_DTYPES[dtype] if isinstance(dtype, str) else dtype)
         return self.op("Constant", value=numpy_helper.from_array(array))
 
     def cast(self, value: str, dtype: str, output: str = "") -> str:
