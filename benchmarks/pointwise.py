@@ -49,6 +49,9 @@ TURN = (
     ("Mul", "b"), ("Add", "b"), ("Relu", None), ("Sub", "x"), ("Mul", 0.5), ("Max", "b"), ("Add", "x"), ("Min", 4.0),
 )  # fmt: skip
 
+# x sigmoid(x) of a scaled and shifted tensor, as after a folded batch normalisation.
+SILU = (("v0", "Mul", ("x", "b")), ("v1", "Add", ("v0", "b")), ("v2", "Sigmoid", ("v1",)), ("y", "Mul", ("v1", "v2")))
+
 Statement = tuple[str, str, Sequence[str | float]]  # result, operator, operands
 
 
@@ -96,11 +99,11 @@ class Case:
                 given = []
                 for operand in operands:
                     if isinstance(operand, str):
-                        given.append(f"{operand}{step}")
+                        given.append(operand + str(step) if operand in self.shapes else f"{operand}_{step}")
                         continue
                     constants[f"c{operand}"] = np.asarray(operand, numpy)
                     given.append(f"c{operand}")
-                nodes.append(helper.make_node(op, given, [f"{name}{step}"]))
+                nodes.append(helper.make_node(op, given, [f"y{step}" if name == "y" else f"{name}_{step}"]))
         graph = helper.make_graph(
             nodes, "steps", inputs, outputs, [onnx.numpy_helper.from_array(x, name) for name, x in constants.items()]
         )
@@ -142,6 +145,7 @@ def cases() -> list[Case]:
             ("middle", image, (image[0], 1, *image[2:])),
         ):
             made += [Case(name, dtype, {"x": x, "b": b}, chain(length), length) for length in LENGTHS]
+        made.append(Case("SiLU, row", dtype, {"x": matrix, "b": (4096,)}, SILU, 4))
     for dtype, x, y, w in (
         ("float", (16, 102400), (16, 102400), (1,)),
         ("double", (16, 204800), (16, 204800), (1,)),
@@ -155,6 +159,7 @@ def cases() -> list[Case]:
 def functions_of(library: Any) -> dict[str, Callable[..., Any]]:
     """The operators in CuPy or PyTorch."""
     if library.__name__ == "torch":
+        sigmoid = library.sigmoid
 
         def minimum(a: Any, b: Any) -> Any:
             return library.clamp(a, max=b) if isinstance(b, float) else library.minimum(a, b)
@@ -165,12 +170,16 @@ def functions_of(library: Any) -> dict[str, Callable[..., Any]]:
         def relu(a: Any) -> Any:
             return library.maximum(a, 0)
 
+        def sigmoid(a: Any) -> Any:
+            return 1 / (1 + library.exp(-a))
+
         minimum = library.minimum
     return {
         "Mul": lambda a, b: a * b,
         "Add": lambda a, b: a + b,
         "Sub": lambda a, b: a - b,
         "Relu": relu,
+        "Sigmoid": sigmoid,
         "Max": library.maximum,
         "Min": minimum,
     }

@@ -39,7 +39,7 @@ const char* const kMixed =
     "  f = Cast<to=float>(x)\n  s = Add(f, r)\n  w = Where(m, s, r)\n  e = Cast<to=float>(d)\n  t = Mul(w, e)\n"
     "  z = Cast<to=float>(b)\n  k = Add(z, t)\n  y = Cast<to=float16>(k)\n  c = Less(t, 0.5)\n"
     "  j = Cast<to=int64>(i)\n  q = Add(j, l)\n}";
-const Shape kLarge = {64, 512, 1024};
+const Shape kLarge = {128, 512, 1024};
 
 // A chain of every operator with a dtype's heaviest arithmetic.
 std::string Chain(const std::string& dtype, const std::vector<std::string>& operators, int length) {
@@ -88,10 +88,10 @@ std::vector<Case> Cases() {
     add("unary", kUnary, {kLarge});
     add("binary", kBinary, {kLarge, kLarge});
     add("row", kBinary, {kLarge, {1024}});
-    add("column", kBinary, {kLarge, {64, 512, 1}});
+    add("column", kBinary, {kLarge, {128, 512, 1}});
     add("scalar", kBinary, {kLarge, {}});
-    add("middle", kBinary, {kLarge, {64, 1, 1024}});
-    add("outer", kBinary, {{16384, 1}, {4096}});
+    add("middle", kBinary, {kLarge, {128, 1, 1024}});
+    add("outer", kBinary, {{32768, 1}, {4096}});
   }
   for (const auto& [dtype, size] :
        std::vector<std::pair<std::string, int>>{{"float16", 2}, {"float", 4}, {"double", 8}}) {
@@ -114,7 +114,7 @@ std::vector<Case> Cases() {
     add("huge, odd rows", kBinary, {{70001, 32767}, {32767}}, size == 8 ? 1 : vector,
         size == 8 ? "wide stream" : "across wide tail stream");
   }
-  cases.push_back({"mixed", kMixed, {kLarge, {1024}, {64, 1, 1}, kLarge, {512, 1}, kLarge, {512, 1024}}, 4, "stream"});
+  cases.push_back({"mixed", kMixed, {kLarge, {1024}, {128, 1, 1}, kLarge, {512, 1}, kLarge, {512, 1024}}, 4, "stream"});
   return cases;
 }
 
@@ -133,7 +133,7 @@ std::vector<Case> HeavyCases() {
   std::vector<Case> cases;
   const std::vector<std::string> heavy = {"Sin", "Tan", "Gelu", "Mish", "Asinh", "Erf", "Tanh", "Log"};
   for (const std::string dtype : {"float16", "float", "double"})
-    for (const int length : {4, 16, 256})
+    for (const int length : {4, 16, 64})
       cases.push_back({std::to_string(length) + " heavy " + dtype, Chain(dtype, heavy, length), {kLarge}, 0, ""});
   for (const std::string dtype : {"float16", "float", "double", "int8"}) {
     cases.push_back({"256 light " + dtype, Chain(dtype, {"Abs", "Neg", "Relu", "Sign"}, 256), {kLarge}, 0, ""});
