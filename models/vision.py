@@ -42,6 +42,8 @@ def export(name: str, exporter: str, path: Path, size: int = 224) -> None:
             if isinstance(module, torch.nn.BatchNorm2d):
                 module.running_mean.normal_(0, 0.1)
                 module.running_var.uniform_(0.5, 1.5)
+            if isinstance(module, torch.nn.Linear) and not module.weight.any():  # ViT's head before training
+                module.weight.normal_(0, module.in_features**-0.5)
             if type(module).__name__ == "CNBlock":  # ConvNeXt scales its blocks by 1e-6 before training
                 module.layer_scale.normal_(0, 0.3)
     inputs = (torch.randn(1, 3, size, size),)
