@@ -195,6 +195,11 @@ struct Reference {
 
 Wide Quotient(Wide a, Wide b) { return b == 0 ? 0 : a / b; }
 Wide Remainder(Wide a, Wide b) { return b == 0 ? 0 : a % b; }
+// Modulo 2^128: unsigned, for uint64's product overflows a signed one.
+Wide Product(Wide a, Wide b) {
+  __extension__ typedef unsigned __int128 Unsigned;
+  return static_cast<Wide>(static_cast<Unsigned>(a) * static_cast<Unsigned>(b));
+}
 Wide Modulo(Wide a, Wide b) {
   const Wide remainder = Remainder(a, b);
   return remainder != 0 && (remainder < 0) != (b < 0) ? remainder + b : remainder;
@@ -217,7 +222,7 @@ const std::vector<Reference>& References() {
       {"BitwiseNot(a)", EXACT(-a - 1)},
       {"Add(a, b)", EXACT(a + b)},
       {"Sub(a, b)", EXACT(a - b)},
-      {"Mul(a, b)", EXACT(Wrap(dtype, a) * Wrap(dtype, b))},
+      {"Mul(a, b)", EXACT(Product(a, b))},
       {"Div(a, b)", EXACT(Quotient(a, b))},
       {"Mod(a, b)", EXACT(Modulo(a, b))},
       {"Mod<fmod=1>(a, b)", EXACT(Remainder(a, b))},
@@ -228,7 +233,7 @@ const std::vector<Reference>& References() {
       {"BitwiseAnd(a, b)", EXACT(a & b)},
       {"BitwiseOr(a, b)", EXACT(a | b)},
       {"BitwiseXor(a, b)", EXACT(a ^ b)},
-      {"BitShift<direction=\"LEFT\">(a, b)", EXACT(b >= Bits(dtype) ? 0 : (a << b))},
+      {"BitShift<direction=\"LEFT\">(a, b)", EXACT(b >= Bits(dtype) ? 0 : Product(a, Wide{1} << b))},
       {"BitShift<direction=\"RIGHT\">(a, b)", EXACT(b >= Bits(dtype) ? 0 : (a >> b))},
       {"Equal(a, b)", EXACT(a == b)},
       {"Less(a, b)", EXACT(a < b)},
@@ -322,19 +327,19 @@ void CheckOperators() {
 
 // x^y, saturated; good for results that a double holds exactly.
 Wide Power(DType dtype, Wide x, Wide y) {
-  if (y < 0) return x == 0 ? Highest(dtype) : x == 1 ? 1 : x == -1 ? (y % 2 == 0 ? 1 : -1) : 0;
+  const bool is_odd = y % 2 != 0;
+  if (x == 1 || y == 0) return 1;
+  if (x == -1) return is_odd ? -1 : 1;
+  if (y < 0) return x == 0 ? Highest(dtype) : 0;
+  if (x == 0) return 0;
+  const bool is_negative = x < 0 && is_odd;
+  const Wide base = x < 0 ? -x : x;
   Wide power = 1;
-  if (x == 0 || x == 1) return y == 0 ? 1 : x;
-  if (x == -1) return y % 2 == 0 ? 1 : -1;
   for (; y > 0; --y) {
-    power *= x;
-    if (power > Highest(dtype) && (x > 0 || y % 2 == 1)) return Highest(dtype);
-    if (power > Wide{1} << 64 || power < -(Wide{1} << 64)) {
-      const bool is_negative = x < 0 && ((power < 0) != ((y - 1) % 2 == 1));
-      return is_negative ? Lowest(dtype) : Highest(dtype);
-    }
+    if (power > (Wide{1} << 64) / base) return is_negative ? Lowest(dtype) : Highest(dtype);
+    power *= base;
   }
-  return std::max(std::min(power, Highest(dtype)), Lowest(dtype));
+  return std::max(std::min(is_negative ? -power : power, Highest(dtype)), Lowest(dtype));
 }
 
 void CheckPowers() {
