@@ -509,6 +509,10 @@ def _estimate(statement: Statement, dtype: str, result: str, operands: Sequence[
             error_of_both = operands[0].error + other.error
             near = np.abs(operands[0].value.astype(np.float64) - other.value) <= error_of_both
             unknown = unknown | (near & (error_of_both > 0))
+        if op == "Pow" and value.dtype.kind == "f":  # of a negative number only if the exponent is a whole one
+            exponent = operands[1]
+            may_be_whole = (exponent.error > 0) & (np.abs(exponent.value - np.rint(exponent.value)) <= exponent.error)
+            unknown = unknown | (may_be_whole & (operands[0].value < 0))
         if op not in (*EXACT, "Add", "Sub", "Mul") and value.dtype.kind == "f":
             unknown = unknown | (error > 0.05 * np.abs(value)) & (error > 1e-4)
             for each in operands:
