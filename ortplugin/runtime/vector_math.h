@@ -4,7 +4,8 @@
 // Cephes library (expf, logf), then a minimax polynomial, its coefficients from a Remez exchange in 40 digits, rounded
 // to float. Where a product is fused with a sum std::fma says so and nothing else is fused, so that every machine gives
 // the same bits; one without the instruction (before 2013) is slow. The largest error found by
-// tests/native/test_evaluator.cc over every 251st float (SAMPLE_STRIDE), in units in the last place of the exact result:
+// tests/native/test_evaluator.cc over every 251st float (SAMPLE_STRIDE), in units in the last place of the exact
+// result:
 //
 //   Exp 1.49   Log 0.81   Pow 0.51   Tanh 2.34   Erf 1.11   Sigmoid 2.90   Softplus 2.33   Mish 4.07
 //   Gelu 3.56   Swish 3.61   Elu 0.85   Celu 0.85   Selu 1.89   Sin 1.53   Cos 1.57   Asin 1.81   Acos 1.24   Atan 1.37
