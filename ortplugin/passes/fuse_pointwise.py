@@ -6,7 +6,8 @@ A set is connected: by what one of its operators makes and another reads, or by 
 result has the shape of the whole set; what is smaller is an interior value. What anything else needs remains an output.
 No path leaves a set and comes back (graph/contraction.py keeps that so, and near linear). Which neighbours join is
 decided by passes/pointwise_cost.py. Arithmetic on shapes stays where ONNX Runtime computes it (graph/shape_values.py),
-a single operator stays as it is. This pass runs after those of better operators, which have drawn in what they take.
+a single operator stays as it is, and so does what ONNX Runtime folds into a Conv's weights. This pass runs after those
+of better operators, which have drawn in what they take.
 """
 
 from __future__ import annotations
@@ -74,18 +75,48 @@ def find_members(scope: Scope, left_alone: frozenset[int]) -> tuple[dict[int, Me
     misses: list[Missed] = []
     if unsupported(scope):
         return members, misses
+    folded: set[int] = set()
     for place, node in enumerate(scope.slots):
         if node is None:
             continue
+        if _folds_into_conv(scope, node, folded):
+            folded.add(id(node.outputs[0]))
+            continue
         try:
-            if scope.op(node) == f"{DOMAIN}::{NAME}":
-                members[place] = _fused(node)
-            elif is_pointwise(scope, node) and id(node.outputs[0]) not in left_alone:
-                members[place] = _single(scope, node)
+            member = member_of(scope, node, left_alone)
+            if member is not None:
+                members[place] = member
         except (NotPointwiseError, ProgramError) as reason:
             if _has_neighbour(scope, node):
                 misses.append(Missed(label(node), str(reason)))
     return members, misses
+
+
+def member_of(scope: Scope, node: gs.Node, left_alone: frozenset[int]) -> Member | None:
+    """The node as a program, None if it is not pointwise. Raises NotPointwiseError or ProgramError with the reason."""
+    if scope.op(node) == f"{DOMAIN}::{NAME}":
+        return _fused(node)
+    if is_pointwise(scope, node) and id(node.outputs[0]) not in left_alone:
+        return _single(scope, node)
+    return None
+
+
+def _folds_into_conv(scope: Scope, node: gs.Node, folded: set[int]) -> bool:
+    """Whether ONNX Runtime folds the node into weights: a Mul or Add of a constant per channel right after a Conv.
+
+    `folded`: the ids of what such nodes made.
+    """
+    if scope.op(node) not in ("Add", "Mul") or len(node.inputs) != 2:
+        return False
+    for x, other in (node.inputs, reversed(node.inputs)):
+        maker, dims, rank = scope.producer(x), scope.shape(other), scope.rank(x)
+        if maker is None or dims is None or rank is None or not rank - 1 <= len(dims) <= rank:
+            continue
+        after_conv = scope.op(maker) == "Conv" and all(scope.is_constant(weight) for weight in maker.inputs[1:])
+        per_channel = all(dim == 1 for axis, dim in enumerate(dims, rank - len(dims)) if axis != 1)
+        if (after_conv or id(x) in folded) and per_channel and scope.is_constant(other):
+            return not scope.used_beyond(x, [node])
+    return False
 
 
 def _fused(node: gs.Node) -> Member:

@@ -326,6 +326,17 @@ def test_in_bodies_with_values_from_outside(rng: np.random.Generator) -> None:
     assert_same_outputs(original, optimized, rng)
 
 
+def test_what_folds_into_a_conv_stays() -> None:
+    """A frozen batch norm, written out: ONNX Runtime makes it part of the weights. The activation then is alone."""
+    text = """g (float[N,2,8,8] x, float[2,1,1] free) => (float[N,2,8,8] y, float[N,2,8,8] z) {
+        w = Constant<value = float[2,2,1,1] {1.0, 2.0, 3.0, 4.0}> ()  s = Constant<value = float[1,2,1,1] {2.0, 3.0}> ()
+        b = Constant<value = float[2,1,1] {1.0, -1.0}> ()
+        c = Conv(x, w)  m = Mul(c, s)  a = Add(b, m)  y = Relu(a)
+        d = Conv(y, w)  e = Mul(free, d)  z = Add(e, b) }"""
+    optimized, _ = run_pass(model(text), FUSE_POINTWISE)
+    assert operators(optimized) == ["Conv", "Mul", "Add", "Relu", "Conv", "FusedPointwise"]
+
+
 def test_an_old_opset_is_left_alone() -> None:
     assert_unchanged(model(graph("a = Neg(x)  y = Abs(a)"), 10), [FUSE_POINTWISE])
 
