@@ -23,6 +23,7 @@ from .passes.fold_constants import FOLD_CONSTANTS
 from .passes.fuse_layer_norm import FUSE_LAYER_NORM
 from .passes.fuse_pointwise import FUSE_POINTWISE
 from .passes.fuse_rms_norm import FUSE_RMS_NORM
+from .passes.fuse_sum_to import FUSE_SUM_TO
 from .passes.norm_epilogue import NORM_EPILOGUE
 from .passes.norm_prologue import NORM_PROLOGUE
 from .passes.pointwise_views import POINTWISE_VIEWS
@@ -42,12 +43,13 @@ PIPELINE: tuple[Pass, ...] = (
     NORM_PROLOGUE,  # bias and residual adds: need a fused norm to be drawn into
     NORM_EPILOGUE,  # after the prologue, so that a sum it shares with the norm is an output already
     DEAD_NODES,  # sweeps up what the others cut off
+    FUSE_SUM_TO,  # before other pointwise operators take what makes the summands; see LAST
     POINTWISE_VIEWS,  # before what it brings together is fused; see LAST
     FUSE_POINTWISE,  # last, and see LAST: it takes whatever pointwise operators the others left
 )
 
 # These wait for a round in which nothing before them changes anything: what they fuse is hidden from the other passes.
-LAST = (POINTWISE_VIEWS, FUSE_POINTWISE)
+LAST = (FUSE_SUM_TO, POINTWISE_VIEWS, FUSE_POINTWISE)
 
 # A pass is idempotent, but may open the way for an earlier one. Models need two to four rounds; a Swin from TorchScript
 # needs eight: what it knows of each stage's shapes comes from the stage before.

@@ -231,12 +231,13 @@ class PointwiseSets:
             shapes = f"{show(scope.shape(first.whole))} does not surely broadcast to {show(scope.shape(last.whole))}"
             return f"its shape {shapes}"
         added = sum(each not in last.reads for each in first.reads)
-        sizes = [_bytes(tensor) for tensor in first.made.values()]
+        sizes = [tensor_bytes(tensor) for tensor in first.made.values()]
         small = None if None in sizes else sum(each or 0 for each in sizes)
         return too_dear(first.work + max(0, added - 1), small, element_count(scope.shape(last.whole)))
 
 
-def _bytes(tensor: gs.Tensor) -> int | None:
+def tensor_bytes(tensor: gs.Tensor) -> int | None:
+    """The size of the tensor's elements; None if its dtype or a length is unknown."""
     count = element_count(None if tensor.shape is None else tuple(tensor.shape))
     return None if count is None or tensor.dtype is None else count * int(np.dtype(tensor.dtype).itemsize)
 

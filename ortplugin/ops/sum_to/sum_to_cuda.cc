@@ -217,7 +217,8 @@ std::string SumSource(const SumProgram& sums, const SumGroup& group, const SumSc
        << "#define ITEMS " << schedule.items << "\n"
        << "#define ALONG " << schedule.along << "\n"
        << "#define KEPT_THREADS " << schedule.kept_threads << "\n"
-       << "#define SUMMED_THREADS " << schedule.summed_threads << "\n"
+       << "#define SUMMED_THREADS " << schedule.summed_threads
+       << "\n"
        // The compiler may use all registers where it would else keep so many sums in memory.
        << "#define BOUNDS KEPT_THREADS * SUMMED_THREADS" << (group.sums.size() > 4 ? ", 1" : "") << "\n"
        << "#define EACH_SUM(DO)";
