@@ -3,9 +3,10 @@
     v = Mul(x, b)  v = Add(v, b)  v = Relu(v)  v = Sub(v, x)  ...      2, 4, 8 or 16 operators; x: 64 MiB
 
 b has the shape of x, or is a row, a column, a scalar or [N, 1, H, W] beside [N, C, H, W]. Measures, in one run:
-FusedPointwise inside ONNX Runtime, ONNX Runtime's own operators, PyTorch eager and `torch.compile`, and a device copy
-of x. Every step has tensors of its own, so that nothing is found in a cache. Checks every output against float64 in the
-same run. Writes results/pointwise.json; --readme fills the table in README.md from the results.
+FusedPointwise inside ONNX Runtime, ONNX Runtime's own operators, and where PyTorch is there its eager mode,
+`torch.compile` and a device copy, scaled to the bytes that the program must move. Every step has tensors of its own, so
+that nothing is found in a cache. Checks every output against float64 in the same run. Writes results/pointwise.json;
+--readme fills the table in README.md from the results.
 
     python benchmarks/pointwise.py            measure, write, print
     python benchmarks/pointwise.py --readme   the same, then fill README.md
@@ -203,10 +204,32 @@ def check(case: Case, feed: dict[str, Any], results: dict[str, Any]) -> dict[str
     return errors
 
 
+def torch_contenders(case: Case, feeds: Sequence[dict[str, Any]]) -> list[tuple[str, Callable[..., Any], list[Any]]]:
+    """Name, step and tensors of each; none where PyTorch is not installed."""
+    try:
+        import torch
+    except ImportError:
+        return []
+    torch.cuda.empty_cache()
+    torch._dynamo.reset()
+    tensors = [{name: torch.from_dlpack(array) for name, array in feed.items()} for feed in feeds]
+    ops = functions_of(torch)
+    largest = max(case.shapes, key=lambda name: math.prod(case.shapes[name]))
+
+    def eager(**feed: Any) -> Any:
+        return torch.lerp(feed["x"], feed["end"], feed["w"]) if "end" in feed else case.evaluate(ops, feed)
+
+    compiled = torch.compile(eager, dynamic=False)
+    return [
+        ("eager", eager, tensors),
+        ("compile", compiled, tensors),
+        ("copy", lambda **x: x[largest].clone(), tensors),
+    ]
+
+
 def measure(case: Case) -> dict[str, Any]:
     """One row of the table: microseconds of each contender and its error."""
     import cupy
-    import torch
 
     cupy.random.seed(len(case.name) + case.length)
     numpy = DTYPES[case.dtype][1]
@@ -216,28 +239,18 @@ def measure(case: Case) -> dict[str, Any]:
         for _ in range(STEPS)
     ]
     cupy.cuda.Device().synchronize()
-    tensors = [{name: torch.from_dlpack(array) for name, array in feed.items()} for feed in feeds]
-    ops = functions_of(torch)
-
-    def eager(**feed: Any) -> Any:
-        return torch.lerp(feed["x"], feed["end"], feed["w"]) if "end" in feed else case.evaluate(ops, feed)
-
-    def copy(**feed: Any) -> Any:
-        return feed[max(case.shapes, key=lambda name: math.prod(case.shapes[name]))].clone()
-
-    torch._dynamo.reset()
     contenders, results = {}, {}
     for name, fused in (("ortplugin", True), ("ort", False)):
         contenders[name], results[name] = timing.session_steps(
             lambda count, fused=fused: case.model(count, fused=fused), feeds, plugin=fused
         )
-    for name, step in (("eager", eager), ("compile", torch.compile(eager, dynamic=False)), ("copy", copy)):
+    for name, step, tensors in torch_contenders(case, feeds):
         contenders[name], results[name] = timing.torch_steps(step, tensors)
-    del results["copy"]
     times = timing.microseconds(contenders, STEPS, ROUNDS)
+    results.pop("copy", None)
     errors = check(case, feeds[0], results)
-    copied = 2 * math.prod(case.shape) * np.dtype(DTYPES[case.dtype][1]).itemsize
-    times["copy"] *= case.bytes / copied
+    if "copy" in times:
+        times["copy"] *= case.bytes / (2 * math.prod(case.shape) * np.dtype(numpy).itemsize)
     row = {
         "case": case.name,
         "dtype": case.dtype,
@@ -247,30 +260,30 @@ def measure(case: Case) -> dict[str, Any]:
         "microseconds": times,
         "error": errors,
     }
-    del contenders, results, feeds, tensors
+    del contenders, results, feeds
     gc.collect()
     cupy.get_default_memory_pool().free_all_blocks()
-    torch.cuda.empty_cache()
     return row
 
 
 def table(record: dict[str, Any]) -> str:
     """The record as a Markdown table."""
+    present = [column for column in COLUMNS if column in record["rows"][0]["microseconds"]]
     lines = [
-        "| tensors | operators | " + " | ".join(COLUMNS.values()) + " | / copy |",
-        "|---|---:|" + "---:|" * (len(COLUMNS) + 1),
+        "| tensors | operators | " + " | ".join(COLUMNS[column] for column in present) + " | / copy |",
+        "|---|---:|" + "---:|" * (len(present) + 1),
     ]
     for row in record["rows"]:
         times = row["microseconds"]
-        cells = " | ".join(f"{times[column]:.1f}" for column in COLUMNS)
-        ratio = f"{times['ortplugin'] / times['copy']:.2f}"
+        cells = " | ".join(f"{times[column]:.1f}" for column in present)
+        ratio = f"{times['ortplugin'] / times['copy']:.2f}" if "copy" in times else ""
         lines.append(f"| {row['case']}, {row['dtype']} | {row['operators']} | {cells} | {ratio} |")
     where = record["environment"]
     lines += [
         "",
         f"Microseconds of a step, medians; {where['gpu']}, driver {where['driver']}, ONNX Runtime "
-        f"{where['onnxruntime']}, PyTorch {where['torch']}, commit {where['commit'][:12]}, {where['date']}. "
-        "Measured by `python benchmarks/pointwise.py`.",
+        f"{where['onnxruntime']}, PyTorch {where.get('torch', 'absent')}, commit {where['commit'][:12]}, "
+        f"{where['date']}. Measured by `python benchmarks/pointwise.py`.",
     ]
     return "\n".join(lines)
 
