@@ -120,21 +120,62 @@ __device__ __forceinline__ void sum_of_threads(T (&x)[WIDTH], T* slots) {
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(BOUNDS) sum_to(const Arguments args) {
+// Kernels that follow each other: the second may start while the first ends, and waits here for what the first writes.
+__device__ __forceinline__ void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+__device__ __forceinline__ void wait_for_last_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+#if CLUSTER > 1
+__device__ __forceinline__ void wait_for_cluster() {
+  asm volatile("barrier.cluster.arrive;\n\tbarrier.cluster.wait;" ::: "memory");
+}
+// What stands at `mine` in the shared memory of another block of the cluster.
+template <typename T>
+__device__ __forceinline__ T of_block(const T& mine, unsigned rank) {
+  union {
+    T value;
+    unsigned low;
+    unsigned long long both;
+  } x;
+  unsigned address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(address)
+      : "r"((unsigned)__cvta_generic_to_shared(&mine)), "r"(rank));
+  if (sizeof(T) == 4) {
+    asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(x.low) : "r"(address) : "memory");
+  } else {
+    asm volatile("ld.shared::cluster.u64 %0, [%1];" : "=l"(x.both) : "r"(address) : "memory");
+  }
+  return x.value;
+}
+#define CLUSTERED __attribute__((cluster_dims(CLUSTER, 1, 1)))
+#else
+#define CLUSTERED
+#endif
+
+extern "C" __global__ void CLUSTERED __launch_bounds__(BOUNDS) sum_to(const Arguments args) {
   __shared__ unsigned long long slots[ALONG ? THREADS / 32 + 1 : THREADS * WIDTH];
   const int thread_of_kept = ALONG ? threadIdx.x / SUMMED_THREADS : threadIdx.x % KEPT_THREADS;
   const int thread_of_summed = ALONG ? threadIdx.x % SUMMED_THREADS : threadIdx.x / KEPT_THREADS;
+  let_next_kernel_start();
   const Scalars scalars(args);
   const index_t kept = (index_t)args.kept, summed = (index_t)args.summed;
   const index_t chunks = (index_t)args.chunks, kept_blocks = (index_t)args.kept_blocks;
   for (index_t piece = blockIdx.x; piece < kept_blocks * chunks; piece += gridDim.x) {
-    // Pieces that follow each other are neighbours in memory where the last axis is theirs.
+    // Pieces that follow each other are neighbours in memory: the last axis is theirs.
     const index_t chunk = ALONG ? piece % chunks : piece / kept_blocks;
     const index_t k = (ALONG ? piece / chunks : piece % kept_blocks) * KEPT_THREADS + thread_of_kept;
     const bool is_kept = k < kept;
     // Past the ends the last vectors are read again, and what comes of them is dropped.
     const Kept at(args, is_kept ? k : kept - 1);
-    const index_t size = (index_t)args.chunk_size, begin = chunk * size;
+    const index_t size = (index_t)args.chunk_size, begin = chunk * size < summed ? chunk * size : summed;
     const index_t end = summed - begin < size ? summed : begin + size;
 
     Sums total;
@@ -174,6 +215,24 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) sum_to(const Arguments args
 #define SUM(i, T) sum_of_threads(total.s##i, (T*)slots);
     EACH_SUM(SUM)
 #undef SUM
+#if CLUSTER > 1
+    // The blocks of a cluster have the chunks of one k; the first adds what the others have found.
+    __shared__ Sums found[KEPT_THREADS];
+    if (thread_of_summed == 0) found[thread_of_kept] = total;
+    wait_for_cluster();
+    if (chunk == 0 && thread_of_summed == 0 && is_kept) {
+#pragma unroll
+      for (int rank = 1; rank < CLUSTER; ++rank) {
+#define ADD(i, T) total.s##i[0] += of_block(found[thread_of_kept].s##i[0], rank);
+        EACH_SUM(ADD)
+#undef ADD
+      }
+#define VALUE(i, T) , total.s##i[0]
+      store_sums(args, k EACH_SUM(VALUE));
+#undef VALUE
+    }
+    wait_for_cluster();  // and none ends before its own have been read
+#else
     if (thread_of_summed != 0 || !is_kept) continue;
 #pragma unroll
     for (int j = 0; j < WIDTH; ++j) {
@@ -188,12 +247,14 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) sum_to(const Arguments args
 #undef STORE
       }
     }
+#endif
   }
 }
 
 // partial[i]: [chunks, sums]. `adders` threads, a power of two, take the chunks of one sum.
 extern "C" __global__ void __launch_bounds__(256, 1) add_chunks(const Arguments args) {
   __shared__ unsigned long long slots[256];
+  wait_for_last_kernel();
   const unsigned adders = (unsigned)args.adders, columns = 256 / adders;
   const unsigned column = threadIdx.x % columns, adder = threadIdx.x / columns;
   for (unsigned long long first = (unsigned long long)blockIdx.x * columns; first < args.sums;
