@@ -132,35 +132,7 @@ __device__ __forceinline__ void wait_for_last_kernel() {
 #endif
 }
 
-#if CLUSTER > 1
-__device__ __forceinline__ void wait_for_cluster() {
-  asm volatile("barrier.cluster.arrive;\n\tbarrier.cluster.wait;" ::: "memory");
-}
-// What stands at `mine` in the shared memory of another block of the cluster.
-template <typename T>
-__device__ __forceinline__ T of_block(const T& mine, unsigned rank) {
-  union {
-    T value;
-    unsigned low;
-    unsigned long long both;
-  } x;
-  unsigned address;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(address)
-      : "r"((unsigned)__cvta_generic_to_shared(&mine)), "r"(rank));
-  if (sizeof(T) == 4) {
-    asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(x.low) : "r"(address) : "memory");
-  } else {
-    asm volatile("ld.shared::cluster.u64 %0, [%1];" : "=l"(x.both) : "r"(address) : "memory");
-  }
-  return x.value;
-}
-#define CLUSTERED __attribute__((cluster_dims(CLUSTER, 1, 1)))
-#else
-#define CLUSTERED
-#endif
-
-extern "C" __global__ void CLUSTERED __launch_bounds__(BOUNDS) sum_to(const Arguments args) {
+extern "C" __global__ void __launch_bounds__(BOUNDS) sum_to(const Arguments args) {
   __shared__ unsigned long long slots[ALONG ? THREADS / 32 + 1 : THREADS * WIDTH];
   const int thread_of_kept = ALONG ? threadIdx.x / SUMMED_THREADS : threadIdx.x % KEPT_THREADS;
   const int thread_of_summed = ALONG ? threadIdx.x % SUMMED_THREADS : threadIdx.x / KEPT_THREADS;
@@ -175,7 +147,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(BOUNDS) sum_to(const Argu
     const bool is_kept = k < kept;
     // Past the ends the last vectors are read again, and what comes of them is dropped.
     const Kept at(args, is_kept ? k : kept - 1);
-    const index_t size = (index_t)args.chunk_size, begin = chunk * size < summed ? chunk * size : summed;
+    const index_t size = (index_t)args.chunk_size, begin = chunk * size;
     const index_t end = summed - begin < size ? summed : begin + size;
 
     Sums total;
@@ -215,24 +187,6 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(BOUNDS) sum_to(const Argu
 #define SUM(i, T) sum_of_threads(total.s##i, (T*)slots);
     EACH_SUM(SUM)
 #undef SUM
-#if CLUSTER > 1
-    // The blocks of a cluster have the chunks of one k; the first adds what the others have found.
-    __shared__ Sums found[KEPT_THREADS];
-    if (thread_of_summed == 0) found[thread_of_kept] = total;
-    wait_for_cluster();
-    if (chunk == 0 && thread_of_summed == 0 && is_kept) {
-#pragma unroll
-      for (int rank = 1; rank < CLUSTER; ++rank) {
-#define ADD(i, T) total.s##i[0] += of_block(found[thread_of_kept].s##i[0], rank);
-        EACH_SUM(ADD)
-#undef ADD
-      }
-#define VALUE(i, T) , total.s##i[0]
-      store_sums(args, k EACH_SUM(VALUE));
-#undef VALUE
-    }
-    wait_for_cluster();  // and none ends before its own have been read
-#else
     if (thread_of_summed != 0 || !is_kept) continue;
 #pragma unroll
     for (int j = 0; j < WIDTH; ++j) {
@@ -247,8 +201,42 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(BOUNDS) sum_to(const Argu
 #undef STORE
       }
     }
-#endif
   }
+}
+
+// Every `adders`-th chunk of one sum, from the `adder`-th on. So many are asked for before the first is needed.
+template <typename T>
+__device__ __forceinline__ T sum_of_chunks(const T* partial, unsigned adder, unsigned adders, const Arguments& args) {
+  const int batch = 8;
+  T sum = 0;
+  for (unsigned long long chunk = adder; chunk < args.chunks; chunk += batch * adders) {
+    T x[batch];
+#pragma unroll
+    for (int n = 0; n < batch; ++n) {
+      const unsigned long long at = chunk + n * adders;
+      x[n] = at < args.chunks ? partial[at * args.sums] : (T)0;
+    }
+#pragma unroll
+    for (int half = batch / 2; half > 0; half /= 2)
+#pragma unroll
+      for (int n = 0; n < half; ++n) x[n] += x[n + half];
+    sum += x[0];
+  }
+  return sum;
+}
+
+// What the threads `columns` apart have found, added up in the first of them.
+template <typename T>
+__device__ __forceinline__ T sum_of_column(T x, T* slots, unsigned adders, unsigned columns) {
+  slots[threadIdx.x] = x;
+  __syncthreads();
+  for (unsigned half = adders / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half * columns) slots[threadIdx.x] += slots[threadIdx.x + half * columns];
+    __syncthreads();
+  }
+  x = slots[threadIdx.x];
+  __syncthreads();  // the slots are used again
+  return x;
 }
 
 // partial[i]: [chunks, sums]. `adders` threads, a power of two, take the chunks of one sum.
@@ -256,29 +244,18 @@ extern "C" __global__ void __launch_bounds__(256, 1) add_chunks(const Arguments 
   __shared__ unsigned long long slots[256];
   wait_for_last_kernel();
   const unsigned adders = (unsigned)args.adders, columns = 256 / adders;
-  const unsigned column = threadIdx.x % columns, adder = threadIdx.x / columns;
   for (unsigned long long first = (unsigned long long)blockIdx.x * columns; first < args.sums;
        first += (unsigned long long)gridDim.x * columns) {
-    const unsigned long long element = first + column;
+    const unsigned long long element = first + threadIdx.x % columns;
     const bool is_sum = element < args.sums;
-#define TOTAL(i, T)                                                                                          \
-  T x##i = 0;                                                                                                \
-  if (is_sum) {                                                                                              \
-    _Pragma("unroll 4") for (unsigned long long chunk = adder; chunk < args.chunks; chunk += adders) x##i += \
-        ((const T*)args.partial[i])[chunk * args.sums + element];                                            \
-  }                                                                                                          \
-  ((T*)slots)[threadIdx.x] = x##i;                                                                           \
-  __syncthreads();                                                                                           \
-  for (unsigned half = adders / 2; half > 0; half /= 2) {                                                    \
-    if (adder < half) ((T*)slots)[threadIdx.x] += ((const T*)slots)[threadIdx.x + half * columns];           \
-    __syncthreads();                                                                                         \
-  }                                                                                                          \
-  x##i = ((const T*)slots)[threadIdx.x];                                                                     \
-  __syncthreads();
+#define TOTAL(i, T)                                                                                           \
+  T x##i = 0;                                                                                                 \
+  if (is_sum) x##i = sum_of_chunks((const T*)args.partial[i] + element, threadIdx.x / columns, adders, args); \
+  x##i = sum_of_column(x##i, (T*)slots, adders, columns);
     EACH_SUM(TOTAL)
 #undef TOTAL
 #define VALUE(i, T) , x##i
-    if (adder == 0 && is_sum) store_sums(args, element EACH_SUM(VALUE));
+    if (threadIdx.x < columns && is_sum) store_sums(args, element EACH_SUM(VALUE));
 #undef VALUE
   }
 }

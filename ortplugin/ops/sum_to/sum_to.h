@@ -69,7 +69,6 @@ struct SumSchedule {
   int vector;  // elements of an access
   int items;   // accesses of a thread at once
   int kept_threads, summed_threads;  // of a block
-  int cluster;                       // blocks that add up the chunks of a k among themselves; else 1
   bool wide;                         // indices have 64 bits
   bool stream;                       // the data outgrows the cache and need not stay in it
 };

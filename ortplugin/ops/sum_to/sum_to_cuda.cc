@@ -139,8 +139,7 @@ SumSchedule ScheduleSums(const SumProgram& sums, const SumGroup& group, const cu
   }
   int64_t terms = 0;
   for (const size_t s : group.sums) terms += SizeOf(SumType(sums, s)) == 8 ? 8 : 4;
-  const int64_t bytes = moved * group.kept_elements * group.summed_elements;
-  best.stream = bytes > gpu.l2_bytes;
+  best.stream = moved * group.kept_elements * group.summed_elements > gpu.l2_bytes;
 
   // As in FusedPointwise: accesses of 16 bytes to the widest tensors and of no less than 4 to the narrowest, and so
   // many of a thread at once that 64 bytes are under way, as far as registers and code allow.
@@ -157,25 +156,13 @@ SumSchedule ScheduleSums(const SumProgram& sums, const SumGroup& group, const cu
          2 * items * vector * (held + terms) <= kMostHeld && 2 * items * vector * code <= kMostCode)
     items *= 2;
   // Threads of one k: as few as need no second step, so that short rows share blocks; no fewer than make accesses of
-  // 32 bytes.
-  constexpr int kCluster = 8;
-  constexpr int64_t kSmall = 32 << 20;
+  // 128 bytes.
   const int64_t enough = 4 * gpu.multiprocessors;
   const int64_t steps = DivideUp(summed, items);
-  best.cluster = 1;
   if (best.along) {
-    const int64_t least = std::min(PowerUp(summed), 32 / std::min<int64_t>(32, vector * widest));
+    const int64_t least = std::min(PowerUp(summed), 128 / std::min<int64_t>(128, vector * widest));
     best.summed_threads = static_cast<int>(std::min<int64_t>(kThreads, std::max(PowerUp(steps), least)));
     best.kept_threads = kThreads / best.summed_threads;
-    // A small problem's sums are added within clusters of blocks, which spares the second launch.
-    const int64_t blocks = kept * kCluster;
-    if ((gpu.major == 9 || gpu.major == 10) && best.kept_threads == 1 && steps >= kCluster * kThreads &&
-        bytes <= kSmall && 4 * blocks >= 3 * gpu.multiprocessors && blocks <= 4 * gpu.multiprocessors) {
-      best.cluster = kCluster;
-      const int most = items * vector * (held + terms) > 128 ? 512 : 1024;  // as registers allow
-      while (best.summed_threads < most && 2 * blocks * best.summed_threads <= int64_t{2048} * gpu.multiprocessors)
-        best.summed_threads *= 2;
-    }
   } else {
     // Some 64 vectors of k side by side, with few threads idle at the end; fewer where that makes enough blocks to do
     // without chunks, more where there is little to add up.
@@ -205,7 +192,6 @@ SumPieces CutSums(const SumGroup& group, const SumSchedule& schedule, int64_t re
   const int64_t blocks = DivideUp(kept, schedule.kept_threads);
   const int64_t step = int64_t{schedule.summed_threads} * schedule.items,
                 steps = std::max<int64_t>(1, DivideUp(summed, step));
-  if (schedule.cluster > 1) return {blocks, DivideUp(steps, schedule.cluster) * step, schedule.cluster};
   // One wave of blocks, or several of blocks that still have enough to do each: the last to finish are then shorter.
   constexpr int64_t kFew = 4, kMany = 8, kWaves = 4;
   const int64_t wave = resident / blocks;
@@ -235,8 +221,7 @@ std::string SumSource(const SumProgram& sums, const SumGroup& group, const SumSc
        << "#define ITEMS " << schedule.items << "\n"
        << "#define ALONG " << schedule.along << "\n"
        << "#define KEPT_THREADS " << schedule.kept_threads << "\n"
-       << "#define SUMMED_THREADS " << schedule.summed_threads << "\n"
-       << "#define CLUSTER " << schedule.cluster
+       << "#define SUMMED_THREADS " << schedule.summed_threads
        << "\n"
        // The compiler may use all registers where it would else keep so many sums in memory.
        << "#define BOUNDS KEPT_THREADS * SUMMED_THREADS" << (group.sums.size() > 4 ? ", 1" : "") << "\n"
@@ -457,9 +442,8 @@ class CudaSumTo : public Kernel {
     constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
     stage.sum_launch = {static_cast<unsigned>(std::min(pieces.kept_blocks * pieces.chunks, kMostBlocks)),
                         static_cast<unsigned>(threads)};
-    const int64_t adders = std::min(PowerDown(pieces.chunks / 4), int64_t{kThreads});
-    const bool is_cut = pieces.chunks > 1 && schedule.cluster == 1;
-    if (is_cut) {
+    const int64_t adders = std::min(PowerUp(DivideUp(pieces.chunks, 4)), int64_t{kThreads / 2});
+    if (pieces.chunks > 1) {
       stage.add = cuda::Load(*device_, source, "add_chunks", Warn);
       stage.add_launch = {
           static_cast<unsigned>(std::min(DivideUp(group.kept_elements, kThreads / adders), kMostBlocks)), kThreads};
@@ -470,7 +454,7 @@ class CudaSumTo : public Kernel {
       const std::vector<size_t>& results = sums_.sums[s].results;
       stage.outputs.insert(stage.outputs.end(), results.begin(), results.end());
       stage.partial.push_back(scratch_bytes);
-      if (is_cut) scratch_bytes += static_cast<size_t>(pieces.chunks * group.kept_elements) * 8;
+      if (pieces.chunks > 1) scratch_bytes += static_cast<size_t>(pieces.chunks * group.kept_elements) * 8;
     }
     stage.arguments.resize(std::max<size_t>(1, stage.inputs.size()) + stage.outputs.size() + stage.partial.size());
     const int64_t unit = schedule.vector;
