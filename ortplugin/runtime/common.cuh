@@ -96,21 +96,16 @@ __device__ __forceinline__ void load_once(T& x, const void* p) {
 }
 
 // Data that this kernel may overwrite once it has read it, so not through the read-only path: these stay in front of
-// the stores that follow them. `stream`: it is the first to leave the caches, as above.
-#define ORDERED_LOAD(T, outputs, type, ...)                                                 \
-  template <bool stream>                                                                    \
-  __device__ __forceinline__ void load_ordered(T& x, const void* p) {                       \
-    if (stream)                                                                             \
-      asm volatile("ld.global.cs." type " " outputs ";" : __VA_ARGS__ : "l"(p) : "memory"); \
-    else                                                                                    \
-      asm volatile("ld.global." type " " outputs ";" : __VA_ARGS__ : "l"(p) : "memory");    \
+// the stores that follow them.
+#define ORDERED_LOAD(T, outputs, type, ...)                                            \
+  __device__ __forceinline__ void load_ordered(T& x, const void* p) {                  \
+    asm volatile("ld.global." type " " outputs ";" : __VA_ARGS__ : "l"(p) : "memory"); \
   }
 ORDERED_LOAD(uint4, "{%0, %1, %2, %3}, [%4]", "v4.u32", "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w))
 ORDERED_LOAD(uint2, "{%0, %1}, [%2]", "v2.u32", "=r"(x.x), "=r"(x.y))
 ORDERED_LOAD(unsigned, "%0, [%1]", "u32", "=r"(x))
 ORDERED_LOAD(unsigned short, "%0, [%1]", "u16", "=h"(x))
 #undef ORDERED_LOAD
-template <bool stream>
 __device__ __forceinline__ void load_ordered(unsigned char& x, const void* p) {
   unsigned wide;
   asm volatile("ld.global.u8 %0, [%1];" : "=r"(wide) : "l"(p) : "memory");
@@ -161,10 +156,9 @@ struct Vector {
 #pragma unroll
     for (int i = 0; i < kBytes / kStep; ++i) chunks[i] = __ldg((const chunk_t*)p + i);
   }
-  template <bool stream>
   __device__ __forceinline__ void load_ordered(const T* p) {
 #pragma unroll
-    for (int i = 0; i < kBytes / kStep; ++i) ::load_ordered<stream>(chunks[i], (const chunk_t*)p + i);
+    for (int i = 0; i < kBytes / kStep; ++i) ::load_ordered(chunks[i], (const chunk_t*)p + i);
   }
   __device__ __forceinline__ void store_once(T* p) const {
 #pragma unroll

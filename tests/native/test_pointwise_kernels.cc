@@ -23,7 +23,7 @@ struct Case {
   std::string name, program;
   std::vector<Shape> inputs;
   int vector;         // what the schedule must choose; 0: whatever registers and code allow
-  std::string modes;  // likewise, of: across, tail, wide, stream
+  std::string modes;  // likewise, of: across, tail, wide
   int most_vector = 16;
 };
 
@@ -83,7 +83,7 @@ std::vector<Case> Cases() {
                                                                             {"uint64", 8}}) {
     const auto add = [&, type = dtype, vector = 16 / size](const std::string& name, const char* program,
                                                            const std::vector<Shape>& inputs) {
-      cases.push_back({name + " " + type, Typed(program, type), inputs, vector, "stream"});
+      cases.push_back({name + " " + type, Typed(program, type), inputs, vector, ""});
     };
     add("unary", kUnary, {kLarge});
     add("binary", kBinary, {kLarge, kLarge});
@@ -96,34 +96,32 @@ std::vector<Case> Cases() {
   for (const auto& [dtype, size] :
        std::vector<std::pair<std::string, int>>{{"float16", 2}, {"float", 4}, {"double", 8}}) {
     const int vector = 16 / size;
-    const std::string across = size == 8 ? "" : "across ";  // one double is an access that needs no neighbours
+    const std::string across = size == 8 ? "" : "across";  // one double is an access that needs no neighbours
     const auto add = [&, type = dtype](const std::string& name, const char* program, const std::vector<Shape>& inputs,
                                        int wanted, const std::string& modes, int most_vector = 16) {
       cases.push_back({name + " " + type, Typed(program, type), inputs, wanted, modes, most_vector});
     };
     add("lerp", kLerp, {{16, 102400}, {16, 102400}, {1}}, vector, "");
-    add("odd rows", kBinary, {{32768, 1023}, {1023}}, size == 8 ? 1 : vector, across + "stream");
+    add("odd rows", kBinary, {{32768, 1023}, {1023}}, size == 8 ? 1 : vector, across);
     add("odd rows, odd count", kBinary, {{32769, 1023}, {32769, 1}}, size == 8 ? 1 : vector,
-        size == 8 ? "stream" : "across tail stream");
-    add("rows of 4", kBinary, {{8388608, 4}, {4}}, size == 8 ? 2 : 4, "stream");
-    add("odd count", kUnary, {{33554467}}, vector, "tail stream");
+        size == 8 ? "" : "across tail");
+    add("rows of 4", kBinary, {{8388608, 4}, {4}}, size == 8 ? 2 : 4, "");
+    add("odd count", kUnary, {{33554467}}, vector, "tail");
     add("small", kUnary, {{1000}}, vector, "");
     add("smaller than a vector", kUnary, {{}}, vector, "tail");
-    add("odd addresses", kBinary, {kLarge, {1024}}, 1, "stream", 1);
-    add("huge", kBinary, {{70000, 32768, 16}, {70000, 1, 16}}, vector, "wide stream");
+    add("odd addresses", kBinary, {kLarge, {1024}}, 1, "", 1);
+    add("huge", kBinary, {{70000, 32768, 16}, {70000, 1, 16}}, vector, "wide");
     add("huge, odd rows", kBinary, {{70001, 32767}, {32767}}, size == 8 ? 1 : vector,
-        size == 8 ? "wide stream" : "across wide tail stream");
+        size == 8 ? "wide" : "across wide tail");
   }
-  cases.push_back({"mixed", kMixed, {kLarge, {1024}, {128, 1, 1}, kLarge, {512, 1}, kLarge, {512, 1024}}, 4, "stream"});
+  cases.push_back({"mixed", kMixed, {kLarge, {1024}, {128, 1, 1}, kLarge, {512, 1}, kLarge, {512, 1024}}, 4, ""});
   return cases;
 }
 
 std::string Modes(const PointwiseSchedule& schedule) {
   std::string modes;
-  for (const auto& [is, name] : {std::pair(schedule.across, "across"),
-                                 {schedule.wide, "wide"},
-                                 {schedule.tail, "tail"},
-                                 {schedule.stream, "stream"}})
+  for (const auto& [is, name] :
+       {std::pair(schedule.across, "across"), {schedule.wide, "wide"}, {schedule.tail, "tail"}})
     if (is) modes += (modes.empty() ? "" : " ") + std::string(name);
   return modes;
 }

@@ -41,7 +41,6 @@ struct PointwiseSchedule {
   bool across;    // vectors cross the ends of rows: tensors that are repeated are read element by element
   bool tail;      // elements are left after the last whole vector
   bool wide;      // indices have 64 bits
-  bool stream;    // the results outgrow the cache: nothing need stay in it
   int threads;    // of a block
   int64_t tiles;  // of threads * items vectors
 };

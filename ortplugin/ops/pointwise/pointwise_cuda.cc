@@ -135,7 +135,6 @@ PointwiseSchedule SchedulePointwise(const Program& program, const PointwiseShape
   }
   best.vector = static_cast<int>(vector);
   best.tail = shape.count % vector != 0;
-  best.stream = written * shape.count > gpu.l2_bytes;
 
   // One vector a thread keeps memory busiest; narrower ones come in such numbers that they make up 16 bytes, and where
   // offsets are worked out for every element a second one hides them.
@@ -193,8 +192,7 @@ std::string PointwiseSource(const Program& program, const PointwiseShape& shape,
   text << "  __device__ __forceinline__ void load(const Arguments& a, index_t index) {\n";
   for (size_t i = 0; i < inputs; ++i)
     if (IsLinear(shape, i))
-      text << "    p" << i << ".template load_ordered<" << schedule.stream << ">(" << pointer(i)
-           << " + (unsigned long long)index * N);\n";
+      text << "    p" << i << ".load_ordered(" << pointer(i) << " + (unsigned long long)index * N);\n";
   if (schedule.across && !repeated.empty()) {
     text << "#pragma unroll\n    for (int j = 0; j < N; ++j) {\n      const index_t element = index * N + j;\n"
          << map.EmitOffsets("      ");
@@ -218,8 +216,8 @@ std::string PointwiseSource(const Program& program, const PointwiseShape& shape,
   }
   text << "  __device__ __forceinline__ void store(const Arguments& a, index_t index) const {\n";
   for (size_t r = 0; r < outputs; ++r)
-    text << "    r" << r << (schedule.stream ? ".store_once((" : ".store((") << StorageType(ResultType(program, r))
-         << "*)a.out[" << r << "] + (unsigned long long)index * N);\n";
+    text << "    r" << r << ".store((" << StorageType(ResultType(program, r)) << "*)a.out[" << r
+         << "] + (unsigned long long)index * N);\n";
   text << "  }\n};\n\n";
 
   text
