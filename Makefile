@@ -66,6 +66,7 @@ bench:
 
 gpu-bench: install
 	$(BIN)/python benchmarks/layer_norm.py --readme
+	$(BIN)/python benchmarks/pointwise.py
 
 # The library with warnings as errors. Incremental.
 library: $(INSTALLED)

@@ -5,7 +5,9 @@ set(kernel_files
   kPointwiseSource=${root}/ortplugin/runtime/pointwise.cuh
   kLayerNormSource=${root}/ortplugin/ops/layer_norm/layer_norm.cu
   kScatterSource=${root}/ortplugin/ops/scatter/scatter.cu
-  kScatterSortSource=${root}/ortplugin/ops/scatter/scatter_sort.cu)
+  kScatterSortSource=${root}/ortplugin/ops/scatter/scatter_sort.cu
+  kFusedPointwiseSource=${root}/ortplugin/ops/pointwise/pointwise.cu
+  kSumToSource=${root}/ortplugin/ops/sum_to/sum_to.cu)
 set(embedded ${CMAKE_CURRENT_BINARY_DIR}/kernel_sources.cc)
 list(JOIN kernel_files "," kernel_inputs)
 list(TRANSFORM kernel_files REPLACE "^[^=]*=" "" OUTPUT_VARIABLE kernel_paths)

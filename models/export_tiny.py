@@ -1,11 +1,12 @@
 """Writes the small models in tests/data with PyTorch's own ONNX exporters.
 
 Every file comes from a tiny configuration with random weights of a published architecture (BERT, GPT-2, ViT, Swin,
-ConvNeXt, T5, Llama; a residual network with torch.nn.RMSNorm) or is a program of tiny_scatters.py, through the dynamo
-exporter (``torch.onnx.export(dynamo=True)``) or the TorchScript one (``dynamo=False``). The tests run the optimizer on
-all of them. They need neither PyTorch nor this script; it is here so that the files can be made again:
+ConvNeXt, MobileNet-v3, EfficientNet, T5, Llama; a residual network with torch.nn.RMSNorm) or is a program of
+tiny_scatters.py, through the dynamo exporter (``torch.onnx.export(dynamo=True)``) or the TorchScript one
+(``dynamo=False``). The tests run the optimizer on all of them. They need neither PyTorch nor this script; it is here so
+that the files can be made again:
 
-    pip install torch transformers onnxscript onnxruntime
+    pip install torch torchvision transformers onnxscript onnxruntime
     python -m models.export_tiny                 # all of them
     python -m models.export_tiny --only bert     # those whose name contains "bert"
     python -m models.export_tiny --list
@@ -152,6 +153,25 @@ def t5_encoder() -> nn.Module:
     return wrap(transformers.T5EncoderModel(config), "input_ids", "attention_mask")
 
 
+def mobilenet() -> nn.Module:
+    """MobileNet-v3: HardSwish, squeeze and excitation by HardSigmoid, residuals; no norm that is left."""
+    from torchvision.models import mobilenetv3
+
+    row = (
+        mobilenetv3.InvertedResidualConfig
+    )  # in, kernel, expanded, out, excitation, activation, stride, dilation, width
+    rows = [row(8, 3, 16, 8, True, "HS", 1, 1, 1.0), row(8, 3, 16, 8, False, "RE", 1, 1, 1.0)]
+    return mobilenetv3.MobileNetV3(rows, last_channel=16, num_classes=5)
+
+
+def efficientnet() -> nn.Module:
+    """EfficientNet: Silu, squeeze and excitation by Sigmoid, residuals; no norm that is left."""
+    from torchvision.models import efficientnet as models
+
+    rows = [models.MBConvConfig(2, 3, 1, 8, 8, 2)]  # expansion, kernel, stride, in, out, layers
+    return models.EfficientNet(rows, dropout=0.0, num_classes=5, last_channel=16)
+
+
 def llama() -> nn.Module:
     """RMS norms with Casts to fp32, rotary embeddings, grouped heads; 5 of them."""
     config = transformers.LlamaConfig(
@@ -178,6 +198,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "vit": Architecture(vit, {"pixel_values": ("float", (2, 3, 16, 16), 0)}, {"pixel_values": {0: "batch"}}),
     "swin": Architecture(swin, {"pixel_values": ("float", (1, 3, 32, 32), 0)}, {"pixel_values": {0: "batch"}}),
     "convnext": Architecture(convnext, {"pixel_values": ("float", (2, 3, 32, 32), 0)}, {"pixel_values": {0: "batch"}}),
+    "mobilenet": Architecture(mobilenet, {"image": ("float", (2, 3, 16, 16), 0)}, {"image": {0: "batch"}}),
+    "efficientnet": Architecture(efficientnet, {"image": ("float", (2, 3, 16, 16), 0)}, {"image": {0: "batch"}}),
     "t5": Architecture(t5_encoder, MASKED_TOKENS, MASKED_AXES),
     # one row: at opset 23 the exporter writes RotaryEmbedding with caches of batch 1, which ORT takes for no other
     "llama": Architecture(
@@ -276,6 +298,10 @@ CASES: tuple[Case, ...] = (
     Case("convnext", "torchscript", 14),
     Case("convnext", "torchscript", 18),
     Case("convnext", "dynamo", dynamic=True),
+    Case("mobilenet", "torchscript", 17),
+    Case("mobilenet", "dynamo", dynamic=True),
+    Case("efficientnet", "torchscript", 17, dynamic=True),
+    Case("efficientnet", "dynamo"),
     Case("t5", "torchscript", 14, dynamic=True),
     Case("t5", "torchscript", 18),
     Case("t5", "dynamo"),

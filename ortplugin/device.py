@@ -121,7 +121,7 @@ def _device_array(cupy: Any, state: _State, name: str, value: Any) -> Any:
     array = value if isinstance(value, cupy.ndarray) else _import_array(cupy, name, value)
     check_dtype(name, np.dtype(array.dtype), element[1])
     if isinstance(array, np.ndarray):
-        return cupy.asarray(np.ascontiguousarray(array))
+        return cupy.asarray(np.asarray(array, order="C"))  # np.ascontiguousarray would give a scalar an axis
     if array.device.id != state.device_id:
         raise UsageError(
             f"input '{name}' is on GPU {array.device.id}, the session runs on GPU {state.device_id}; copy it there"

@@ -22,13 +22,16 @@ from .passes.common_subexpressions import COMMON_SUBEXPRESSIONS
 from .passes.dead_nodes import DEAD_NODES
 from .passes.fold_constants import FOLD_CONSTANTS
 from .passes.fuse_layer_norm import FUSE_LAYER_NORM
+from .passes.fuse_pointwise import FUSE_POINTWISE
 from .passes.fuse_rms_norm import FUSE_RMS_NORM
 from .passes.fuse_scatter import FUSE_SCATTER
+from .passes.fuse_sum_to import FUSE_SUM_TO
 from .passes.inline_if import INLINE_IF
 from .passes.masked_fill import MASKED_FILL
 from .passes.nested_slices import NESTED_SLICES
 from .passes.norm_epilogue import NORM_EPILOGUE
 from .passes.norm_prologue import NORM_PROLOGUE
+from .passes.pointwise_views import POINTWISE_VIEWS
 from .passes.remove_identities import REMOVE_IDENTITIES
 from .passes.scatter_transpose import SCATTER_TRANSPOSE
 from .passes.shape_arithmetic import SHAPE_ARITHMETIC
@@ -55,11 +58,18 @@ PIPELINE: tuple[Pass, ...] = (
     FUSE_SCATTER,
     SCATTER_TRANSPOSE,  # after both, since it knows our operators only
     NESTED_SLICES,  # after Transposes between the slices are gone
-    DEAD_NODES,  # last: sweeps up what the others cut off
+    DEAD_NODES,  # sweeps up what the others cut off
+    FUSE_SUM_TO,  # before other pointwise operators take what makes the summands; see LAST
+    POINTWISE_VIEWS,  # before what it brings together is fused; see LAST
+    FUSE_POINTWISE,  # last, and see LAST: it takes whatever pointwise operators the others left
 )
 
-# A pass is idempotent, but may open the way for an earlier one; models need two or three rounds.
-MAX_ROUNDS = 8
+# These wait for a round in which nothing before them changes anything: what they fuse is hidden from the other passes.
+LAST = (FUSE_SUM_TO, POINTWISE_VIEWS, FUSE_POINTWISE)
+
+# A pass is idempotent, but may open the way for an earlier one. Models need two to four rounds; a Swin from TorchScript
+# needs eight: what it knows of each stage's shapes comes from the stage before.
+MAX_ROUNDS = 16
 
 Progress = Callable[[str], None]
 
@@ -101,6 +111,8 @@ def run_passes(
             left = None if limit is None else limit - len(changes)
             if left == 0:
                 break
+            if step in LAST and len(changes) > found:
+                continue
             if progress is not None:
                 progress(step.name)
             outcome = _run_pass(step, graph, left, changes)

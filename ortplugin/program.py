@@ -16,7 +16,6 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -25,14 +24,20 @@ import numpy as np
 from ortplugin.errors import ModelError
 
 FLOATING: Final = ("float16", "bfloat16", "float", "double")
-DTYPES: Final = (*FLOATING, "bool")
+SIGNED: Final = ("int8", "int16", "int32", "int64")
+UNSIGNED: Final = ("uint8", "uint16", "uint32", "uint64")
+INTEGERS: Final = (*SIGNED, *UNSIGNED)
+NUMBERS: Final = (*FLOATING, *INTEGERS)
+DTYPES: Final = (*NUMBERS, "bool")
+SUMS: Final = (*FLOATING, "int32", "int64", "uint32", "uint64")  # what SumTo adds up
 MAX_CHARACTERS: Final = 65_536
 MAX_PARAMETERS: Final = 32
 MAX_RESULTS: Final = 16
 MAX_STATEMENTS: Final = 256
 MAX_NAME: Final = 64
+MAX_SUM_AXIS: Final = 63
 
-Operand = str | float  # a value's name, or a literal number
+Operand = str | float | int  # a value's name, or a literal number: an int where the dtype is an integer one
 AttributeValue = float | str
 
 
@@ -44,13 +49,14 @@ class ProgramError(ModelError):
 class OperatorSpec:
     """One row of the table of operators.
 
-    `signature` has a letter for each operand and, last, one for the result: T (one of the four floating dtypes, the
-    same throughout), B (bool), A (any dtype, on its own), C (the dtype that the attribute `to` names).
+    `signature` has a letter for each operand and, last, one for the result: T (one of `types`, the same throughout),
+    B (bool), C (the dtype that the attribute `to` names).
     """
 
     name: str
     signature: str
     attributes: tuple[tuple[str, AttributeValue | None], ...] = ()  # with the default; None: it must be given
+    types: tuple[str, ...] = FLOATING
     core: bool = False
 
     @property
@@ -69,9 +75,10 @@ COMPARISONS: Final = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual
 
 def _rows() -> Iterator[OperatorSpec]:
     unary = (
-        "Abs Neg Reciprocal Sqrt Exp Log Floor Ceil Round Sign Sin Cos Tan Asin Acos Atan Sinh Cosh Tanh Asinh Acosh "
-        "Atanh Erf Relu Sigmoid Softplus Softsign HardSwish Mish"
+        "Reciprocal Sqrt Exp Log Floor Ceil Round Sin Cos Tan Asin Acos Atan Sinh Cosh Tanh Asinh Acosh Atanh Erf "
+        "Sigmoid Softplus Softsign HardSwish Mish"
     )
+    yield from (OperatorSpec(name, "TT", types=NUMBERS) for name in ("Abs", "Neg", "Sign", "Relu"))
     yield from (OperatorSpec(name, "TT") for name in unary.split())
     yield OperatorSpec("LeakyRelu", "TT", (("alpha", 0.01),))
     yield OperatorSpec("Elu", "TT", (("alpha", 1.0),))
@@ -83,16 +90,24 @@ def _rows() -> Iterator[OperatorSpec]:
     yield OperatorSpec("Swish", "TT", (("alpha", 1.0),))
     yield OperatorSpec("QuickGelu", "TT", (("alpha", 1.702),))
     yield OperatorSpec("Gelu", "TT", (("approximate", "none"),))
-    yield from (OperatorSpec(name, "TTT") for name in ("Add", "Sub", "Mul", "Div", "Pow", "Min", "Max", "PRelu"))
-    yield OperatorSpec("Clip", "TTTT")
-    yield from (OperatorSpec(name, "TTB") for name in COMPARISONS)
+    yield from (OperatorSpec(name, "TTT", types=NUMBERS) for name in ("Add", "Sub", "Mul", "Div", "Pow"))
+    yield from (OperatorSpec(name, "TTT", types=NUMBERS) for name in ("Min", "Max"))
+    yield OperatorSpec("PRelu", "TTT")
+    yield OperatorSpec("Mod", "TTT", (("fmod", 0.0),), NUMBERS)
+    yield from (OperatorSpec(f"Bitwise{name}", "TTT", types=INTEGERS) for name in ("And", "Or", "Xor"))
+    yield OperatorSpec("BitShift", "TTT", (("direction", None),), UNSIGNED)
+    yield OperatorSpec("BitwiseNot", "TT", types=INTEGERS)
+    yield OperatorSpec("Clip", "TTTT", types=NUMBERS)
+    yield from (OperatorSpec(name, "TTB", types=DTYPES if name == "Equal" else NUMBERS) for name in COMPARISONS)
     yield from (OperatorSpec(name, "BBB") for name in ("And", "Or", "Xor"))
     yield OperatorSpec("Not", "BB")
-    yield OperatorSpec("Where", "BTTT")
-    yield from (OperatorSpec(name, "TB") for name in ("IsNaN", "IsInf"))
-    yield OperatorSpec("Cast", "AC", (("to", None),))
+    yield OperatorSpec("Where", "BTTT", types=DTYPES)
+    yield OperatorSpec("IsNaN", "TB")
+    yield OperatorSpec("IsInf", "TB", (("detect_negative", 1.0), ("detect_positive", 1.0)))
+    yield OperatorSpec("Cast", "TC", (("to", None),), DTYPES)
     for name in ("LayerNormalization", "RMSNormalization"):
         yield OperatorSpec(name, "TT", (("axis", -1.0), ("epsilon", 1e-05)), core=True)
+    yield OperatorSpec("SumTo", "TT", (("axes", None), ("keepdims", 1.0)), SUMS, core=True)
 
 
 OPERATORS: Final[Mapping[str, OperatorSpec]] = MappingProxyType({row.name: row for row in _rows()})
@@ -151,7 +166,7 @@ class Statement:
             f"{name}={_attribute_text(value)}" for name, value in self.attributes if differs(value, defaults[name])
         ]
         attributes = f"<{', '.join(given)}>" if given else ""
-        operands = ", ".join(operand if isinstance(operand, str) else number_text(operand) for operand in self.operands)
+        operands = ", ".join(operand_text(operand) for operand in self.operands)
         return f"{self.name} = {self.op}{attributes}({operands})"
 
 
@@ -164,21 +179,35 @@ class Program:
     statements: tuple[Statement, ...]
 
     def __post_init__(self) -> None:
+        dtypes, statements = _infer(self)
+        object.__setattr__(self, "statements", statements)
+        object.__setattr__(self, "_dtypes", dtypes)
         _check(self)
 
-    @cached_property
+    @property
     def dtypes(self) -> Mapping[str, str]:
         """The dtype of every value, by name."""
-        return _infer(self)
+        found: Mapping[str, str] = vars(self)["_dtypes"]
+        return found
 
     @property
     def core(self) -> Statement | None:
-        """The statement of the core operator, if there is one."""
+        """The statement of the core operator, the first if there are several, as SumTo's may; None without."""
         return next((statement for statement in self.statements if statement.spec.core), None)
+
+    @property
+    def cores(self) -> tuple[Statement, ...]:
+        """The statements of core operators: none, one normalisation, or any number of SumTo."""
+        return tuple(statement for statement in self.statements if statement.spec.core)
 
     def statement(self, name: str) -> Statement | None:
         """The statement that makes the value `name`; None for a parameter."""
         return next((statement for statement in self.statements if statement.name == name), None)
+
+    def operand_dtype(self, statement: Statement) -> str:
+        """The dtype that T stands for in the statement; bool where the operator has no T."""
+        letters = zip(statement.operands, statement.spec.operands, strict=True)
+        return next((self.dtypes[x] for x, letter in letters if isinstance(x, str) and letter == "T"), "bool")
 
     def needed_for(self, names: Iterable[str]) -> frozenset[str]:
         """The values, parameters included, that computing `names` takes; `names` themselves included."""
@@ -270,9 +299,9 @@ class Program:
     def without_redundant_casts(self) -> Program:
         """Drops each Cast that changes no bit: a widening one that another Cast follows, and one to the same dtype.
 
-        A Cast from float16 to float16 stays: it rounds what may have been computed with more precision.
+        A Cast from float16 to float16 stays: it rounds what may have been computed with more precision. So does one to
+        bool, which is a comparison.
         """
-        width = {"float16": 1, "bfloat16": 1, "float": 2, "double": 3}
         makers = {each.name: each for each in self.statements}
         results = {result.name for result in self.results}
         same: dict[str, Operand] = {}
@@ -283,10 +312,10 @@ class Program:
                 inner = makers.get(each.names[0])
                 if inner is not None and inner.op == "Cast":
                     given, middle = self.dtypes[inner.names[0]], self.dtypes[inner.name]
-                    if width.get(middle, 0) >= 2 and 1 <= width.get(given, 0) <= width[middle]:
+                    if _is_step(given, middle, self.dtypes[each.name]):
                         each = replace(each, operands=inner.operands)
                 value = each.names[0]
-                exact = width.get(self.dtypes[value]) != 1 or value not in makers
+                exact = self.dtypes[value] not in ("float16", "bfloat16") or value not in makers
                 if self.dtypes[value] == self.dtypes[each.name] and exact and each.name not in results:
                     same[each.name] = value
                     continue
@@ -312,13 +341,13 @@ class Program:
                 names[value] = fresh_name(hint, taken)
                 taken.add(names[value])
 
-        if core is not None:
+        if core is not None and core.op != "SumTo":
             for operand in core.names:
                 name(operand, "s")
         for result in self.results:
             name(result.name, "y")
         for statement in self.statements:
-            name(statement.name, "n" if statement.spec.core else statement.op.lower())
+            name(statement.name, "n" if statement.op.endswith("Normalization") else statement.op.lower())
         return self.renamed(names)
 
 
@@ -328,6 +357,28 @@ def fresh_name(hint: str, taken: Iterable[str]) -> str:
     hint = re.sub(r"[^A-Za-z0-9_]", "_", hint)[: MAX_NAME - 8] or "v"
     hint = f"_{hint}" if hint[0].isdigit() else hint
     return hint if hint not in taken else next(n for i in range(2, 10_000) if (n := f"{hint}{i}") not in taken)
+
+
+def _is_step(given: str, middle: str, target: str) -> bool:
+    """Whether the Cast to `middle` changes nothing of a Cast from `given` to `target`."""
+    if middle == "bool":
+        return given == "bool"
+    if given in INTEGERS and middle in FLOATING and target in INTEGERS:
+        return _holds(middle, given) and _holds(target, given)  # beyond that one saturates and the other wraps
+    return _holds(middle, given)
+
+
+def _holds(wide: str, narrow: str) -> bool:
+    """Whether every value of `narrow`, as it is before it is rounded to be stored, is one of `wide`."""
+    if narrow == "bool":
+        return wide != "bool"
+    if narrow in FLOATING:
+        return wide == "double" or (wide == "float" and narrow != "double")
+    low, high = integer_range(narrow)
+    if wide in INTEGERS:
+        lowest, highest = integer_range(wide)
+        return lowest <= low and high <= highest
+    return high <= {"float": 2**24, "double": 2**53}.get(wide, 0)
 
 
 def drop_unused(
@@ -341,6 +392,19 @@ def drop_unused(
             needed.update(statement.names)
             kept.append(statement)
     return Program(tuple(p for p in parameters if p.name in needed), tuple(results), tuple(reversed(kept)))
+
+
+def operand_text(operand: Operand) -> str:
+    """A name as it is, a number as its canonical text."""
+    if isinstance(operand, str):
+        return operand
+    return str(operand) if isinstance(operand, int) else number_text(operand)
+
+
+def integer_range(dtype: str) -> tuple[int, int]:
+    """The lowest and the highest value of an integer dtype."""
+    bits = int(dtype.lstrip("uint"))
+    return (0, 2**bits - 1) if dtype in UNSIGNED else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
 def number_text(value: float | np.floating[Any]) -> str:
@@ -379,6 +443,19 @@ def _attribute_text(value: AttributeValue) -> str:
     return number_text(np.float32(value))
 
 
+_WHOLE: Final = ("axis", "fmod", "detect_negative", "detect_positive", "keepdims")  # attributes without fraction
+_WORDS: Final = {"approximate": ("none", "tanh"), "direction": ("LEFT", "RIGHT")}
+_AXES: Final = re.compile(r"(?:0|[1-9][0-9]*)(?: (?:0|[1-9][0-9]*))*\Z")
+
+
+def sum_axes(text: str) -> tuple[int, ...] | None:
+    """What SumTo's attribute `axes` says; None if it is none: numbers from 0, ascending, a space between them."""
+    if len(text) > 256 or not _AXES.match(text):
+        return None
+    axes = tuple(int(each) for each in text.split(" "))
+    return axes if list(axes) == sorted(set(axes)) and axes[-1] <= MAX_SUM_AXIS else None
+
+
 def _complete(
     op: str, given: Sequence[tuple[str, AttributeValue]], statement: str
 ) -> tuple[tuple[str, AttributeValue], ...]:
@@ -399,7 +476,7 @@ def _complete(
         if value_ is None:
             raise ProgramError(f"statement '{statement}': {op} needs the attribute '{name}'")
         _check_attribute(op, name, value_, statement)
-        if name == "axis" and value_ == 0:
+        if name in _WHOLE and value_ == 0:
             value_ = 0.0  # no -0
         completed.append((name, _as_attribute(value_)))
     return tuple(completed)
@@ -412,13 +489,18 @@ def _check_attribute(op: str, name: str, value: AttributeValue, statement: str) 
 
     if name == "to":
         require(value in DTYPES, f"one of {', '.join(DTYPES)}")
-    elif name == "approximate":
-        require(value in ("none", "tanh"), '"none" or "tanh"')
+    elif name in _WORDS:
+        require(value in _WORDS[name], " or ".join(f'"{word}"' for word in _WORDS[name]))
+    elif name == "axes":
+        expected = f'numbers from 0 to {MAX_SUM_AXIS}, ascending, with one space between them, such as "0 2 3"'
+        require(isinstance(value, str) and sum_axes(value) is not None, expected)
     else:
         require(not isinstance(value, str), "a number")
         if name == "axis":
             number = float(value)
             require(abs(number) <= 1024 and number == int(number), "an integer from -1024 to 1024")
+        elif name in _WHOLE:
+            require(value in (0, 1), "0 or 1")
         elif not isinstance(value, str) and math.isfinite(value):
             require(math.isfinite(float(_as_attribute(value))), "within the range of float")
 
@@ -463,12 +545,15 @@ def _check(program: Program) -> None:
     unused = [name for name in dtypes if name not in used]
     if unused:
         raise ProgramError(f"the value '{unused[0]}' is never used")
-    if sum(statement.spec.core for statement in program.statements) > 1:
-        raise ProgramError("a program has at most one core operator (LayerNormalization or RMSNormalization)")
+    cores = {statement.op for statement in program.cores}
+    if len(cores) > 1 or (len(program.cores) > 1 and cores != {"SumTo"}):
+        raise ProgramError("a program has at most one core operator (LayerNormalization or RMSNormalization), or SumTo")
 
 
-def _infer(program: Program) -> Mapping[str, str]:
+def _infer(program: Program) -> tuple[Mapping[str, str], tuple[Statement, ...]]:
+    """The dtype of every value; the statements with their literals as those dtypes have them."""
     dtypes: dict[str, str] = {}
+    statements: list[Statement] = []
 
     def define(name: str, dtype: str) -> None:
         _check_name(name)
@@ -479,23 +564,29 @@ def _infer(program: Program) -> Mapping[str, str]:
     for parameter in program.parameters:
         define(parameter.name, parameter.dtype)
     for statement in program.statements:
-        define(statement.name, _result_dtype(statement, dtypes))
-    return MappingProxyType(dtypes)
+        bound = _bound_dtype(statement, dtypes)
+        operands = tuple(
+            operand if isinstance(operand, str) else _literal(statement, operand, letter, bound)
+            for operand, letter in zip(statement.operands, statement.spec.operands, strict=True)
+        )
+        result = statement.spec.result
+        define(statement.name, str(statement.attribute("to")) if result == "C" else "bool" if result == "B" else bound)
+        changed = any(type(new) is not type(old) for new, old in zip(operands, statement.operands, strict=True))
+        statements.append(replace(statement, operands=operands) if changed else statement)
+    return MappingProxyType(dtypes), tuple(statements)
 
 
-def _result_dtype(statement: Statement, dtypes: Mapping[str, str]) -> str:
+def _bound_dtype(statement: Statement, dtypes: Mapping[str, str]) -> str:
+    """The dtype that T stands for, 'bool' without a T; refuses operands that do not agree."""
     spec = statement.spec
     if len(statement.operands) != len(spec.operands):
         raise ProgramError(
             f"statement '{statement.name}': {spec.name} takes {len(spec.operands)} operands, "
             f"{len(statement.operands)} are given"
         )
-    bound: str | None = None  # the dtype that T stands for
+    bound: str | None = None
     for operand, letter in zip(statement.operands, spec.operands, strict=True):
         if not isinstance(operand, str):
-            is_condition = letter == "B" and spec.operands[-1] == "T"  # Where's
-            if is_condition or (letter == "B" and operand not in (0, 1)):
-                raise ProgramError(f"statement '{statement.name}': {spec.name} takes no {number_text(operand)} there")
             continue
         if operand not in dtypes:
             raise ProgramError(f"statement '{statement.name}': '{operand}' is used before it is assigned")
@@ -503,7 +594,7 @@ def _result_dtype(statement: Statement, dtypes: Mapping[str, str]) -> str:
         if letter == "B" and dtype != "bool":
             raise ProgramError(f"statement '{statement.name}': '{operand}' is {dtype}; {spec.name} takes bool there")
         if letter == "T":
-            if dtype not in FLOATING:
+            if dtype not in spec.types:
                 raise ProgramError(f"statement '{statement.name}': {spec.name} takes no {dtype}, as '{operand}' is")
             if bound is not None and dtype != bound:
                 raise ProgramError(
@@ -513,12 +604,28 @@ def _result_dtype(statement: Statement, dtypes: Mapping[str, str]) -> str:
             bound = dtype
     if not statement.names or ("T" in spec.operands and bound is None):
         raise ProgramError(f"statement '{statement.name}': numbers alone give {spec.name} no dtype")
-    if spec.result == "C":
-        return str(statement.attribute("to"))
-    if spec.result == "B":
-        return "bool"
-    assert bound is not None
-    return bound
+    if spec.name == "Mod" and bound in FLOATING and not statement.number("fmod"):
+        raise ProgramError(f"statement '{statement.name}': Mod of {bound} needs the attribute fmod=1")
+    return bound or "bool"
+
+
+def _literal(statement: Statement, number: float | int, letter: str, dtype: str) -> float | int:
+    """The number as the dtype of its position has it: an int for an integer dtype, a float for every other."""
+    where = f"statement '{statement.name}': {statement.op} takes no {operand_text(number)} there"
+    if letter == "B":
+        if statement.op == "Where":
+            raise ProgramError(where)
+        dtype = "bool"
+    if dtype == "bool" and number not in (0, 1):
+        raise ProgramError(where)
+    if dtype not in INTEGERS:
+        return float(number)
+    low, high = integer_range(dtype)
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise ProgramError(f"{where}: {dtype} takes an integer without fraction and exponent")
+    if not low <= number <= high:
+        raise ProgramError(f"{where}: {dtype} goes from {low} to {high}")
+    return number
 
 
 _SPACE: Final = " \t\r\n"  # all the white space of the language: not \v and \f, which Python counts as well
@@ -527,7 +634,7 @@ _TOKEN = re.compile(
     r"""[ \t\r\n]*(?:
       (?P<number>[+-]?(?:[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?(?![A-Za-z0-9_.])|[+-](?:inf|nan)(?![A-Za-z0-9_])))
     | (?P<word>[A-Za-z_][A-Za-z0-9_]*)
-    | (?P<string>"[A-Za-z]*")
+    | (?P<string>"[A-Za-z0-9\ ]*")
     | (?P<mark>=>|[(){}<>=,])
     )""",
     re.VERBOSE | re.ASCII,
@@ -609,7 +716,8 @@ class _Parser:
         self.mark(")")
         return tuple(found)
 
-    def number(self) -> float | None:
+    def number(self) -> float | int | None:
+        """An int for the text of an integer other than -0, a float for every other number; None if there is none."""
         token = self.peek()
         if token.kind == "number" or (token.kind == "word" and token.text in ("inf", "nan")):
             value = float(token.text)
@@ -617,7 +725,11 @@ class _Parser:
             if "n" not in token.text and (math.isinf(value) or (value == 0 and significand.strip("+-0."))):
                 raise self.fail("a number within the range of double")
             self.next += 1
-            return value
+            digits, negative = token.text.lstrip("+-"), token.text[0] == "-"
+            if not digits.isdecimal() or (value == 0 and negative):
+                return value
+            magnitude = int(digits.lstrip("0") or "0")  # zeros count towards Python's limit on the length
+            return -magnitude if negative else magnitude
         return None
 
     def operand(self) -> Operand:
@@ -629,8 +741,10 @@ class _Parser:
         self.mark("=")
         number = self.number()
         if number is not None:
-            return name, number
+            return name, float(number)
         if self.peek().kind == "string":
+            if self.peek().text.strip('"') in DTYPES:
+                raise self.fail("a number, a word or a dtype without quotes")
             return name, self.take("string", "a string").strip('"')
         if self.peek().text in DTYPES:
             return name, self.take("word", "a dtype")

@@ -54,12 +54,12 @@ def annotate(graph: gs.Graph) -> None:
     _infer(graph, with_known=False)
     nodes = [node for each in all_graphs(graph) for node in each.nodes]
     unknown = _unknown(nodes)
-    while unknown:
-        for node in nodes:
-            _infer_node(node)
+    learned = any([_infer_node(node) for node in nodes])
+    while unknown or learned:
         _infer(graph, with_known=True)
+        learned = any([_infer_node(node) for node in nodes])
         still = _unknown(nodes)
-        if len(still) == len(unknown):
+        if not learned and len(still) == len(unknown):
             break
         unknown = still
 
@@ -199,8 +199,8 @@ def _merge_dims(inferred: Dim, known: Dim) -> Dim:
     return inferred
 
 
-def _infer_node(node: gs.Node) -> None:
-    """Fills in the outputs of one node of ONNX Runtime's operators or ours."""
+def _infer_node(node: gs.Node) -> bool:
+    """Fills in the outputs of one node of ONNX Runtime's operators or ours; whether that says anything new."""
     found: Iterator[tuple[gs.Tensor, TensorType]]
     operator = find(node.domain or "", node.op)
     if operator is not None:
@@ -208,17 +208,22 @@ def _infer_node(node: gs.Node) -> None:
         try:
             found = zip(node.outputs, operator.infer_shapes(node_proto(node), inputs), strict=True)
         except ModelError:  # an invalid node is reported where it is used, not here
-            return
+            return False
     else:
         _infer_dtypes(node)
         same = LIKE_FIRST_INPUT.get((node.domain or "", node.op), ())
         if not same or not node.inputs:
-            return
+            return False
         first = TensorType(node.inputs[0].dtype, node.inputs[0].shape)
         found = ((node.outputs[i], first) for i in same if i < len(node.outputs))
+    learned = False
     for tensor, kind in found:
+        before = tensor.dtype, None if tensor.shape is None else tuple(tensor.shape)
         tensor.dtype = kind.dtype if tensor.dtype is None else tensor.dtype
-        tensor.shape = kind.shape if tensor.shape is None else tensor.shape
+        tensor.shape = merge_shapes(kind.shape, tensor.shape)
+        after = tensor.dtype, None if tensor.shape is None else tuple(tensor.shape)
+        learned = learned or after != before
+    return learned
 
 
 def _infer_dtypes(node: gs.Node) -> None:

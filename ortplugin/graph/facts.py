@@ -141,22 +141,23 @@ class Scope:
         self._names.add(found)
         return found
 
-    def replace(self, old: Sequence[gs.Node], new: gs.Node, outputs: Sequence[gs.Tensor]) -> None:
-        """Puts `new` in the place of the nodes `old`; it takes over `outputs`, which were theirs.
+    def replace(self, old: Sequence[gs.Node], new: gs.Node | Sequence[gs.Node], outputs: Sequence[gs.Tensor]) -> None:
+        """Puts `new`, one node or as many as `old` at most, in the place of `old`; the last takes over their `outputs`.
 
         Between the first and the last of `old`, what `new` needs moves before it and the rest after it, so nothing
         that it needs may depend on it.
         """
+        made = [new] if isinstance(new, gs.Node) else list(new)
         at = [self.position[id(node)] for node in old]
         low, high = min(at), max(at)
         for node in old:
             self.remove(node)
-        new.outputs.extend(outputs)
+        made[-1].outputs.extend(outputs)
         between = [node for node in self.slots[low : high + 1] if node is not None]
-        needed = self._ancestors(new, low)
+        needed = set().union(*(self._ancestors(node, low) for node in made))
         before = [node for node in between if id(node) in needed]
         after = [node for node in between if id(node) not in needed]
-        ordered = [*before, new, *after]
+        ordered = [*before, *made, *after]
         self.slots[low : high + 1] = ordered + [None] * (high + 1 - low - len(ordered))
         self.position.update({id(node): low + index for index, node in enumerate(ordered)})
 

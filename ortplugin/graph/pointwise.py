@@ -11,12 +11,22 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.ops.decompose import NUMPY_DTYPES
-from ortplugin.program import DTYPES, OPERATORS, Operand, Parameter, Program, Statement
+from ortplugin.program import (
+    DTYPES,
+    INTEGERS,
+    OPERATORS,
+    Operand,
+    Parameter,
+    Program,
+    Statement,
+    integer_range,
+)
 
-VARIADIC = ("Min", "Max")
+VARIADIC = {"Min": "Min", "Max": "Max", "Sum": "Add", "Mean": "Add"}  # each by the statement that it is a chain of
 LOWEST = {"float16": -65504.0, "bfloat16": -3.3895313892515355e38, "float": -3.4028234663852886e38,
           "double": -1.7976931348623157e308}  # fmt: skip
-CONTRIB = ("Gelu", "FastGelu", "BiasGelu", "QuickGelu")
+CONTRIB = ("Gelu", "FastGelu", "BiasGelu", "QuickGelu", "BiasAdd")
+IN_FLOAT = ("float16", "bfloat16", "float", "int8", "int16", "uint8", "uint16")  # what float holds exactly
 
 
 class NotPointwiseError(Exception):
@@ -30,6 +40,7 @@ class Writer:
     program: Program
     names: dict[int, str]  # of tensors that are values of the program already, by id
     scope: Scope
+    dtypes: Sequence[str] = DTYPES  # what the program may have: a fused operator may know fewer than the language
     statements: list[Statement] = field(default_factory=list)
     parameters: list[Parameter] = field(default_factory=list)
     inputs: list[gs.Tensor] = field(default_factory=list)
@@ -45,6 +56,8 @@ class Writer:
 
     def emit(self, op: str, *operands: Operand, **attributes: float | str) -> str:
         """Adds a statement and returns its name."""
+        if attributes.get("to", self.dtypes[0]) not in self.dtypes:
+            raise NotPointwiseError(f"it takes {attributes['to']}; programs know {', '.join(self.dtypes)}")
         name = self.fresh("v_")
         self.statements.append(Statement(name, op, operands, tuple(attributes.items())))
         return name
@@ -52,8 +65,7 @@ class Writer:
     def name(self, tensor: gs.Tensor, hint: str) -> str:
         """The tensor's name in the program; a new parameter if it has none."""
         if id(tensor) not in self.names:
-            dtype = self.scope.dtype(tensor)
-            assert dtype is not None
+            dtype = known_dtype(self, tensor)
             self.names[id(tensor)] = self.fresh(hint)
             self.parameters.append(Parameter(dtype, self.names[id(tensor)]))
             self.inputs.append(tensor)
@@ -64,7 +76,17 @@ def is_pointwise(scope: Scope, node: gs.Node) -> bool:
     """Whether the node's operator has a statement, whatever stands in the way of this node."""
     op = scope.op(node)
     spec = OPERATORS.get(op)
-    return (spec is not None and not spec.core) or op in [f"com.microsoft::{name}" for name in CONTRIB]
+    return op in _HANDLERS or (spec is not None and not spec.core)
+
+
+def known_dtype(writer: Writer, tensor: gs.Tensor) -> str:
+    """The tensor's dtype in the program. Raises NotPointwiseError if the program can have none of it."""
+    dtype = writer.scope.dtype(tensor)
+    if dtype not in writer.dtypes:
+        kind = "of unknown dtype" if tensor.dtype is None else np.dtype(tensor.dtype).name
+        raise NotPointwiseError(f"'{tensor.name}' is {kind}; programs know {', '.join(writer.dtypes)}")
+    assert dtype is not None
+    return dtype
 
 
 def write(writer: Writer, node: gs.Node, hints: Sequence[str]) -> str:
@@ -74,9 +96,8 @@ def write(writer: Writer, node: gs.Node, hints: Sequence[str]) -> str:
     """
     scope = writer.scope
     for tensor in (*node.inputs, *node.outputs):
-        if not tensor.is_empty() and scope.dtype(tensor) is None and not _is_exponent(scope, node, tensor):
-            kind = "of unknown dtype" if tensor.dtype is None else np.dtype(tensor.dtype).name
-            raise NotPointwiseError(f"'{tensor.name}' is {kind}; programs know {', '.join(DTYPES)}")
+        if not tensor.is_empty() and not _is_exponent(scope, node, tensor):
+            known_dtype(writer, tensor)
     op = scope.op(node)
     handler = _HANDLERS.get(op, _same_operator)
     return handler(writer, node, hints)
@@ -102,26 +123,39 @@ def _adds_no_dimension(scope: Scope, node: gs.Node, tensor: gs.Tensor) -> bool:
     return rank == 0 or (rank is not None and any(other is not None and other >= rank for other in ranks))
 
 
-def literal(scope: Scope, tensor: gs.Tensor, dtype: str) -> float | None:
-    """The value of a constant with one element if `dtype` holds it exactly; else None."""
-    number = scope.scalar(tensor)
-    if number is None:
+def literal(scope: Scope, tensor: gs.Tensor, dtype: str) -> float | int | None:
+    """The value of a constant with one element if `dtype` holds it exactly; else None. An int for an integer dtype."""
+    array = scope.constant(tensor, 1)
+    if array is None or array.size != 1 or scope.dtype(tensor) is None:
         return None
+    value = array.reshape(())
+    if dtype == "bool":
+        return float(value) if value.dtype == np.bool_ else None
+    if value.dtype == np.bool_:
+        return None
+    number = int(value) if value.dtype.kind in "iu" else float(value.astype(np.float64))
+    if dtype in INTEGERS:
+        low, high = integer_range(dtype)
+        # The comparison with the range comes first: inf and nan are no int.
+        return int(number) if low <= number <= high and number == int(number) else None
     with np.errstate(over="ignore"):
         same = float(np.float64(number).astype(NUMPY_DTYPES[dtype]))
-    return number if same == number or number != number else None
+    return float(number) if same == number or number != number else None
 
 
 def _operands(writer: Writer, node: gs.Node, hints: Sequence[str]) -> list[Operand]:
     """Every input, constant scalars as literals as long as another operand gives the dtype."""
     scope = writer.scope
-    spec = OPERATORS[scope.op(node)]
-    letters = spec.operands if len(node.inputs) == len(spec.operands) else spec.operands[0] * len(node.inputs)
-    typed = [t for t, letter in zip(node.inputs, letters, strict=True) if letter == "T"]
-    dtype = scope.dtype(typed[0]) if typed else None
-    giver = next((t for t in typed if id(t) in writer.names or scope.scalar(t) is None), typed[0] if typed else None)
+    spec = OPERATORS[VARIADIC.get(scope.op(node), scope.op(node))]
+    variadic = scope.op(node) in VARIADIC
+    letters = "T" * len(node.inputs) if variadic else spec.operands
+    kind = "T" if "T" in letters else "B"  # of the operands that may be literals, if not all are
+    typed = [t for t, letter in zip(node.inputs, letters, strict=True) if letter == kind]
+    dtype = known_dtype(writer, typed[0])
+    is_named = [id(t) in writer.names or literal(scope, t, dtype) is None for t in typed]
+    giver = typed[is_named.index(True)] if True in is_named else typed[0]
     return [
-        _operand(writer, node, t, hint, dtype if letter == "T" and t is not giver else None)
+        _operand(writer, node, t, hint, dtype if letter == kind and t is not giver else None)
         for t, letter, hint in zip(node.inputs, letters, hints, strict=True)
     ]
 
@@ -141,56 +175,84 @@ def _same_operator(writer: Writer, node: gs.Node, hints: Sequence[str]) -> str:
 
 
 def _cast(writer: Writer, node: gs.Node, hints: Sequence[str]) -> str:
-    target = writer.scope.dtype(node.outputs[0])
-    assert target is not None
-    return writer.emit("Cast", writer.name(node.inputs[0], hints[0]), to=target)
+    """Cast, CastLike, and what changes nothing: a Cast to the dtype that the value has already."""
+    return writer.emit("Cast", writer.name(node.inputs[0], hints[0]), to=known_dtype(writer, node.outputs[0]))
+
+
+def _dropout(writer: Writer, node: gs.Node, hints: Sequence[str]) -> str:
+    scope = writer.scope
+    if scope.opset < 7:
+        raise NotPointwiseError(f"{label(node)} is that of opset {scope.opset}; from opset 7 on it is known")
+    for mask in node.outputs[1:]:
+        used = "" if mask.is_empty() else scope.used_beyond(mask, [])
+        if used:
+            raise NotPointwiseError(f"its mask is wanted: {used}")
+    if len(node.inputs) > 2 and not node.inputs[2].is_empty():
+        training = scope.constant(node.inputs[2], 1)
+        if training is None or training.any():
+            raise NotPointwiseError(f"'{node.inputs[2].name}' is not surely false: {label(node)} may drop values")
+    return _cast(writer, node, hints)
 
 
 def _pow(writer: Writer, node: gs.Node, hints: Sequence[str]) -> str:
-    scope = writer.scope
     base, exponent = node.inputs
-    dtype = scope.dtype(base)
-    assert dtype is not None
-    if id(exponent) not in writer.names and _adds_no_dimension(scope, node, exponent):
-        number = literal(scope, exponent, dtype)
+    dtype = known_dtype(writer, base)
+    number: float | int | None = None
+    if id(exponent) not in writer.names and _adds_no_dimension(writer.scope, node, exponent):
+        number = literal(writer.scope, exponent, dtype)
         if number is not None:
             return writer.emit("Pow", writer.name(base, hints[0]), number)
-    if scope.dtype(exponent) != dtype:
-        raise NotPointwiseError(f"the exponent '{exponent.name}' is {np.dtype(exponent.dtype).name}, the base {dtype}")
-    power = writer.name(exponent, hints[1])
-    return writer.emit("Pow", _operand(writer, node, base, hints[0], dtype), power)
+    other = writer.scope.dtype(exponent)
+    if other == dtype:
+        power = writer.name(exponent, hints[1])
+        return writer.emit("Pow", _operand(writer, node, base, hints[0], dtype), power)
+    # A dtype that holds both; as in ONNX, the result has the base's.
+    wide = "float" if dtype in IN_FLOAT and other in IN_FLOAT else "double"
+    x = writer.name(base, hints[0])
+    n: Operand
+    if _adds_no_dimension(writer.scope, node, exponent):
+        number = literal(writer.scope, exponent, wide)
+    if number is not None:
+        n = number
+    else:
+        n = writer.name(exponent, hints[1])
+        n = n if other == wide else writer.emit("Cast", n, to=wide)
+    power = writer.emit("Pow", x if dtype == wide else writer.emit("Cast", x, to=wide), n)
+    return power if dtype == wide else writer.emit("Cast", power, to=dtype)
 
 
 def _variadic(writer: Writer, node: gs.Node, hints: Sequence[str]) -> str:
-    if len(node.inputs) < 2:
-        raise NotPointwiseError(f"{label(node)} has one input")
+    if len(node.inputs) == 1:
+        return _cast(writer, node, hints)
     operands = _operands(writer, node, hints)
-    if isinstance(operands[0], float) and isinstance(operands[1], float):
-        operands.sort(key=lambda operand: isinstance(operand, float))  # the one that gives the dtype comes first
+    operands.sort(key=lambda operand: not isinstance(operand, str))  # one that gives the dtype comes first
     result = operands[0]
     for operand in operands[1:]:
-        result = writer.emit(str(node.op), result, operand)
+        result = writer.emit(VARIADIC[str(node.op)], result, operand)
+    if node.op == "Mean":
+        result = writer.emit("Div", result, float(len(operands)))
     assert isinstance(result, str)
     return result
 
 
 def _clip(writer: Writer, node: gs.Node, hints: Sequence[str]) -> str:
-    if "min" in node.attrs or "max" in node.attrs:
-        raise NotPointwiseError(f"{label(node)} has its limits as attributes, as before opset 11")
     x = node.inputs[0]
-    dtype = writer.scope.dtype(x)
-    assert dtype is not None
-    limits: list[Operand] = [LOWEST[dtype], -LOWEST[dtype]]  # absent: the dtype's own limits, as the standard says
+    dtype = known_dtype(writer, x)
+    # Absent: the dtype's own limits, as the standard says.
+    limits: list[Operand] = list(integer_range(dtype) if dtype in INTEGERS else (LOWEST[dtype], -LOWEST[dtype]))
+    if writer.scope.opset < 11:
+        given = (node.attrs.get("min"), node.attrs.get("max"))
+        limits = [limit if number is None else float(number) for limit, number in zip(limits, given, strict=True)]
     for index in (1, 2):
         if index < len(node.inputs) and not node.inputs[index].is_empty():
             limits[index - 1] = _operand(writer, node, node.inputs[index], hints[index], dtype)
     return writer.emit("Clip", writer.name(x, hints[0]), *limits)
 
 
-def _is_inf(writer: Writer, node: gs.Node, hints: Sequence[str]) -> str:
-    if not node.attrs.get("detect_positive", 1) or not node.attrs.get("detect_negative", 1):
-        raise NotPointwiseError(f"{label(node)} detects the infinity of one sign only")
-    return writer.emit("IsInf", writer.name(node.inputs[0], hints[0]))
+def _bias_add(writer: Writer, node: gs.Node, hints: Sequence[str]) -> str:
+    x, bias, skip = node.inputs
+    biased = writer.emit("Add", writer.name(x, hints[0]), writer.name(bias, "bias"))
+    return writer.emit("Add", biased, writer.name(skip, "skip"))
 
 
 def _contrib_gelu(writer: Writer, node: gs.Node, hints: Sequence[str]) -> str:
@@ -203,10 +265,11 @@ def _contrib_gelu(writer: Writer, node: gs.Node, hints: Sequence[str]) -> str:
 
 
 _HANDLERS: dict[str, Callable[[Writer, gs.Node, Sequence[str]], str]] = {
-    "Cast": _cast,
+    **dict.fromkeys(("Cast", "CastLike", "Identity"), _cast),
+    "Dropout": _dropout,
     "Pow": _pow,
     "Clip": _clip,
-    "IsInf": _is_inf,
     **dict.fromkeys(VARIADIC, _variadic),
     **dict.fromkeys([f"com.microsoft::{name}" for name in CONTRIB], _contrib_gelu),
+    "com.microsoft::BiasAdd": _bias_add,
 }

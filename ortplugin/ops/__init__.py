@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from ortplugin.ops.base import DOMAIN, Operator, TensorType
 from ortplugin.ops.layer_norm import OPERATOR as FUSED_LAYER_NORM
+from ortplugin.ops.pointwise import OPERATOR as FUSED_POINTWISE
 from ortplugin.ops.scatter import SCATTER_ELEMENTS, SCATTER_ND, UPDATE_SLICE
+from ortplugin.ops.sum_to import OPERATOR as FUSED_SUM_TO
 
 __all__ = ["DOMAIN", "OPERATORS", "Operator", "TensorType", "find"]
 
-OPERATORS: tuple[Operator, ...] = (FUSED_LAYER_NORM, SCATTER_ND, SCATTER_ELEMENTS, UPDATE_SLICE)
+OPERATORS: tuple[Operator, ...] = (
+    FUSED_LAYER_NORM,
+    SCATTER_ND,
+    SCATTER_ELEMENTS,
+    UPDATE_SLICE,
+    FUSED_POINTWISE,
+    FUSED_SUM_TO,
+)
 
 
 def find(domain: str, name: str) -> Operator | None:

@@ -1,7 +1,10 @@
 """Pointwise programs as standard ONNX: each statement becomes the operator of its name, or several where it must.
 
 What the optimizer's restore step writes back and what tests compare with. Operators run in their own dtype, so a
-float16 value is rounded after each of them, where the fused kernel rounds only what it stores.
+float16 value is rounded after each of them, where the fused kernel rounds only what it stores. Where ONNX leaves a
+result open (integers divided by zero, shifted by their width or more, or raised beyond their range, floats cast beyond
+an integer's range) the plain operator stands, whose result is then the runtime's, not the one that docs/programs.md
+defines; wherever ONNX defines it both are the same.
 """
 
 from __future__ import annotations
@@ -17,15 +20,17 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ortplugin.errors import ModelError
-from ortplugin.program import Operand, Program, Statement
+from ortplugin.program import INTEGERS, UNSIGNED, Operand, Program, Statement
 
 MINIMUM_OPSET = 11
+_INTEGER_ATTRIBUTES = ("fmod", "detect_negative", "detect_positive")
 
 ONNX_DTYPES: dict[str, int] = {
     "float16": TensorProto.FLOAT16,
     "bfloat16": TensorProto.BFLOAT16,
     "float": TensorProto.FLOAT,
     "double": TensorProto.DOUBLE,
+    **{name: int(TensorProto.DataType.Value(name.upper())) for name in INTEGERS},
     "bool": TensorProto.BOOL,
 }
 NUMPY_DTYPES: dict[str, np.dtype[np.generic]] = {
@@ -33,6 +38,7 @@ NUMPY_DTYPES: dict[str, np.dtype[np.generic]] = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "float": np.dtype(np.float32),
     "double": np.dtype(np.float64),
+    **{name: np.dtype(name) for name in INTEGERS},
     "bool": np.dtype(np.bool_),
 }
 DTYPE_NAMES: dict[np.dtype[np.generic], str] = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
@@ -65,7 +71,8 @@ class Builder:
 
     def constant(self, value: npt.ArrayLike, dtype: str | np.dtype[np.generic]) -> str:
         """A tensor of the values, in a dtype of the programs or of NumPy."""
-        array = np.asarray(value).astype(NUMPY_DTYPES[dtype] if isinstance(dtype, str) else dtype)
+        with np.errstate(over="ignore"):  # a number beyond the dtype is its infinity
+            array = np.asarray(value).astype(NUMPY_DTYPES[dtype] if isinstance(dtype, str) else dtype)
         return self.op("Constant", value=numpy_helper.from_array(array))
 
     def cast(self, value: str, dtype: str, output: str = "") -> str:
@@ -77,6 +84,13 @@ class Builder:
         if self.opset >= 18:
             return self.op("ReduceMean", value, self.constant(axes, np.dtype(np.int64)), keepdims=1)
         return self.op("ReduceMean", value, axes=list(axes), keepdims=1)
+
+    def sum(self, value: str, axes: Sequence[int], keepdims: bool, output: str = "") -> str:
+        """The sum over `axes`."""
+        if self.opset >= 13:
+            over = self.constant(axes, np.dtype(np.int64))
+            return self.op("ReduceSum", value, over, output=output, keepdims=int(keepdims))
+        return self.op("ReduceSum", value, output=output, axes=list(axes), keepdims=int(keepdims))
 
 
 Core = Callable[[Builder, Statement, str, str, str], None]
@@ -93,58 +107,71 @@ def to_onnx(
 ) -> list[onnx.NodeProto]:
     """The program as nodes of standard ONNX that read `inputs` and write `outputs`.
 
-    `name_prefix` starts the names of all nodes and values in between. Raises ModelError below opset 11.
+    `name_prefix` starts the names of all nodes and values in between. `core` writes the core statements, for a SumTo
+    with an operand that has the shape S. Raises ModelError below opset 11, and where the opset lacks an operator that
+    nothing else expresses.
     """
     builder = Builder(opset, name_prefix)
     names = {parameter.name: name for parameter, name in zip(program.parameters, inputs, strict=True)}
-    full = _of_full_shape(program)
-    summed = str(program.core.operands[0]) if program.core else ""
+    shapes = _Shapes(builder, program, names)
     final: dict[str, str] = {}
     for result, output in zip(program.results, outputs, strict=True):
-        if result.name in full:
+        if shapes.is_final(result.name):
             final.setdefault(result.name, output)
     for statement in program.statements:
-        dtype = _operand_dtype(program, statement)
+        dtype = program.operand_dtype(statement)
         operands = [_input(builder, operand, dtype, names) for operand in statement.operands]
         output = final.get(statement.name, "")
         if statement.spec.core:
             if core is None:
                 raise ModelError(f"a program of this operator holds no {statement.op}")
+            operand = operands[0]
+            if statement.op == "SumTo" and not shapes.is_final(statement.names[0]):
+                operand = shapes.expand(statement.names[0])
             names[statement.name] = output or f"{name_prefix}/{statement.name}"
-            core(builder, statement, dtype, operands[0], names[statement.name])
+            core(builder, statement, dtype, operand, names[statement.name])
         else:
             names[statement.name] = _emit(builder, statement, dtype, operands, output)
     for result, output in zip(program.results, outputs, strict=True):
-        if result.name not in full:  # every result has the shape of the normalised value
-            shape = builder.op("Shape", names[summed])
-            builder.op("Expand", names[result.name], shape, output=output)
+        if not shapes.is_final(result.name):
+            shapes.expand(result.name, output)
         elif names[result.name] != output:  # the same value twice
             builder.op("Identity", names[result.name], output=output)
     return builder.nodes
 
 
-def _of_full_shape(program: Program) -> set[str]:
-    """The values that have the core's shape by themselves: its operand, its result, and what is computed from them."""
-    if program.core is None:
-        return {statement.name for statement in program.statements} | {each.name for each in program.parameters}
-    full = {str(program.core.operands[0])}
-    for statement in program.statements:
-        if any(operand in full for operand in statement.operands):
-            full.add(statement.name)
-    return full
+class _Shapes:
+    """Which values have the shape that a result must have, S unless it is a sum, and how the others get it."""
 
+    def __init__(self, builder: Builder, program: Program, names: dict[str, str]) -> None:
+        self._builder = builder
+        self._names = names
+        self._sums: set[str] = set()
+        core = program.core
+        self._normalised = core.names[0] if core is not None and core.op != "SumTo" else None
+        # A value has the shape S if it depends on all of these, which together have it.
+        needed = [self._normalised] if self._normalised else [each.name for each in program.parameters]
+        self._missing = {name: [each for each in needed if each != name] for name in program.dtypes}
+        for statement in program.statements:
+            if statement.op == "SumTo" or self._sums.intersection(statement.names):
+                self._sums.add(statement.name)
+            if statement.name != self._normalised:
+                missing = [set(self._missing[name]) for name in statement.names]
+                self._missing[statement.name] = [each for each in needed if all(each in some for some in missing)]
 
-def _operand_dtype(program: Program, statement: Statement) -> str:
-    """The dtype that T stands for, or the only operand's."""
-    letters = statement.spec.operands
-    return next(
-        (
-            program.dtypes[operand]
-            for operand, letter in zip(statement.operands, letters, strict=True)
-            if isinstance(operand, str) and letter in "TA"
-        ),
-        "bool",
-    )
+    def is_final(self, name: str) -> bool:
+        """Whether the value has its result's shape by itself."""
+        return name in self._sums or not self._missing[name]
+
+    def expand(self, name: str, output: str = "") -> str:
+        """The value with the shape S, once every value that it depends on is named."""
+        whole = next((n for n in self._names if n not in self._sums and not self._missing[n]), None)
+        sources = [whole] if whole is not None else self._missing[name]
+        value = self._names[name]
+        for source in sources:  # Expand broadcasts both ways, so one after the other leads to S
+            shape = self._builder.op("Shape", self._names[source])
+            value = self._builder.op("Expand", value, shape, output=output if source is sources[-1] else "")
+        return value
 
 
 def _input(builder: Builder, operand: Operand, dtype: str, names: dict[str, str]) -> str:
@@ -165,21 +192,73 @@ def _takes(op: str, opset: int, dtype: str) -> bool:
 
 def _emit(builder: Builder, statement: Statement, dtype: str, operands: Sequence[str], output: str) -> str:
     op = statement.op
-    attributes: dict[str, Any] = dict(statement.attributes)
+    attributes = {name: int(value) if name in _INTEGER_ATTRIBUTES and not isinstance(value, str) else value
+                  for name, value in statement.attributes}  # fmt: skip
     if op == "Cast":
         return builder.cast(operands[0], str(attributes["to"]), output)
     if op in ("LessOrEqual", "GreaterOrEqual") and builder.opset < 12:
         strict = builder.op(op.removesuffix("OrEqual"), *operands)
         return builder.op("Or", strict, builder.op("Equal", *operands), output=output)
-    if op in _REWRITTEN and (op == "QuickGelu" or not _takes(op, builder.opset, dtype)):
-        return _REWRITTEN[op](builder, statement, dtype, operands[0], output)
-    if not _takes(op, builder.opset, dtype):
+    if op == "QuickGelu" or not _takes(op, builder.opset, dtype):
+        if dtype in INTEGERS:
+            return _emit_integer(builder, statement, dtype, operands, attributes, output)
+        if op in _REWRITTEN:
+            return _REWRITTEN[op](builder, statement, dtype, operands[0], output)
         # Before opset 13 to 22, most operators lack bfloat16, a few float16 or double: run them in float32.
-        wide = [builder.cast(x, "float") if statement.spec.operands[i] == "T" else x for i, x in enumerate(operands)]
-        if statement.spec.result == "B":
-            return builder.op(op, *wide, output=output, **attributes)
-        return builder.cast(builder.op(op, *wide, **attributes), dtype, output)
+        return _in_dtype(builder, statement, "float", dtype, operands, attributes, output)
     return builder.op(op, *operands, output=output, **attributes)
+
+
+def _in_dtype(
+    b: Builder,
+    statement: Statement,
+    wide: str,
+    dtype: str,
+    operands: Sequence[str],
+    attributes: dict[str, Any],
+    output: str,
+) -> str:
+    """The operator on operands cast to `wide`, its result cast back."""
+    cast = [b.cast(x, wide) if statement.spec.operands[i] == "T" else x for i, x in enumerate(operands)]
+    if statement.spec.result == "B":
+        return b.op(statement.op, *cast, output=output, **attributes)
+    return b.cast(b.op(statement.op, *cast, **attributes), dtype, output)
+
+
+def _emit_integer(
+    b: Builder, statement: Statement, dtype: str, operands: Sequence[str], attributes: dict[str, Any], output: str
+) -> str:
+    """An operator on integers of a dtype that the standard does not give it at this opset."""
+    op = statement.op
+    if op == "Neg":  # unsigned
+        negated = Statement(statement.name, "Sub", ("zero", "x"))
+        return _emit(b, negated, dtype, [b.constant(0, dtype), operands[0]], output)
+    if op == "Relu":
+        if dtype in UNSIGNED:
+            return b.op("Identity", operands[0], output=output)
+        return _maximum(b, operands[0], b.constant(0, dtype), output)
+    if op == "Max":
+        return _maximum(b, operands[0], operands[1], output)
+    if op == "Min":
+        return _minimum(b, operands[0], operands[1], output)
+    if op == "Clip":
+        return _minimum(b, _maximum(b, operands[0], operands[1], ""), operands[2], output)
+    if op == "Pow":
+        return _in_dtype(b, statement, "double", dtype, operands, attributes, output)
+    if _takes(op, b.opset, "int32"):  # 8 and 16 bits: the result's low bits are the same
+        return _in_dtype(b, statement, "int32", dtype, operands, attributes, output)
+    raise ModelError(
+        f"'{statement.name} = {op}' of {dtype} has no equivalent in opset {b.opset} of ai.onnx; "
+        "convert the model to opset 18 or later with onnx.version_converter"
+    )
+
+
+def _maximum(b: Builder, x: str, y: str, output: str) -> str:
+    return b.op("Where", b.op("Less", x, y), y, x, output=output)
+
+
+def _minimum(b: Builder, x: str, y: str, output: str) -> str:
+    return b.op("Where", b.op("Less", y, x), y, x, output=output)
 
 
 def _gelu(b: Builder, statement: Statement, dtype: str, x: str, output: str) -> str:

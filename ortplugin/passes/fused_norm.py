@@ -10,8 +10,9 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.facts import Scope
 from ortplugin.ops import DOMAIN
 from ortplugin.ops.layer_norm import NAME
-from ortplugin.program import Operand, Parameter, Program, ProgramError, Statement, parse
+from ortplugin.program import FLOATING, Operand, Parameter, Program, ProgramError, Statement, parse
 
+DTYPES = (*FLOATING, "bool")  # of a norm's program: its kernels read and write no integers
 WIDTH = {"float16": 1, "bfloat16": 1, "float": 2, "double": 3}
 
 
@@ -99,7 +100,9 @@ def read_fused(scope: Scope, node: gs.Node) -> tuple[Program, list[gs.Tensor]] |
         program = parse(str(node.attrs.get("program", "")))
     except ProgramError:
         return None  # the runtime names the fault
-    if len(program.parameters) != len(node.inputs) or len(program.results) != len(node.outputs) or not program.core:
+    if len(program.parameters) != len(node.inputs) or len(program.results) != len(node.outputs):
+        return None
+    if program.core is None or not program.core.op.endswith("Normalization"):
         return None
     return merged_duplicates(program, list(node.inputs))
 

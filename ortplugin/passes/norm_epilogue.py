@@ -15,7 +15,7 @@ from ortplugin.graph.labels import label
 from ortplugin.graph.pointwise import NotPointwiseError, Writer, is_pointwise, write
 from ortplugin.graph.shapes import show
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
-from ortplugin.passes.fused_norm import node_of, read_fused
+from ortplugin.passes.fused_norm import DTYPES, node_of, read_fused
 from ortplugin.program import Parameter, Program, ProgramError
 
 HINTS = {"Mul": "gamma", "Add": "beta", "Sub": "beta", "PRelu": "slope", "Where": "condition"}
@@ -58,7 +58,7 @@ def _draw(
 
     names = {id(t): parameter.name for t, parameter in zip(inputs, program.parameters, strict=True)}
     names |= {id(t): result.name for t, result in zip(node.outputs, program.results, strict=True)}
-    writer = Writer(program, names, scope)
+    writer = Writer(program, names, scope, DTYPES)
     hint = HINTS.get(scope.op(consumer), "operand")
     hints = ["residual" if hint == "beta" and scope.same_shape(each, y) else hint for each in consumer.inputs]
     value = write(writer, consumer, hints)

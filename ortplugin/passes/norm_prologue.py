@@ -15,7 +15,7 @@ from ortplugin.graph.labels import label
 from ortplugin.graph.pointwise import NotPointwiseError, Writer, is_pointwise, write
 from ortplugin.graph.shapes import Shape, show
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
-from ortplugin.passes.fused_norm import node_of, read_fused, unknown_rank
+from ortplugin.passes.fused_norm import DTYPES, node_of, read_fused, unknown_rank
 from ortplugin.program import Program, ProgramError
 
 
@@ -64,7 +64,7 @@ def _draw(
     program = program.renamed({parameter: value})
     others = [each for each in inputs if each is not tensor]
     names = [each.name for each in program.parameters if each.name != value]
-    writer = Writer(program, {id(t): name for t, name in zip(others, names, strict=True)}, scope)
+    writer = Writer(program, {id(t): name for t, name in zip(others, names, strict=True)}, scope, DTYPES)
     hints = _hints(scope, producer, y, parameter)
     write(writer, producer, hints)
     merged = program.with_producer(value, writer.statements, writer.parameters)

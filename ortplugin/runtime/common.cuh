@@ -1,5 +1,6 @@
 // What every kernel stands on: storage types, conversions and wide accesses. No CUDA header is included, so that NVRTC
-// needs nothing but itself. Tensors hold half_t, bfloat_t, float, double or bool_t; arithmetic runs in float or double.
+// needs nothing but itself. Tensors hold half_t, bfloat_t, float, double, bool_t or integers; arithmetic runs in float,
+// double, bool or the integer type itself.
 #pragma once
 
 struct half_t {
@@ -37,6 +38,28 @@ __device__ __forceinline__ void from_compute(float x, bfloat_t& y) {
 __device__ __forceinline__ void from_compute(float x, float& y) { y = x; }
 __device__ __forceinline__ void from_compute(double x, double& y) { y = x; }
 __device__ __forceinline__ void from_compute(bool x, bool_t& y) { y.bits = x; }
+
+// The rest of the basics for each integer type, which is stored as it is computed: no conversion, and element j of the
+// words of a vector.
+#define INTEGER_TYPE(T, taken)                                       \
+  __device__ __forceinline__ T to_compute(T x) { return x; }         \
+  __device__ __forceinline__ void from_compute(T x, T& y) { y = x; } \
+  __device__ __forceinline__ void take(const unsigned* words, int j, T& x) { x = (T)(taken); }
+#define TAKE_BYTE (words[j / 4] >> j % 4 * 8)
+#define TAKE_SHORT (words[j / 2] >> j % 2 * 16)
+#define TAKE_LONG ((unsigned long long)words[2 * j + 1] << 32 | words[2 * j])
+INTEGER_TYPE(signed char, TAKE_BYTE)
+INTEGER_TYPE(unsigned char, TAKE_BYTE)
+INTEGER_TYPE(short, TAKE_SHORT)
+INTEGER_TYPE(unsigned short, TAKE_SHORT)
+INTEGER_TYPE(int, words[j])
+INTEGER_TYPE(unsigned int, words[j])
+INTEGER_TYPE(long long, TAKE_LONG)
+INTEGER_TYPE(unsigned long long, TAKE_LONG)
+#undef INTEGER_TYPE
+#undef TAKE_BYTE
+#undef TAKE_SHORT
+#undef TAKE_LONG
 
 // N elements that lie side by side, held as they lie in memory and taken apart only where they are used: a row that is
 // loaded ahead then costs half the registers, and nothing waits for it early. Memory is reached in accesses of up to 16
@@ -84,6 +107,23 @@ __device__ __forceinline__ void load_once(T& x, const void* p) {
   x = __ldg((const T*)p);
 }
 
+// Data that this kernel may overwrite once it has read it, so not through the read-only path: these stay in front of
+// the stores that follow them.
+#define ORDERED_LOAD(T, outputs, type, ...)                                            \
+  __device__ __forceinline__ void load_ordered(T& x, const void* p) {                  \
+    asm volatile("ld.global." type " " outputs ";" : __VA_ARGS__ : "l"(p) : "memory"); \
+  }
+ORDERED_LOAD(uint4, "{%0, %1, %2, %3}, [%4]", "v4.u32", "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w))
+ORDERED_LOAD(uint2, "{%0, %1}, [%2]", "v2.u32", "=r"(x.x), "=r"(x.y))
+ORDERED_LOAD(unsigned, "%0, [%1]", "u32", "=r"(x))
+ORDERED_LOAD(unsigned short, "%0, [%1]", "u16", "=h"(x))
+#undef ORDERED_LOAD
+__device__ __forceinline__ void load_ordered(unsigned char& x, const void* p) {
+  unsigned wide;
+  asm volatile("ld.global.u8 %0, [%1];" : "=r"(wide) : "l"(p) : "memory");
+  x = (unsigned char)wide;
+}
+
 // Results that fill the cache many times over are marked as the first to leave it.
 __device__ __forceinline__ void store_once(void* p, const uint4& x) { __stcs((uint4*)p, x); }
 __device__ __forceinline__ void store_once(void* p, const uint2& x) { __stcs((uint2*)p, x); }
@@ -128,6 +168,10 @@ struct Vector {
 #pragma unroll
     for (int i = 0; i < kBytes / kStep; ++i) chunks[i] = __ldg((const chunk_t*)p + i);
   }
+  __device__ __forceinline__ void load_ordered(const T* p) {
+#pragma unroll
+    for (int i = 0; i < kBytes / kStep; ++i) ::load_ordered(chunks[i], (const chunk_t*)p + i);
+  }
   __device__ __forceinline__ void store_once(T* p) const {
 #pragma unroll
     for (int i = 0; i < kBytes / kStep; ++i) ::store_once((chunk_t*)p + i, chunks[i]);
@@ -136,4 +180,21 @@ struct Vector {
 #pragma unroll
     for (int i = 0; i < kBytes / kStep; ++i) ((chunk_t*)p)[i] = chunks[i];
   }
+};
+
+// Division of an index by a number that is known at launch, as a product and a shift (Granlund and Montgomery,
+// "Division by invariant integers using multiplication", 1994). Exact for indices below 2^31, or 2^63.
+struct Divider {
+  unsigned long long multiplier, shift;
+};
+__device__ __forceinline__ unsigned quotient(unsigned index, const Divider& by) {
+  return (__umulhi(index, (unsigned)by.multiplier) + index) >> (unsigned)by.shift;
+}
+__device__ __forceinline__ unsigned long long quotient(unsigned long long index, const Divider& by) {
+  return (__umul64hi(index, by.multiplier) + index) >> (unsigned)by.shift;
+}
+
+// A summand of an offset: a coordinate, which repeats after `period`, times `stride`.
+struct IndexTerm {
+  unsigned long long period, stride;
 };

@@ -32,6 +32,24 @@ enum Attribute : int {
 };
 constexpr Result kOutOfMemory = 2;
 
+// CUlaunchAttribute and CUlaunchConfig.
+struct LaunchAttribute {
+  int id;
+  char padding[4];
+  union {
+    char bytes[64];
+    int number;
+    void* pointer;
+  } value;
+};
+constexpr int kProgrammaticStreamSerialization = 6;
+struct LaunchConfig {
+  unsigned grid[3], block[3], shared_bytes;
+  Stream stream;
+  const LaunchAttribute* attributes;
+  unsigned attribute_count;
+};
+
 struct Driver {
   Result (*cuInit)(unsigned);
   Result (*cuDriverGetVersion)(int*);
@@ -46,6 +64,7 @@ struct Driver {
   Result (*cuOccupancyMaxActiveBlocksPerMultiprocessor)(int*, Function, int, size_t);
   Result (*cuLaunchKernel)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream,
                            void**, void**);
+  Result (*cuLaunchKernelEx)(const LaunchConfig*, Function, void**, void**);  // null before CUDA 11.8
   Result (*cuStreamIsCapturing)(Stream, int*);
   Result (*cuGetErrorName)(Result, const char**);
   Result (*cuGetErrorString)(Result, const char**);
@@ -94,6 +113,7 @@ const Driver& TheDriver() {
     Find(library, "cuModuleGetFunction", made->cuModuleGetFunction);
     Find(library, "cuOccupancyMaxActiveBlocksPerMultiprocessor", made->cuOccupancyMaxActiveBlocksPerMultiprocessor);
     Find(library, "cuLaunchKernel", made->cuLaunchKernel);
+    made->cuLaunchKernelEx = reinterpret_cast<decltype(made->cuLaunchKernelEx)>(dlsym(library, "cuLaunchKernelEx"));
     Find(library, "cuStreamIsCapturing", made->cuStreamIsCapturing);
     Find(library, "cuGetErrorName", made->cuGetErrorName);
     Find(library, "cuGetErrorString", made->cuGetErrorString);
@@ -337,6 +357,24 @@ void Launch(const DeviceFacts& device, Function function, const LaunchShape& sha
   CheckDriver(
       TheDriver().cuLaunchKernel(function, shape.blocks, 1, 1, shape.threads, 1, 1, 0, stream, arguments, nullptr),
       "cuLaunchKernel");
+}
+
+void LaunchNext(const DeviceFacts& device, Function function, const LaunchShape& shape, Stream stream,
+                void** arguments) {
+  static const int version = [] {
+    int found = 0;
+    TheDriver().cuDriverGetVersion(&found);
+    return found;
+  }();
+  // Under capture it becomes a kind of edge that CUDA graphs have since CUDA 12.3.
+  if (device.major < 9 || version < 12030 || TheDriver().cuLaunchKernelEx == nullptr)
+    return Launch(device, function, shape, stream, arguments);
+  const ContextScope scope(device);
+  LaunchAttribute attribute{};
+  attribute.id = kProgrammaticStreamSerialization;
+  attribute.value.number = 1;
+  const LaunchConfig config{{shape.blocks, 1, 1}, {shape.threads, 1, 1}, 0, stream, &attribute, 1};
+  CheckDriver(TheDriver().cuLaunchKernelEx(&config, function, arguments, nullptr), "cuLaunchKernelEx");
 }
 
 bool IsCapturing(const DeviceFacts& device, Stream stream) {

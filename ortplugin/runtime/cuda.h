@@ -46,6 +46,10 @@ struct LaunchShape {
 };
 // Launches on ORT's stream, asynchronously. `arguments` are pointers to the kernel's parameters.
 void Launch(const DeviceFacts& device, Function function, const LaunchShape& shape, Stream stream, void** arguments);
+// The same for a kernel that may start while the one before it on the stream ends: it waits (griddepcontrol.wait)
+// before it reads what that one writes. Where the driver or the GPU can't do so it starts afterwards.
+void LaunchNext(const DeviceFacts& device, Function function, const LaunchShape& shape, Stream stream,
+                void** arguments);
 
 // Whether a CUDA graph is being captured on the stream: nothing may be compiled, loaded or allocated then.
 bool IsCapturing(const DeviceFacts& device, Stream stream);

@@ -14,7 +14,8 @@ namespace ortplugin {
 constexpr size_t kBlock = 512;
 
 // A value's elements are held as `lanes`: float for float16, bfloat16 and float; double for double; uint8_t (0 or 1)
-// for bool. `count` is at most kBlock wherever an Evaluator is concerned, and anything for these three.
+// for bool; integers as they are. `count` is at most kBlock wherever an Evaluator is concerned, and anything for these
+// three.
 size_t LaneSize(DType dtype);                                                   // bytes of one lane
 void LoadLanes(DType dtype, const void* elements, size_t count, void* lanes);   // contiguous elements
 void FillLanes(DType dtype, const void* element, size_t count, void* lanes);    // one element, repeated
@@ -35,8 +36,10 @@ class Evaluator {
   class Workspace {
    public:
     explicit Workspace(const Evaluator& evaluator);
-    // The lanes of a value: kBlock of them, 64-byte aligned. Parameters and a core operator's result are written by
-    // the caller before Run; literals are already filled.
+    // The lanes of a value: kBlock of them, 64-byte aligned. What the evaluator's statements do not compute, parameters
+    // and a core operator's result, is written by the caller before Run; literals are already filled. A value that only
+    // the evaluator's own statements read, no result of the program, has no lanes of its own: they pass from value to
+    // value during Run.
     void* lanes(ValueId value) { return slots_[value]; }
     // Makes a value's lanes be the caller's own memory, for instance a float tensor's rows: a parameter is then read in
     // place, a statement's result written in place.
@@ -52,8 +55,15 @@ class Evaluator {
   void Run(Workspace& workspace, size_t count) const;
 
  private:
+  struct Step {
+    const Statement* statement;
+    DType from, to;  // of the last operand and of the result
+    int power;       // of a Pow: 2 and 3 by multiplication, 0 for every other exponent
+  };
   const Program* program_;
-  std::vector<uint32_t> statements_;
+  std::vector<Step> steps_;
+  std::vector<size_t> offsets_;  // of each value's lanes in a workspace's memory, in bytes
+  size_t bytes_;                 // of that memory
 };
 
 }  // namespace ortplugin

@@ -22,21 +22,11 @@ ORTPLUGIN_INLINE To BitCast(From from) {
   return to;
 }
 
-// condition ? a : b without a branch: the compiler would else copy what comes before behind each side of the condition
-// before it vectorises all the copies.
-ORTPLUGIN_INLINE uint32_t Select(bool condition, uint32_t a, uint32_t b) {
-  const uint32_t mask = 0u - static_cast<uint32_t>(condition);
-  return (a & mask) | (b & ~mask);
-}
-ORTPLUGIN_INLINE float Select(bool condition, float a, float b) {
-  return BitCast<float>(Select(condition, BitCast<uint32_t>(a), BitCast<uint32_t>(b)));
-}
-ORTPLUGIN_INLINE double Select(bool condition, double a, double b) { return condition ? a : b; }
-
 ORTPLUGIN_INLINE float HalfToFloat(uint16_t half) {
   const int32_t magnitude = (half & 0x7fff) << 13;  // exponent and mantissa in a float's places
   const int32_t normal = magnitude + (112 << 23);   // the exponent's bias is 127, no more 15
-  const int32_t special = magnitude + (224 << 23);  // infinity and NaN
+  const int32_t quiet = magnitude > (31 << 23) ? 1 << 22 : 0;
+  const int32_t special = (magnitude + (224 << 23)) | quiet;  // infinity and NaN
   // Denormal: as the mantissa of 2^-14 * 1.m, less that 2^-14.
   const int32_t denormal = BitCast<int32_t>(BitCast<float>(magnitude + (113 << 23)) - BitCast<float>(113 << 23));
   const int32_t finite = magnitude < (1 << 23) ? denormal : normal;

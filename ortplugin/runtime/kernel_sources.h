@@ -3,10 +3,12 @@
 
 namespace ortplugin {
 
-extern const char kCommonSource[];       // runtime/common.cuh
-extern const char kPointwiseSource[];    // runtime/pointwise.cuh
-extern const char kLayerNormSource[];    // ops/layer_norm/layer_norm.cu
-extern const char kScatterSource[];      // ops/scatter/scatter.cu
-extern const char kScatterSortSource[];  // ops/scatter/scatter_sort.cu
+extern const char kCommonSource[];          // runtime/common.cuh
+extern const char kPointwiseSource[];       // runtime/pointwise.cuh
+extern const char kLayerNormSource[];       // ops/layer_norm/layer_norm.cu
+extern const char kFusedPointwiseSource[];  // ops/pointwise/pointwise.cu
+extern const char kSumToSource[];           // ops/sum_to/sum_to.cu
+extern const char kScatterSource[];         // ops/scatter/scatter.cu
+extern const char kScatterSortSource[];     // ops/scatter/scatter_sort.cu
 
 }  // namespace ortplugin

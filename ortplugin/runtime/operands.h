@@ -1,10 +1,12 @@
-// How the tensors of a fused operator lie against the [rows, width] matrix that it works on, and the CUDA C++ that
-// reads and writes them. A tensor may broadcast in any way ONNX allows; what costs index arithmetic is said by its
-// Access.
+// What the inputs of a fused operator are: their types against the program's, the shape that they broadcast to, how
+// they lie against the [rows, width] matrix or the joined axes that the operator works on, and the CUDA C++ that reads
+// and writes them. A tensor may broadcast in any way ONNX allows; what costs index arithmetic is said by its Access.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ortplugin/runtime/ort.h"
@@ -56,6 +58,66 @@ Access MakeAccess(DType dtype, const Shape& shape, const Shape& full, size_t axi
 
 // The shape that all of `shapes` broadcast to. Throws Error where there is none. -1 is a dimension not known.
 Shape Broadcast(const std::vector<Shape>& shapes);
+// The same of what is known of them early: no shape where one of them has none. A dimension that is not known keeps its
+// name where the tensors that could give it agree on one.
+TensorType Broadcast(const std::vector<TensorType>& types);
+
+// Shapes to prepare a kernel for: a dimension that is not known is taken for what other tensors have in its place, else
+// for two. Empty where a rank is not known or no such guess broadcasts.
+std::optional<std::vector<Shape>> GuessShapes(const std::vector<TensorType>& types);
+
+// Throws Error where a node's input has another dtype than the program's parameter.
+void CheckType(const Program& program, size_t input, ort::ElementType type);
+
+// The attribute `program` of a node on the CPU. Between nodes that have no float16 there, ONNX Runtime gives a node
+// float for float16 and expects float back: the text is then the same with float for float16.
+std::string ProgramText(const ShapeContext& context);
+std::string ProgramText(const NodeInfo& info);
+// Throws Error where a node has other inputs or outputs than the program. Returns the inputs' types.
+std::vector<TensorType> CheckNode(const Program& program, const NodeInfo& info);
+
+// The axes of `full` as some tensors that broadcast to it need them: axes of size 1 are gone, and neighbours are one
+// axis where every tensor lets one index serve both. Tensors of the full shape alone leave a single axis. There is at
+// least one. Strides are in elements, [tensor][axis], and 0 along the axes that a tensor is repeated over.
+struct Axes {
+  Shape sizes;
+  std::vector<Shape> strides;
+  size_t count() const { return sizes.size(); }
+  bool is_linear(size_t tensor) const;  // element k of it meets element k of the full shape
+  bool is_scalar(size_t tensor) const;  // one element for all; a tensor of as many as the full shape is linear instead
+};
+Axes JoinAxes(const Shape& full, const std::vector<Shape>& shapes);
+
+// How an index over joined axes becomes offsets into tensors: the CUDA C++ of it, and the numbers that it reads from
+// the kernel's arguments, so that the text is the same for all shapes that broadcast alike. Needs common.cuh and a type
+// index_t, unsigned or unsigned long long.
+class IndexMap {
+ public:
+  // `name` is the variable that holds the index, and begins the names of everything else. It counts elements, or
+  // vectors of `unit` elements, which must divide the last axis. `tensors`: those of `axes` that offsets are for; equal
+  // strides share one. `wide`: index_t has 64 bits; indices must stay below 2^63, else below 2^31.
+  IndexMap(std::string name, const Axes& axes, int64_t unit, const std::vector<size_t>& tensors, bool wide);
+
+  std::string EmitMembers() const;                           // of the struct Arguments
+  std::string EmitOffsets(const std::string& indent) const;  // constants, from `name` and the Arguments `a`
+  std::string OffsetOf(size_t tensor) const;                 // which of them: "index_o0", in elements
+  std::vector<uint64_t> Numbers() const;                     // the members' values, in order
+  uint64_t largest_stride() const;
+
+ private:
+  struct Run {            // neighbouring axes that a tensor has, as one coordinate
+    size_t outer, inner;  // q[inner] - q[outer] * period, q[i] being the index over the axes before i
+    uint64_t period, stride;
+  };
+  std::string Quotient(size_t axis) const;
+
+  std::string name_;
+  bool wide_;
+  std::vector<uint64_t> suffix_;               // what the index over all axes is divided by for q[i]
+  std::vector<std::vector<Run>> offsets_;      // by number
+  std::vector<std::pair<size_t, size_t>> of_;  // tensor, number of its offset
+  std::vector<size_t> quotients_;              // that are needed
+};
 
 // CUDA C++ for the operands of a kernel. `accesses` are those of the program's parameters; results are linear.
 //

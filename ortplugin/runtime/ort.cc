@@ -88,6 +88,22 @@ std::optional<DType> FromOrt(ort::ElementType type) {
       return DType::kDouble;
     case ort::kBool:
       return DType::kBool;
+    case ort::kInt8:
+      return DType::kInt8;
+    case ort::kInt16:
+      return DType::kInt16;
+    case ort::kInt32:
+      return DType::kInt32;
+    case ort::kInt64:
+      return DType::kInt64;
+    case ort::kUInt8:
+      return DType::kUInt8;
+    case ort::kUInt16:
+      return DType::kUInt16;
+    case ort::kUInt32:
+      return DType::kUInt32;
+    case ort::kUInt64:
+      return DType::kUInt64;
     default:
       return std::nullopt;
   }
@@ -105,6 +121,22 @@ ort::ElementType ToOrt(DType dtype) {
       return ort::kDouble;
     case DType::kBool:
       return ort::kBool;
+    case DType::kInt8:
+      return ort::kInt8;
+    case DType::kInt16:
+      return ort::kInt16;
+    case DType::kInt32:
+      return ort::kInt32;
+    case DType::kInt64:
+      return ort::kInt64;
+    case DType::kUInt8:
+      return ort::kUInt8;
+    case DType::kUInt16:
+      return ort::kUInt16;
+    case DType::kUInt32:
+      return ort::kUInt32;
+    case DType::kUInt64:
+      return ort::kUInt64;
   }
   return ort::kUndefined;
 }
@@ -309,6 +341,16 @@ ort::Allocator* NodeInfo::allocator() const {
   ort::Allocator* allocator = nullptr;
   Check(api_, ort::KernelInfoGetAllocator(api_, info_, ort::kMemTypeDefault, &allocator));
   return allocator;
+}
+
+int NodeInfo::device() const {
+  ort::Allocator* owned = allocator();
+  const Finally release([&] { ort::ReleaseAllocator(api_, owned); });
+  const ort::MemoryInfo* memory = nullptr;
+  Check(api_, ort::AllocatorGetInfo(api_, static_cast<const ort::Allocator*>(owned), &memory));
+  int ordinal = 0;
+  Check(api_, ort::MemoryInfoGetId(api_, memory, &ordinal));
+  return ordinal;
 }
 
 Tensor Run::input(size_t index) const {

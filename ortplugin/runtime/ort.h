@@ -69,6 +69,7 @@ class NodeInfo {
   std::vector<int64_t> ints_attribute(const char* name) const;
   // ORT's allocator of the memory that the node's provider computes in; the caller owns it.
   ort::Allocator* allocator() const;
+  int device() const;  // the number of the provider's device
 
  private:
   const ort::Api* api_;

@@ -1,6 +1,7 @@
-// The pointwise operators of docs/programs.md: op_<Name>(operands..., attributes...), in float, double or bool.
-// EmitCuda (program.cc) writes the calls. The meaning is ONNX's, NaN, infinities and signed zeros included; no
-// fast-math. Nothing is included: NVRTC knows these mathematical functions by itself.
+// The pointwise operators of docs/programs.md: op_<Name>(operands..., attributes...), in float, double, bool and the
+// eight integer types, signed char to unsigned long long. EmitCuda (program.cc) writes the calls. The meaning is
+// ONNX's, NaN, infinities and signed zeros included; no fast-math. Nothing is included: NVRTC knows these mathematical
+// functions by itself.
 #pragma once
 
 // ---- Rounding to the 16-bit dtypes: to nearest, ties to even; NaN stays NaN
@@ -25,24 +26,45 @@ __device__ __forceinline__ float round_to_bfloat16(float x) {
 
 // The float towards zero, its last bit set if that is inexact ("round to odd"): rounded further to a 16-bit dtype it
 // gives what rounding x at once would.
+__device__ __forceinline__ float to_odd(float y, bool exact) {
+  return exact ? y : __uint_as_float(__float_as_uint(y) | 1);
+}
+__device__ __forceinline__ float round_to_odd(float x) { return x; }
 __device__ __forceinline__ float round_to_odd(double x) {
   float y;
   asm("cvt.rz.f32.f64 %0, %1;" : "=f"(y) : "d"(x));
-  return x != x || (double)y == x ? y : __uint_as_float(__float_as_uint(y) | 1);
+  return to_odd(y, x != x || (double)y == x);
 }
-__device__ __forceinline__ float round_to_float16(double x) { return round_to_float16(round_to_odd(x)); }
-__device__ __forceinline__ float round_to_bfloat16(double x) { return round_to_bfloat16(round_to_odd(x)); }
+__device__ __forceinline__ float round_to_odd(int x) {
+  const float y = __int2float_rz(x);
+  return to_odd(y, (int)y == x);
+}
+__device__ __forceinline__ float round_to_odd(unsigned int x) {
+  const float y = __uint2float_rz(x);
+  return to_odd(y, (unsigned int)y == x);
+}
+__device__ __forceinline__ float round_to_odd(long long x) {
+  const float y = __ll2float_rz(x);
+  return to_odd(y, (long long)y == x);
+}
+__device__ __forceinline__ float round_to_odd(unsigned long long x) {
+  const float y = __ull2float_rz(x);
+  return to_odd(y, (unsigned long long)y == x);
+}
+__device__ __forceinline__ float round_to_odd(signed char x) { return (float)x; }
+__device__ __forceinline__ float round_to_odd(unsigned char x) { return (float)x; }
+__device__ __forceinline__ float round_to_odd(short x) { return (float)x; }
+__device__ __forceinline__ float round_to_odd(unsigned short x) { return (float)x; }
 
-// ---- Cast: EmitCuda names the target
-// ---------------------------------------------------------------------------------
+// ---- Cast: EmitCuda names the target --------------------------------------------------------------------------------
 
 template <typename T>
 __device__ __forceinline__ float op_CastFloat16(T x) {
-  return round_to_float16(x);
+  return round_to_float16(round_to_odd(x));
 }
 template <typename T>
 __device__ __forceinline__ float op_CastBFloat16(T x) {
-  return round_to_bfloat16(x);
+  return round_to_bfloat16(round_to_odd(x));
 }
 __device__ __forceinline__ float op_CastFloat16(bool x) { return x ? 1.0f : 0.0f; }
 __device__ __forceinline__ float op_CastBFloat16(bool x) { return x ? 1.0f : 0.0f; }
@@ -58,6 +80,44 @@ template <typename T>
 __device__ __forceinline__ bool op_CastBool(T x) {
   return x != T(0);
 }
+
+// To an integer: an integer keeps its low bits; a floating value is truncated, saturates, and 0 if it is NaN. The
+// instruction saturates; C++ leaves the conversion of what is out of range undefined.
+#define OP_TRUNCATE(name, T, letter, type)                        \
+  __device__ __forceinline__ T name(float x) {                    \
+    T y;                                                          \
+    asm("cvt.rzi." type ".f32 %0, %1;" : "=" letter(y) : "f"(x)); \
+    return x != x ? (T)0 : y;                                     \
+  }                                                               \
+  __device__ __forceinline__ T name(double x) {                   \
+    T y;                                                          \
+    asm("cvt.rzi." type ".f64 %0, %1;" : "=" letter(y) : "d"(x)); \
+    return x != x ? (T)0 : y;                                     \
+  }
+OP_TRUNCATE(truncate_int, int, "r", "s32")
+OP_TRUNCATE(truncate_uint, unsigned int, "r", "u32")
+OP_TRUNCATE(truncate_ll, long long, "l", "s64")
+OP_TRUNCATE(truncate_ull, unsigned long long, "l", "u64")
+#undef OP_TRUNCATE
+
+__device__ __forceinline__ int within(int x, int low, int high) { return x < low ? low : (x > high ? high : x); }
+
+#define OP_CAST_INTEGER(Name, T, truncated)                                      \
+  template <typename A>                                                          \
+  __device__ __forceinline__ T op_Cast##Name(A x) {                              \
+    return (T)x;                                                                 \
+  }                                                                              \
+  __device__ __forceinline__ T op_Cast##Name(float x) { return (T)(truncated); } \
+  __device__ __forceinline__ T op_Cast##Name(double x) { return (T)(truncated); }
+OP_CAST_INTEGER(Int8, signed char, within(truncate_int(x), -128, 127))
+OP_CAST_INTEGER(Int16, short, within(truncate_int(x), -32768, 32767))
+OP_CAST_INTEGER(Int32, int, truncate_int(x))
+OP_CAST_INTEGER(Int64, long long, truncate_ll(x))
+OP_CAST_INTEGER(UInt8, unsigned char, within(truncate_int(x), 0, 255))
+OP_CAST_INTEGER(UInt16, unsigned short, within(truncate_int(x), 0, 65535))
+OP_CAST_INTEGER(UInt32, unsigned int, truncate_uint(x))
+OP_CAST_INTEGER(UInt64, unsigned long long, truncate_ull(x))
+#undef OP_CAST_INTEGER
 
 // ---- The mathematical library's functions
 // ----------------------------------------------------------------------------
@@ -110,7 +170,6 @@ OP_UNARY(Sign, T, T, x > T(0) ? T(1) : (x < T(0) ? T(-1) : x))  // zeros and NaN
 OP_UNARY(Relu, T, T, x < T(0) ? T(0) : x)
 OP_UNARY(Softsign, T, T, x / (T(1) + op_Abs(x)))
 OP_UNARY(IsNaN, T, bool, x != x)
-OP_UNARY(IsInf, T, bool, x == x && x - x != x - x)  // infinity less itself is NaN
 OP_BINARY(Add, T, T, a + b)
 OP_BINARY(Sub, T, T, a - b)
 OP_BINARY(Mul, T, T, a* b)
@@ -123,8 +182,31 @@ OP_BINARY(Less, T, bool, a < b)
 OP_BINARY(LessOrEqual, T, bool, a <= b)
 OP_BINARY(Greater, T, bool, a > b)
 OP_BINARY(GreaterOrEqual, T, bool, a >= b)
+OP_BINARY(BitwiseAnd, T, T, (T)(a & b))
+OP_BINARY(BitwiseOr, T, T, (T)(a | b))
+OP_BINARY(BitwiseXor, T, T, (T)(a ^ b))
+OP_UNARY(BitwiseNot, T, T, (T)(~x))
 #undef OP_UNARY
 #undef OP_BINARY
+
+// In floats one instruction does it, where there is one.
+#if __CUDA_ARCH__ >= 800
+__device__ __forceinline__ float op_Min(float a, float b) {
+  float y;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+__device__ __forceinline__ float op_Max(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+#endif
+
+template <typename T>
+__device__ __forceinline__ bool op_IsInf(T x, bool negative, bool positive) {
+  return x == x && x - x != x - x && (x < T(0) ? negative : positive);  // infinity less itself is NaN
+}
 
 // The usual exponents are literals: nothing remains of the tests then.
 __device__ __forceinline__ float op_Pow(float x, float y) {
@@ -132,6 +214,69 @@ __device__ __forceinline__ float op_Pow(float x, float y) {
 }
 __device__ __forceinline__ double op_Pow(double x, double y) {
   return y == 2.0 ? x * x : (y == 3.0 ? x * x * x : pow(x, y));
+}
+
+__device__ __forceinline__ float op_Mod(float a, float b, bool) { return fmodf(a, b); }
+__device__ __forceinline__ double op_Mod(double a, double b, bool) { return fmod(a, b); }
+
+// ---- Arithmetic of integers: modulo 2^bits, in unsigned types W, in which that is defined ---------------------------
+
+// x^y by repeated squaring: exact where the result is below 2^53, and the same on CPU and GPU. y is negative where
+// `inverse` says so, and what it is modulo 2^64.
+template <typename T>
+__device__ __forceinline__ double power_of_integers(T x, unsigned long long y, bool inverse) {
+  if (inverse) {
+    if (x == T(0)) return __longlong_as_double(0x7ff0000000000000LL);
+    if (x == T(1)) return 1.0;
+    return x == (T)-1 ? ((y & 1) != 0 ? -1.0 : 1.0) : 0.0;
+  }
+  double power = 1.0, square = (double)x;
+  for (; y != 0; y >>= 1) {
+    if ((y & 1) != 0) power *= square;
+    square *= square;
+  }
+  return power;
+}
+
+template <typename T>
+__device__ __forceinline__ bool is_negative(T x) {
+  return !(x > T(0)) && x != T(0);
+}
+
+// By zero the quotient and the remainder are 0; the lowest value by -1 is itself, without remainder.
+#define OP_INTEGER(Name, T, W)                                                         \
+  __device__ __forceinline__ T op_Neg(T x) { return (T)((W)0 - (W)x); }                \
+  __device__ __forceinline__ T op_Abs(T x) { return is_negative(x) ? op_Neg(x) : x; }  \
+  __device__ __forceinline__ T op_Add(T a, T b) { return (T)((W)a + (W)b); }           \
+  __device__ __forceinline__ T op_Sub(T a, T b) { return (T)((W)a - (W)b); }           \
+  __device__ __forceinline__ T op_Mul(T a, T b) { return (T)((W)a * (W)b); }           \
+  __device__ __forceinline__ T op_Div(T a, T b) {                                      \
+    if (b == (T)0) return (T)0;                                                        \
+    return is_negative(b) && b == (T) - 1 ? op_Neg(a) : (T)(a / b);                    \
+  }                                                                                    \
+  __device__ __forceinline__ T op_Mod(T a, T b, bool fmod) {                           \
+    if (b == (T)0 || (is_negative(b) && b == (T) - 1)) return (T)0;                    \
+    const T r = (T)(a % b);                                                            \
+    return !fmod && r != (T)0 && is_negative(r) != is_negative(b) ? op_Add(r, b) : r;  \
+  }                                                                                    \
+  __device__ __forceinline__ T op_Pow(T x, T y) {                                      \
+    return op_Cast##Name(power_of_integers(x, (unsigned long long)y, is_negative(y))); \
+  }
+OP_INTEGER(Int8, signed char, unsigned int)
+OP_INTEGER(Int16, short, unsigned int)
+OP_INTEGER(Int32, int, unsigned int)
+OP_INTEGER(Int64, long long, unsigned long long)
+OP_INTEGER(UInt8, unsigned char, unsigned int)
+OP_INTEGER(UInt16, unsigned short, unsigned int)
+OP_INTEGER(UInt32, unsigned int, unsigned int)
+OP_INTEGER(UInt64, unsigned long long, unsigned long long)
+#undef OP_INTEGER
+
+// Of unsigned types; by the width or more everything is shifted out.
+template <typename T>
+__device__ __forceinline__ T op_BitShift(T x, T by, bool right) {
+  if (by >= T(8 * sizeof(T))) return T(0);
+  return right ? (T)(x >> by) : (T)(x << by);
 }
 
 template <typename T>
@@ -170,11 +315,19 @@ __device__ __forceinline__ T op_HardSwish(T x) {
   return x * op_HardSigmoid(x, T(1) / T(6), T(0.5));
 }
 
+// a / b for b from 1 to 2^125, within two units in the last place: no branches, which a rounded division has.
+__device__ __forceinline__ float op_Ratio(float a, float b) {
+  float reciprocal;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(b));
+  return a * reciprocal;
+}
+__device__ __forceinline__ double op_Ratio(double a, double b) { return a / b; }
+
 // 1 / (1 + exp(-x)), from exp(-|x|), which does not overflow.
 template <typename T>
 __device__ __forceinline__ T op_Sigmoid(T x) {
   const T z = op_Exp(-op_Abs(x));
-  return (x < T(0) ? z : T(1)) / (T(1) + z);
+  return op_Ratio(x < T(0) ? z : T(1), T(1) + z);
 }
 // log(1 + exp(x)) = max(x, 0) + log(1 + exp(-|x|)).
 template <typename T>
@@ -186,7 +339,7 @@ template <typename T>
 __device__ __forceinline__ T op_Mish(T x) {
   const T z = op_Exp(x);
   const T n = z * (z + T(2));
-  return x > T(20) ? x : x * (n / (n + T(2)));
+  return x > T(20) ? x : x * op_Ratio(n, n + T(2));
 }
 template <typename T>
 __device__ __forceinline__ T op_Elu(T x, T alpha) {

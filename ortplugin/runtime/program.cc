@@ -28,105 +28,114 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 // ---- The operators ----------------------------------------------------------------------------------------------
 
-// What an operator takes and gives; T is one floating dtype.
-enum class Rule : uint8_t {
-  kFloating,  // T, ... -> T
-  kTest,      // T, ... -> bool
-  kLogical,   // bool, ... -> bool
-  kWhere,     // bool, T, T -> T
-  kCast,      // any -> the attribute's
-  kCore,      // T -> T, and no pointwise operator
-};
+// The dtypes that an operator takes for T, its operands' one dtype.
+enum class Takes : uint8_t { kFloating, kNumber, kInteger, kUnsigned, kSummable, kBool, kAny };
+enum class Gives : uint8_t { kSame, kBool, kTarget };  // T, bool, or what the attribute says
 
-enum class Kind : uint8_t { kNone, kNumber, kInteger, kWord, kDType };
+enum class Kind : uint8_t { kNone, kNumber, kAxis, kFlag, kWord, kDType, kAxes };
+
+// What a kWord attribute may be: its value is the index.
+using Words = std::array<const char*, 2>;
+constexpr Words kApproximations = {"none", "tanh"};
+constexpr Words kDirections = {"LEFT", "RIGHT"};
 
 struct Attribute {
   const char* name = nullptr;
   Kind kind = Kind::kNone;
-  double preset = 0;  // the value when the text leaves it out; kDType has none and must be there
+  double preset = 0;  // the value when the text leaves it out
+  const Words* words = nullptr;
+  bool required = false;
 };
-
-// What a kWord attribute may be. Its value is the index.
-constexpr const char* kWords[] = {"none", "tanh"};
 
 struct Row {
   Op op;
   const char* name;
   size_t arity;
-  Rule rule;
+  Takes takes;
+  Gives gives;
   std::array<Attribute, 2> attributes;
 };
 
 constexpr Attribute Number(const char* name, double preset) { return {name, Kind::kNumber, preset}; }
+constexpr Attribute Flag(const char* name, double preset) { return {name, Kind::kFlag, preset}; }
 
 // clang-format off
 constexpr Row kOperators[] = {
-    {Op::kAbs, "Abs", 1, Rule::kFloating, {}},
-    {Op::kNeg, "Neg", 1, Rule::kFloating, {}},
-    {Op::kReciprocal, "Reciprocal", 1, Rule::kFloating, {}},
-    {Op::kSqrt, "Sqrt", 1, Rule::kFloating, {}},
-    {Op::kExp, "Exp", 1, Rule::kFloating, {}},
-    {Op::kLog, "Log", 1, Rule::kFloating, {}},
-    {Op::kFloor, "Floor", 1, Rule::kFloating, {}},
-    {Op::kCeil, "Ceil", 1, Rule::kFloating, {}},
-    {Op::kRound, "Round", 1, Rule::kFloating, {}},
-    {Op::kSign, "Sign", 1, Rule::kFloating, {}},
-    {Op::kSin, "Sin", 1, Rule::kFloating, {}},
-    {Op::kCos, "Cos", 1, Rule::kFloating, {}},
-    {Op::kTan, "Tan", 1, Rule::kFloating, {}},
-    {Op::kAsin, "Asin", 1, Rule::kFloating, {}},
-    {Op::kAcos, "Acos", 1, Rule::kFloating, {}},
-    {Op::kAtan, "Atan", 1, Rule::kFloating, {}},
-    {Op::kSinh, "Sinh", 1, Rule::kFloating, {}},
-    {Op::kCosh, "Cosh", 1, Rule::kFloating, {}},
-    {Op::kTanh, "Tanh", 1, Rule::kFloating, {}},
-    {Op::kAsinh, "Asinh", 1, Rule::kFloating, {}},
-    {Op::kAcosh, "Acosh", 1, Rule::kFloating, {}},
-    {Op::kAtanh, "Atanh", 1, Rule::kFloating, {}},
-    {Op::kErf, "Erf", 1, Rule::kFloating, {}},
-    {Op::kRelu, "Relu", 1, Rule::kFloating, {}},
-    {Op::kSigmoid, "Sigmoid", 1, Rule::kFloating, {}},
-    {Op::kSoftplus, "Softplus", 1, Rule::kFloating, {}},
-    {Op::kSoftsign, "Softsign", 1, Rule::kFloating, {}},
-    {Op::kHardSwish, "HardSwish", 1, Rule::kFloating, {}},
-    {Op::kMish, "Mish", 1, Rule::kFloating, {}},
-    {Op::kLeakyRelu, "LeakyRelu", 1, Rule::kFloating, {Number("alpha", 0.01)}},
-    {Op::kElu, "Elu", 1, Rule::kFloating, {Number("alpha", 1)}},
-    {Op::kCelu, "Celu", 1, Rule::kFloating, {Number("alpha", 1)}},
-    {Op::kSelu, "Selu", 1, Rule::kFloating,
+    {Op::kAbs, "Abs", 1, Takes::kNumber, Gives::kSame, {}},
+    {Op::kNeg, "Neg", 1, Takes::kNumber, Gives::kSame, {}},
+    {Op::kReciprocal, "Reciprocal", 1, Takes::kFloating, Gives::kSame, {}},
+    {Op::kSqrt, "Sqrt", 1, Takes::kFloating, Gives::kSame, {}},
+    {Op::kExp, "Exp", 1, Takes::kFloating, Gives::kSame, {}},
+    {Op::kLog, "Log", 1, Takes::kFloating, Gives::kSame, {}},
+    {Op::kFloor, "Floor", 1, Takes::kFloating, Gives::kSame, {}},
+    {Op::kCeil, "Ceil", 1, Takes::kFloating, Gives::kSame, {}},
+    {Op::kRound, "Round", 1, Takes::kFloating, Gives::kSame, {}},
+    {Op::kSign, "Sign", 1, Takes::kNumber, Gives::kSame, {}},
+    {Op::kSin, "Sin", 1, Takes::kFloating, Gives::kSame, {}},
+    {Op::kCos, "Cos", 1, Takes::kFloating, Gives::kSame, {}},
+    {Op::kTan, "Tan", 1, Takes::kFloating, Gives::kSame, {}},
+    {Op::kAsin, "Asin", 1, Takes::kFloating, Gives::kSame, {}},
+    {Op::kAcos, "Acos", 1, Takes::kFloating, Gives::kSame, {}},
+    {Op::kAtan, "Atan", 1, Takes::kFloating, Gives::kSame, {}},
+    {Op::kSinh, "Sinh", 1, Takes::kFloating, Gives::kSame, {}},
+    {Op::kCosh, "Cosh", 1, Takes::kFloating, Gives::kSame, {}},
+    {Op::kTanh, "Tanh", 1, Takes::kFloating, Gives::kSame, {}},
+    {Op::kAsinh, "Asinh", 1, Takes::kFloating, Gives::kSame, {}},
+    {Op::kAcosh, "Acosh", 1, Takes::kFloating, Gives::kSame, {}},
+    {Op::kAtanh, "Atanh", 1, Takes::kFloating, Gives::kSame, {}},
+    {Op::kErf, "Erf", 1, Takes::kFloating, Gives::kSame, {}},
+    {Op::kRelu, "Relu", 1, Takes::kNumber, Gives::kSame, {}},
+    {Op::kSigmoid, "Sigmoid", 1, Takes::kFloating, Gives::kSame, {}},
+    {Op::kSoftplus, "Softplus", 1, Takes::kFloating, Gives::kSame, {}},
+    {Op::kSoftsign, "Softsign", 1, Takes::kFloating, Gives::kSame, {}},
+    {Op::kHardSwish, "HardSwish", 1, Takes::kFloating, Gives::kSame, {}},
+    {Op::kMish, "Mish", 1, Takes::kFloating, Gives::kSame, {}},
+    {Op::kLeakyRelu, "LeakyRelu", 1, Takes::kFloating, Gives::kSame, {Number("alpha", 0.01)}},
+    {Op::kElu, "Elu", 1, Takes::kFloating, Gives::kSame, {Number("alpha", 1)}},
+    {Op::kCelu, "Celu", 1, Takes::kFloating, Gives::kSame, {Number("alpha", 1)}},
+    {Op::kSelu, "Selu", 1, Takes::kFloating, Gives::kSame,
         {Number("alpha", 1.67326319217681884765625), Number("gamma", 1.05070102214813232421875)}},
-    {Op::kHardSigmoid, "HardSigmoid", 1, Rule::kFloating, {Number("alpha", 0.2), Number("beta", 0.5)}},
-    {Op::kThresholdedRelu, "ThresholdedRelu", 1, Rule::kFloating, {Number("alpha", 1)}},
-    {Op::kShrink, "Shrink", 1, Rule::kFloating, {Number("bias", 0), Number("lambd", 0.5)}},
-    {Op::kSwish, "Swish", 1, Rule::kFloating, {Number("alpha", 1)}},
-    {Op::kQuickGelu, "QuickGelu", 1, Rule::kFloating, {Number("alpha", 1.702)}},
-    {Op::kGelu, "Gelu", 1, Rule::kFloating, {Attribute{"approximate", Kind::kWord, 0}}},
-    {Op::kAdd, "Add", 2, Rule::kFloating, {}},
-    {Op::kSub, "Sub", 2, Rule::kFloating, {}},
-    {Op::kMul, "Mul", 2, Rule::kFloating, {}},
-    {Op::kDiv, "Div", 2, Rule::kFloating, {}},
-    {Op::kPow, "Pow", 2, Rule::kFloating, {}},
-    {Op::kMin, "Min", 2, Rule::kFloating, {}},
-    {Op::kMax, "Max", 2, Rule::kFloating, {}},
-    {Op::kPRelu, "PRelu", 2, Rule::kFloating, {}},
-    {Op::kClip, "Clip", 3, Rule::kFloating, {}},
-    {Op::kEqual, "Equal", 2, Rule::kTest, {}},
-    {Op::kLess, "Less", 2, Rule::kTest, {}},
-    {Op::kLessOrEqual, "LessOrEqual", 2, Rule::kTest, {}},
-    {Op::kGreater, "Greater", 2, Rule::kTest, {}},
-    {Op::kGreaterOrEqual, "GreaterOrEqual", 2, Rule::kTest, {}},
-    {Op::kAnd, "And", 2, Rule::kLogical, {}},
-    {Op::kOr, "Or", 2, Rule::kLogical, {}},
-    {Op::kXor, "Xor", 2, Rule::kLogical, {}},
-    {Op::kNot, "Not", 1, Rule::kLogical, {}},
-    {Op::kWhere, "Where", 3, Rule::kWhere, {}},
-    {Op::kIsNaN, "IsNaN", 1, Rule::kTest, {}},
-    {Op::kIsInf, "IsInf", 1, Rule::kTest, {}},
-    {Op::kCast, "Cast", 1, Rule::kCast, {Attribute{"to", Kind::kDType, 0}}},
-    {Op::kLayerNormalization, "LayerNormalization", 1, Rule::kCore,
-        {Attribute{"axis", Kind::kInteger, -1}, Number("epsilon", 1e-05)}},
-    {Op::kRMSNormalization, "RMSNormalization", 1, Rule::kCore,
-        {Attribute{"axis", Kind::kInteger, -1}, Number("epsilon", 1e-05)}},
+    {Op::kHardSigmoid, "HardSigmoid", 1, Takes::kFloating, Gives::kSame, {Number("alpha", 0.2), Number("beta", 0.5)}},
+    {Op::kThresholdedRelu, "ThresholdedRelu", 1, Takes::kFloating, Gives::kSame, {Number("alpha", 1)}},
+    {Op::kShrink, "Shrink", 1, Takes::kFloating, Gives::kSame, {Number("bias", 0), Number("lambd", 0.5)}},
+    {Op::kSwish, "Swish", 1, Takes::kFloating, Gives::kSame, {Number("alpha", 1)}},
+    {Op::kQuickGelu, "QuickGelu", 1, Takes::kFloating, Gives::kSame, {Number("alpha", 1.702)}},
+    {Op::kGelu, "Gelu", 1, Takes::kFloating, Gives::kSame, {Attribute{"approximate", Kind::kWord, 0, &kApproximations}}},
+    {Op::kAdd, "Add", 2, Takes::kNumber, Gives::kSame, {}},
+    {Op::kSub, "Sub", 2, Takes::kNumber, Gives::kSame, {}},
+    {Op::kMul, "Mul", 2, Takes::kNumber, Gives::kSame, {}},
+    {Op::kDiv, "Div", 2, Takes::kNumber, Gives::kSame, {}},
+    {Op::kMod, "Mod", 2, Takes::kNumber, Gives::kSame, {Flag("fmod", 0)}},
+    {Op::kPow, "Pow", 2, Takes::kNumber, Gives::kSame, {}},
+    {Op::kMin, "Min", 2, Takes::kNumber, Gives::kSame, {}},
+    {Op::kMax, "Max", 2, Takes::kNumber, Gives::kSame, {}},
+    {Op::kPRelu, "PRelu", 2, Takes::kFloating, Gives::kSame, {}},
+    {Op::kClip, "Clip", 3, Takes::kNumber, Gives::kSame, {}},
+    {Op::kBitwiseAnd, "BitwiseAnd", 2, Takes::kInteger, Gives::kSame, {}},
+    {Op::kBitwiseOr, "BitwiseOr", 2, Takes::kInteger, Gives::kSame, {}},
+    {Op::kBitwiseXor, "BitwiseXor", 2, Takes::kInteger, Gives::kSame, {}},
+    {Op::kBitwiseNot, "BitwiseNot", 1, Takes::kInteger, Gives::kSame, {}},
+    {Op::kBitShift, "BitShift", 2, Takes::kUnsigned, Gives::kSame,
+        {Attribute{"direction", Kind::kWord, 0, &kDirections, true}}},
+    {Op::kEqual, "Equal", 2, Takes::kAny, Gives::kBool, {}},
+    {Op::kLess, "Less", 2, Takes::kNumber, Gives::kBool, {}},
+    {Op::kLessOrEqual, "LessOrEqual", 2, Takes::kNumber, Gives::kBool, {}},
+    {Op::kGreater, "Greater", 2, Takes::kNumber, Gives::kBool, {}},
+    {Op::kGreaterOrEqual, "GreaterOrEqual", 2, Takes::kNumber, Gives::kBool, {}},
+    {Op::kAnd, "And", 2, Takes::kBool, Gives::kSame, {}},
+    {Op::kOr, "Or", 2, Takes::kBool, Gives::kSame, {}},
+    {Op::kXor, "Xor", 2, Takes::kBool, Gives::kSame, {}},
+    {Op::kNot, "Not", 1, Takes::kBool, Gives::kSame, {}},
+    {Op::kWhere, "Where", 3, Takes::kAny, Gives::kSame, {}},
+    {Op::kIsNaN, "IsNaN", 1, Takes::kFloating, Gives::kBool, {}},
+    {Op::kIsInf, "IsInf", 1, Takes::kFloating, Gives::kBool, {Flag("detect_negative", 1), Flag("detect_positive", 1)}},
+    {Op::kCast, "Cast", 1, Takes::kAny, Gives::kTarget, {Attribute{"to", Kind::kDType, 0, nullptr, true}}},
+    {Op::kLayerNormalization, "LayerNormalization", 1, Takes::kFloating, Gives::kSame,
+        {Attribute{"axis", Kind::kAxis, -1}, Number("epsilon", 1e-05)}},
+    {Op::kRMSNormalization, "RMSNormalization", 1, Takes::kFloating, Gives::kSame,
+        {Attribute{"axis", Kind::kAxis, -1}, Number("epsilon", 1e-05)}},
+    {Op::kSumTo, "SumTo", 1, Takes::kSummable, Gives::kSame,
+        {Attribute{"axes", Kind::kAxes, 0, nullptr, true}, Flag("keepdims", 1)}},
 };
 // clang-format on
 
@@ -135,22 +144,52 @@ constexpr bool InOrder() {
   for (const Row& row : kOperators) {
     if (static_cast<size_t>(row.op) != index++) return false;
   }
-  return index == static_cast<size_t>(Op::kRMSNormalization) + 1;
+  return index == static_cast<size_t>(Op::kSumTo) + 1;
 }
 static_assert(InOrder(), "the table has one row for every Op, in Op's order");
 
 const Row& RowOf(Op op) { return kOperators[static_cast<size_t>(op)]; }
 
+// An integer's range: from least, in two's complement, to most.
 struct DTypeRow {
   DType dtype;
   const char* name;
   size_t size;
+  const char* compute;  // ComputeTypeOf
+  const char* cast;     // the CUDA function
+  int64_t least;
+  uint64_t most;
 };
-constexpr DTypeRow kDTypes[] = {{DType::kFloat16, "float16", 2},
-                                {DType::kBFloat16, "bfloat16", 2},
-                                {DType::kFloat, "float", 4},
-                                {DType::kDouble, "double", 8},
-                                {DType::kBool, "bool", 1}};
+// clang-format off
+constexpr DTypeRow kDTypes[] = {
+    {DType::kFloat16, "float16", 2, "float", "op_CastFloat16", 0, 0},
+    {DType::kBFloat16, "bfloat16", 2, "float", "op_CastBFloat16", 0, 0},
+    {DType::kFloat, "float", 4, "float", "op_CastFloat", 0, 0},
+    {DType::kDouble, "double", 8, "double", "op_CastDouble", 0, 0},
+    {DType::kBool, "bool", 1, "bool", "op_CastBool", 0, 0},
+    {DType::kInt8, "int8", 1, "signed char", "op_CastInt8", INT8_MIN, INT8_MAX},
+    {DType::kInt16, "int16", 2, "short", "op_CastInt16", INT16_MIN, INT16_MAX},
+    {DType::kInt32, "int32", 4, "int", "op_CastInt32", INT32_MIN, INT32_MAX},
+    {DType::kInt64, "int64", 8, "long long", "op_CastInt64", INT64_MIN, INT64_MAX},
+    {DType::kUInt8, "uint8", 1, "unsigned char", "op_CastUInt8", 0, UINT8_MAX},
+    {DType::kUInt16, "uint16", 2, "unsigned short", "op_CastUInt16", 0, UINT16_MAX},
+    {DType::kUInt32, "uint32", 4, "unsigned int", "op_CastUInt32", 0, UINT32_MAX},
+    {DType::kUInt64, "uint64", 8, "unsigned long long", "op_CastUInt64", 0, UINT64_MAX},
+};
+// clang-format on
+
+constexpr bool DTypesInOrder() {
+  size_t index = 0;
+  for (const DTypeRow& row : kDTypes) {
+    if (static_cast<size_t>(row.dtype) != index++) return false;
+  }
+  return index == static_cast<size_t>(DType::kUInt64) + 1;
+}
+static_assert(DTypesInOrder(), "the table has one row for every DType, in DType's order");
+
+constexpr const char* kADType = "a dtype: float16, bfloat16, float, double, bool or an integer from int8 to uint64";
+
+const DTypeRow& RowOf(DType dtype) { return kDTypes[static_cast<size_t>(dtype)]; }
 
 const DTypeRow* FindDType(std::string_view name) {
   for (const DTypeRow& row : kDTypes) {
@@ -224,9 +263,10 @@ class Lexer {
       Number(&token);
     } else if (c == '"') {
       ++at_;
-      while (at_ < text_.size() && IsLetter(text_[at_]) && text_[at_] != '_') ++at_;
+      while (IsDigit(Peek()) || Peek() == ' ' || (IsLetter(Peek()) && Peek() != '_')) ++at_;
       if (Peek() != '"') {
-        FailAt(token, "found ", Quoted(text_.substr(begin, at_ - begin + 1)), ", expected letters and a closing '\"'");
+        FailAt(token, "found ", Quoted(text_.substr(begin, at_ - begin + 1)),
+               ", expected letters, digits and spaces and a closing '\"'");
       }
       ++at_;
       token.type = Token::Type::kString;
@@ -403,7 +443,7 @@ class Parser {
         FailAt(token_, "found more than ", limit, " ", what, ", expected at most ", limit);
       }
       const DTypeRow* row = token_.type == Token::Type::kName ? FindDType(token_.text) : nullptr;
-      if (row == nullptr) Expected("a dtype: float16, bfloat16, float, double or bool");
+      if (row == nullptr) Expected(kADType);
       Advance();
       declarations.push_back({row->dtype, Name("a name after the dtype")});
       if (!IsSymbol(",")) break;
@@ -421,7 +461,7 @@ class Parser {
       FailAt(name, "found ", Describe(name), " again, expected a new name: it was assigned on line ",
              tokens_[known->second].line);
     }
-    parts_.values.push_back({kind, dtype, index, 0, std::string(name.text)});
+    parts_.values.push_back({kind, dtype, index, 0, std::string(name.text), 0});
     tokens_.push_back(name);
     used_.push_back(false);
     return id;
@@ -431,10 +471,28 @@ class Parser {
     if (dtype == DType::kBool && number != 0 && number != 1) {
       FailAt(token, "found ", Describe(token), ", expected 0 or 1 in the place of a bool");
     }
-    parts_.values.push_back({Value::Kind::kLiteral, dtype, 0, number, std::string()});
+    const uint64_t integer = IsInteger(dtype) ? Integer(token, dtype) : 0;
+    parts_.values.push_back({Value::Kind::kLiteral, dtype, 0, number, std::string(), integer});
     tokens_.push_back(token);
     used_.push_back(true);
     return static_cast<ValueId>(parts_.values.size() - 1);
+  }
+
+  // The exact integer of a number's text, in two's complement.
+  static uint64_t Integer(const Token& token, DType dtype) {
+    const DTypeRow& row = RowOf(dtype);
+    std::string_view digits = token.text;
+    const bool negative = digits.front() == '-';
+    if (negative || digits.front() == '+') digits.remove_prefix(1);
+    uint64_t magnitude = 0;
+    const char* end = digits.data() + digits.size();
+    const std::from_chars_result result = std::from_chars(digits.data(), end, magnitude);
+    const uint64_t most = negative ? 0 - static_cast<uint64_t>(row.least) : row.most;
+    if (result.ec != std::errc() || result.ptr != end || magnitude > most || (negative && magnitude == 0)) {
+      FailAt(token, "found ", Describe(token), ", expected an integer from ", row.least, " to ", row.most,
+             " in the place of ", row.name);
+    }
+    return negative ? 0 - magnitude : magnitude;
   }
 
   void Result(const Declaration& declaration) {
@@ -466,7 +524,7 @@ class Parser {
     Symbol("=");
     const Token op_token = token_;
     const Row& row = Operator();
-    Statement statement{row.op, 0, {}, {}};
+    Statement statement{row.op, 0, {}, {}, {}};
     DType target = DType::kFloat;
     Attributes(row, op_token, &statement, &target);
     const std::vector<Operand> operands = Operands(row);
@@ -479,9 +537,9 @@ class Parser {
     if (token_.type != Token::Type::kName) Expected("an operator");
     for (const Row& row : kOperators) {
       if (token_.text != row.name) continue;
-      if (row.rule == Rule::kCore) {
+      if (IsCore(row.op)) {
         for (const Statement& statement : parts_.statements) {
-          if (IsCore(statement.op)) {
+          if (IsCore(statement.op) && (statement.op != Op::kSumTo || row.op != Op::kSumTo)) {
             FailAt(token_, "found ", Describe(token_), " after ", NameOf(statement.op),
                    ", expected at most one core operator");
           }
@@ -512,16 +570,16 @@ class Parser {
         given[index] = true;
         Advance();
         Symbol("=");
-        AttributeText(row.attributes[index], &statement->attributes[index], target);
+        AttributeText(row.attributes[index], &statement->attributes[index], target, &statement->axes);
       } while (IsSymbol(","));
       if (!IsSymbol(">")) Expected("',' or '>'");
       Advance();
     }
     for (size_t index = 0; index < row.attributes.size(); ++index) {
       if (given[index] || row.attributes[index].kind == Kind::kNone) continue;
-      if (row.attributes[index].kind == Kind::kDType) {
+      if (row.attributes[index].required) {
         FailAt(op_token, "found ", row.name, " without the attribute '", row.attributes[index].name, "', expected ",
-               row.name, "<", row.attributes[index].name, "=dtype>");
+               row.name, "<", row.attributes[index].name, "=", Example(row.attributes[index]), ">");
       }
       statement->attributes[index] = AttributeValue(row.attributes[index].preset);
     }
@@ -535,30 +593,42 @@ class Parser {
     return names;
   }
 
-  void AttributeText(const Attribute& attribute, double* value, DType* target) {
+  static const char* Example(const Attribute& attribute) {
+    return attribute.kind == Kind::kDType ? "dtype" : attribute.kind == Kind::kAxes ? "\"0 2\"" : "\"LEFT\"";
+  }
+
+  void AttributeText(const Attribute& attribute, double* value, DType* target, std::vector<int64_t>* axes) {
     switch (attribute.kind) {
       case Kind::kNumber:
         if (!IsNumber()) Expected("a number");
         *value = AttributeValue(NumberValue());
         if (std::isinf(*value) && !std::isinf(NumberValue())) Expected("a number within the range of float");
         break;
-      case Kind::kInteger:
-        // An axis. Tensors have far fewer dimensions; the limit keeps the number exact in every type.
+      case Kind::kAxis:
+        // Tensors have far fewer dimensions; the limit keeps the number exact in every type.
         if (!IsNumber() || !(std::fabs(NumberValue()) <= 1024) || NumberValue() != std::trunc(NumberValue())) {
           Expected("an integer from -1024 to 1024");
         }
         *value = NumberValue() + 0.0;  // no -0
         break;
+      case Kind::kFlag:
+        if (!IsNumber() || (NumberValue() != 0 && NumberValue() != 1)) Expected("0 or 1");
+        *value = NumberValue() + 0.0;
+        break;
       case Kind::kWord: {
-        size_t word = 0;
-        while (word < std::size(kWords) && (token_.type != Token::Type::kString || token_.text != kWords[word])) ++word;
-        if (word == std::size(kWords)) Expected("\"none\" or \"tanh\"");
-        *value = static_cast<double>(word);
+        const Words& words = *attribute.words;
+        if (token_.type != Token::Type::kString || (token_.text != words[0] && token_.text != words[1])) {
+          Expected((std::string("\"") + words[0] + "\" or \"" + words[1] + "\"").c_str());
+        }
+        *value = token_.text == words[1] ? 1 : 0;
         break;
       }
+      case Kind::kAxes:
+        Axes(axes);
+        break;
       case Kind::kDType: {
         const DTypeRow* row = token_.type == Token::Type::kName ? FindDType(token_.text) : nullptr;
-        if (row == nullptr) Expected("a dtype: float16, bfloat16, float, double or bool");
+        if (row == nullptr) Expected(kADType);
         *target = row->dtype;
         break;
       }
@@ -566,6 +636,27 @@ class Parser {
         break;
     }
     Advance();
+  }
+
+  // "0 2 3": at least one, ascending, separated by one space, without leading zeros.
+  void Axes(std::vector<int64_t>* axes) {
+    constexpr int64_t kMostAxis = 63;
+    constexpr const char* kWhat = "axes such as \"0 2 3\": ascending numbers from 0 to 63, with one space between them";
+    if (token_.type != Token::Type::kString) Expected(kWhat);
+    const char* at = token_.text.data();
+    const char* const end = at + token_.text.size();
+    for (;;) {
+      int64_t axis = 0;
+      const std::from_chars_result result = std::from_chars(at, end, axis);
+      const bool is_padded = at != end && *at == '0' && result.ptr != at + 1;
+      if (result.ec != std::errc() || is_padded || axis > kMostAxis || (!axes->empty() && axis <= axes->back())) {
+        Expected(kWhat);
+      }
+      axes->push_back(axis);
+      if (result.ptr == end) return;
+      if (*result.ptr != ' ') Expected(kWhat);
+      at = result.ptr + 1;
+    }
   }
 
   std::vector<Operand> Operands(const Row& row) {
@@ -606,7 +697,7 @@ class Parser {
   DType Types(const Row& row, const Token& op_token, const std::vector<Operand>& operands, DType target,
               Statement* statement) {
     size_t first = 0;  // of the operands that share one dtype
-    if (row.rule == Rule::kWhere) {
+    if (row.op == Op::kWhere) {
       const Operand& condition = operands[0];
       if (condition.is_number || parts_.values[condition.id].dtype != DType::kBool) {
         FailAt(condition.token, "found ", DescribeOperand(condition), ", expected a bool value for Where's condition");
@@ -622,10 +713,11 @@ class Parser {
       FailAt(op_token, "found ", row.name, " of numbers alone, expected a named operand that gives the dtype");
     }
     const DType dtype = parts_.values[giver->id].dtype;
-    const bool logical = row.rule == Rule::kLogical;
-    if (row.rule != Rule::kCast && logical == IsFloating(dtype)) {
-      FailAt(giver->token, "found ", DescribeOperand(*giver), ", expected ", logical ? "bool" : "a floating dtype",
-             " for ", row.name);
+    if (!Fits(row.takes, dtype)) {
+      FailAt(giver->token, "found ", DescribeOperand(*giver), ", expected ", TextOf(row.takes), " for ", row.name);
+    }
+    if (row.op == Op::kMod && IsFloating(dtype) && statement->attributes[0] == 0) {
+      FailAt(op_token, "found Mod of ", DescribeOperand(*giver), ", expected Mod<fmod=1> for a floating dtype");
     }
     for (size_t i = first; i < operands.size(); ++i) {
       const Operand& operand = operands[i];
@@ -639,18 +731,38 @@ class Parser {
       }
       statement->operands.push_back(operand.id);
     }
-    switch (row.rule) {
-      case Rule::kCast:
-        return target;
-      case Rule::kTest:
-      case Rule::kLogical:
-        return DType::kBool;
-      case Rule::kFloating:
-      case Rule::kWhere:
-      case Rule::kCore:
-        break;
+    return row.gives == Gives::kTarget ? target : row.gives == Gives::kBool ? DType::kBool : dtype;
+  }
+
+  static bool Fits(Takes takes, DType dtype) {
+    switch (takes) {
+      case Takes::kFloating:
+        return IsFloating(dtype);
+      case Takes::kNumber:
+        return dtype != DType::kBool;
+      case Takes::kInteger:
+        return IsInteger(dtype);
+      case Takes::kUnsigned:
+        return IsInteger(dtype) && !IsSigned(dtype);
+      case Takes::kSummable:
+        return IsFloating(dtype) || (IsInteger(dtype) && SizeOf(dtype) >= 4);
+      case Takes::kBool:
+        return dtype == DType::kBool;
+      case Takes::kAny:
+        return true;
     }
-    return dtype;
+    return false;
+  }
+
+  static const char* TextOf(Takes takes) {
+    constexpr const char* kTexts[] = {"a floating dtype",
+                                      "a floating or an integer dtype",
+                                      "an integer dtype",
+                                      "an unsigned integer dtype",
+                                      "a floating dtype or an integer of 32 or 64 bits",
+                                      "bool",
+                                      "any dtype"};
+    return kTexts[static_cast<size_t>(takes)];
   }
 
   std::string DescribeOperand(const Operand& operand) const {
@@ -695,37 +807,41 @@ std::string CudaNumber(T number) {
 }
 
 std::string CudaNumber(double number, DType dtype) {
-  switch (dtype) {
-    case DType::kBool:
-      return number != 0 ? "true" : "false";
-    case DType::kDouble:
-      return CudaNumber<double>(number);
-    case DType::kFloat16:
-    case DType::kBFloat16:
-    case DType::kFloat:
-      break;
-  }
+  if (dtype == DType::kDouble) return CudaNumber<double>(number);
   return CudaNumber<float>(static_cast<float>(RoundTo(dtype, number)));
 }
 
-const char* CudaType(DType dtype) {
-  return dtype == DType::kBool ? "bool" : dtype == DType::kDouble ? "double" : "float";
+// A CUDA expression of the integer type itself, so that templates deduce it. The least int and long long have no
+// literal: a minus sign applies to a literal that is already too large.
+std::string CudaInteger(uint64_t integer, DType dtype) {
+  const DTypeRow& row = RowOf(dtype);
+  if (!IsSigned(dtype)) return std::string("(") + row.compute + ")" + std::to_string(integer) + "ull";
+  const auto number = static_cast<int64_t>(integer);
+  if (number == INT64_MIN) return "(-9223372036854775807ll - 1)";
+  return std::string("(") + row.compute + ")" + std::to_string(number) + "ll";
 }
 
-// op_Cast's five forms, in DType's order.
-const char* CudaCast(DType to) {
-  constexpr const char* kNames[] = {"op_CastFloat16", "op_CastBFloat16", "op_CastFloat", "op_CastDouble",
-                                    "op_CastBool"};
-  return kNames[static_cast<size_t>(to)];
+std::string CudaLiteral(const Value& value) {
+  if (IsInteger(value.dtype)) return CudaInteger(value.integer, value.dtype);
+  if (value.dtype == DType::kBool) return value.literal != 0 ? "true" : "false";
+  return CudaNumber(value.literal, value.dtype);
+}
+
+std::string LiteralText(const Value& value) {
+  if (!IsInteger(value.dtype)) return Shortest(value.literal);
+  return IsSigned(value.dtype) ? std::to_string(static_cast<int64_t>(value.integer)) : std::to_string(value.integer);
 }
 
 }  // namespace
 
-size_t SizeOf(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].size; }
-const char* NameOf(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].name; }
-bool IsFloating(DType dtype) { return dtype != DType::kBool; }
+size_t SizeOf(DType dtype) { return RowOf(dtype).size; }
+const char* NameOf(DType dtype) { return RowOf(dtype).name; }
+const char* ComputeTypeOf(DType dtype) { return RowOf(dtype).compute; }
+bool IsFloating(DType dtype) { return dtype < DType::kBool; }
+bool IsInteger(DType dtype) { return dtype > DType::kBool; }
+bool IsSigned(DType dtype) { return RowOf(dtype).least < 0; }
 const char* NameOf(Op op) { return RowOf(op).name; }
-bool IsCore(Op op) { return RowOf(op).rule == Rule::kCore; }
+bool IsCore(Op op) { return op >= Op::kLayerNormalization; }
 
 double RoundTo(DType dtype, double number) {
   switch (dtype) {
@@ -735,11 +851,9 @@ double RoundTo(DType dtype, double number) {
       return static_cast<double>(BFloat16ToFloat(FloatToBFloat16(RoundToOdd(number))));
     case DType::kFloat:
       return static_cast<double>(static_cast<float>(number));
-    case DType::kDouble:
-    case DType::kBool:
-      break;
+    default:
+      return number;
   }
-  return number;
 }
 
 Program Program::Parse(std::string_view text) {
@@ -788,20 +902,27 @@ std::string Program::ToString() const {
       const Attribute& attribute = row.attributes[i];
       const double value = statement.attributes[i];
       if (attribute.kind == Kind::kNone) continue;
-      if (attribute.kind != Kind::kDType && value == AttributeValue(attribute.preset) &&
+      if (!attribute.required && value == AttributeValue(attribute.preset) &&
           std::signbit(value) == std::signbit(attribute.preset)) {
         continue;
       }
       attributes += std::string(attributes.empty() ? "<" : ", ") + attribute.name + "=";
       switch (attribute.kind) {
         case Kind::kWord:
-          attributes += std::string("\"") + kWords[static_cast<size_t>(value)] + "\"";
+          attributes += std::string("\"") + (*attribute.words)[static_cast<size_t>(value)] + "\"";
+          break;
+        case Kind::kAxes:
+          for (size_t axis = 0; axis < statement.axes.size(); ++axis) {
+            attributes += (axis == 0 ? "\"" : " ") + std::to_string(statement.axes[axis]);
+          }
+          attributes += "\"";
           break;
         case Kind::kDType:
           attributes += NameOf(values_[statement.result].dtype);
           break;
         case Kind::kNumber:
-        case Kind::kInteger:
+        case Kind::kAxis:
+        case Kind::kFlag:
         case Kind::kNone:
           attributes += Shortest(static_cast<float>(value));
           break;
@@ -812,7 +933,7 @@ std::string Program::ToString() const {
     for (size_t i = 0; i < statement.operands.size(); ++i) {
       const Value& operand = values_[statement.operands[i]];
       text += i == 0 ? "" : ", ";
-      text += operand.kind == Value::Kind::kLiteral ? Shortest(operand.literal) : operand.name;
+      text += operand.kind == Value::Kind::kLiteral ? LiteralText(operand) : operand.name;
     }
     text += ")\n";
   }
@@ -826,18 +947,20 @@ std::string EmitCuda(const Program& program, const std::vector<uint32_t>& statem
     const Row& row = RowOf(statement.op);
     if (IsCore(statement.op)) Fail("program: ", row.name, " is a core operator, EmitCuda writes pointwise ones only");
     const DType result = program.value(statement.result).dtype;
-    text += indent + "const " + CudaType(result) + " v" + std::to_string(statement.result) + " = ";
-    text += statement.op == Op::kCast ? CudaCast(result) : std::string("op_") + row.name;
+    text += indent + "const " + RowOf(result).compute + " v" + std::to_string(statement.result) + " = ";
+    text += statement.op == Op::kCast ? RowOf(result).cast : std::string("op_") + row.name;
     for (size_t i = 0; i < statement.operands.size(); ++i) {
       const Value& operand = program.value(statement.operands[i]);
       text += i == 0 ? "(" : ", ";
-      text += operand.kind == Value::Kind::kLiteral ? CudaNumber(operand.literal, operand.dtype)
-                                                    : "v" + std::to_string(statement.operands[i]);
+      text +=
+          operand.kind == Value::Kind::kLiteral ? CudaLiteral(operand) : "v" + std::to_string(statement.operands[i]);
     }
     for (size_t i = 0; i < row.attributes.size(); ++i) {
       const Kind kind = row.attributes[i].kind;
-      if (kind == Kind::kWord) text += statement.attributes[i] != 0 ? ", true" : ", false";
-      if (kind == Kind::kNumber) text += ", " + CudaNumber(statement.attributes[i], result);
+      if (kind == Kind::kWord || kind == Kind::kFlag) text += statement.attributes[i] != 0 ? ", true" : ", false";
+      // Not rounded to a 16-bit dtype: an attribute is no value of it.
+      const DType wide = result == DType::kDouble ? DType::kDouble : DType::kFloat;
+      if (kind == Kind::kNumber) text += ", " + CudaNumber(statement.attributes[i], wide);
     }
     text += ");\n";
   }

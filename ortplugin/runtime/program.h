@@ -12,12 +12,22 @@
 
 namespace ortplugin {
 
-enum class DType : uint8_t { kFloat16, kBFloat16, kFloat, kDouble, kBool };
+enum class DType : uint8_t {
+  // clang-format off
+  kFloat16, kBFloat16, kFloat, kDouble, kBool, kInt8, kInt16, kInt32, kInt64, kUInt8, kUInt16, kUInt32, kUInt64,
+  // clang-format on
+};
 
 size_t SizeOf(DType dtype);       // bytes of one element in a tensor
 const char* NameOf(DType dtype);  // "float16", as programs write it
 bool IsFloating(DType dtype);
-double RoundTo(DType dtype, double number);  // the value of that dtype nearest to `number`, ties to even
+bool IsInteger(DType dtype);  // the eight; bool is neither
+bool IsSigned(DType dtype);   // of an integer
+// The value of a floating dtype nearest to `number`, ties to even.
+double RoundTo(DType dtype, double number);
+// The C++ and CUDA type that values of this dtype are computed in: "float" for float16, bfloat16 and float, "double",
+// "bool", and for integers the type itself, "signed char" to "unsigned long long".
+const char* ComputeTypeOf(DType dtype);
 
 // The closed set of operators, in the order of the table in program.cc.
 enum class Op : uint8_t {
@@ -25,14 +35,15 @@ enum class Op : uint8_t {
   kAbs, kNeg, kReciprocal, kSqrt, kExp, kLog, kFloor, kCeil, kRound, kSign, kSin, kCos, kTan, kAsin, kAcos, kAtan,
   kSinh, kCosh, kTanh, kAsinh, kAcosh, kAtanh, kErf, kRelu, kSigmoid, kSoftplus, kSoftsign, kHardSwish, kMish,
   kLeakyRelu, kElu, kCelu, kSelu, kHardSigmoid, kThresholdedRelu, kShrink, kSwish, kQuickGelu, kGelu,
-  kAdd, kSub, kMul, kDiv, kPow, kMin, kMax, kPRelu, kClip,
+  kAdd, kSub, kMul, kDiv, kMod, kPow, kMin, kMax, kPRelu, kClip,
+  kBitwiseAnd, kBitwiseOr, kBitwiseXor, kBitwiseNot, kBitShift,
   kEqual, kLess, kLessOrEqual, kGreater, kGreaterOrEqual, kAnd, kOr, kXor, kNot, kWhere, kIsNaN, kIsInf, kCast,
-  kLayerNormalization, kRMSNormalization,
+  kLayerNormalization, kRMSNormalization, kSumTo,
   // clang-format on
 };
 
 const char* NameOf(Op op);
-bool IsCore(Op op);  // LayerNormalization, RMSNormalization: implemented by one fused operator, not pointwise
+bool IsCore(Op op);  // LayerNormalization, RMSNormalization, SumTo: implemented by one fused operator, not pointwise
 
 using ValueId = uint32_t;  // index into Program::values()
 
@@ -41,8 +52,9 @@ struct Value {
   Kind kind;
   DType dtype;
   uint32_t index;    // of the parameter, or of the statement that makes it; unused for a literal
-  double literal;    // of a literal, not yet rounded to dtype
+  double literal;    // of a literal, not yet rounded to dtype; of an integer dtype only the nearest double
   std::string name;  // as the text has it; empty for a literal
+  uint64_t integer;  // of a literal of an integer dtype: its exact value, in two's complement where it is negative
 };
 
 struct Statement {
@@ -50,9 +62,11 @@ struct Statement {
   ValueId result;
   std::vector<ValueId> operands;
   // The operator's attributes in the order of its table row, defaults filled in. Words are numbers:
-  // Gelu's approximate is 0 for "none" and 1 for "tanh"; Cast has none, its target is the result's dtype.
-  // As in ONNX they are 32-bit floats: each is exactly the float nearest to its text.
+  // Gelu's approximate is 0 for "none" and 1 for "tanh", BitShift's direction 0 for "LEFT" and 1 for "RIGHT"; Cast has
+  // none, its target is the result's dtype; SumTo's first, its axes, stands below and is 0 here, keepdims is the
+  // second. As in ONNX they are 32-bit floats: each is exactly the float nearest to its text.
   std::array<double, 2> attributes;
+  std::vector<int64_t> axes;  // SumTo's: at least one, from 0 on, ascending
 };
 
 class Program {
@@ -80,8 +94,8 @@ class Program {
 };
 
 // CUDA C++ for the given statements, a line each: `const float v7 = op_Add(v3, v4);`. Value number N is the variable
-// `vN`, of the type float (for float16, bfloat16 and float), double or bool; literals stand in place. The caller
-// declares the variables of the parameters and of a core operator's result. The op_* functions are in pointwise.cuh.
+// `vN` of ComputeTypeOf its dtype; literals stand in place. The caller declares the variables of the parameters and of
+// a core operator's result. The op_* functions are in pointwise.cuh.
 std::string EmitCuda(const Program& program, const std::vector<uint32_t>& statements, const std::string& indent);
 
 }  // namespace ortplugin

@@ -6,7 +6,9 @@
 #include <unordered_map>
 
 #include "ortplugin/ops/layer_norm/layer_norm.h"
+#include "ortplugin/ops/pointwise/pointwise.h"
 #include "ortplugin/ops/scatter/scatter.h"
+#include "ortplugin/ops/sum_to/sum_to.h"
 #include "ortplugin/runtime/ort.h"
 
 namespace ortplugin {
@@ -18,6 +20,8 @@ const Operator* const kOperators[] = {
     &kScatterND,
     &kScatterElements,
     &kUpdateSlice,
+    &kFusedPointwise,
+    &kFusedSumTo,
 };
 
 constexpr const char* kDomain = "ortplugin";

@@ -1,12 +1,14 @@
 // The pointwise operators on one lane, float and double, written so that a loop over lanes vectorises.
 //
 // The float versions of the functions that models use are without branches and tables: range reduction as in Moshier's
-// Cephes library (expf, logf), then a minimax polynomial, its coefficients from a Remez exchange in 50 digits, rounded
-// to float. They use no fused multiply-add, so that every machine gives the same bits. The largest error found by
-// tests/native/test_evaluator.cc over every 61st and every 251st float, in units in the last place of the exact result:
+// Cephes library (expf, logf), then a minimax polynomial, its coefficients from a Remez exchange in 40 digits, rounded
+// to float. Where a product is fused with a sum std::fma says so and nothing else is fused, so that every machine gives
+// the same bits; one without the instruction (before 2013) is slow. The largest error found by
+// tests/native/test_evaluator.cc over every 251st float (SAMPLE_STRIDE), in units in the last place of the exact
+// result:
 //
-//   Exp 0.96   Log 0.82   Pow 0.51   Tanh 2.42   Erf 1.40   Sigmoid 2.31   Softplus 1.64   Mish 3.84
-//   Gelu 3.79   Swish 3.09   Elu 0.84   Celu 0.84   Selu 2.04
+//   Exp 1.49   Log 0.81   Pow 0.51   Tanh 2.34   Erf 1.11   Sigmoid 2.90   Softplus 2.33   Mish 4.07
+//   Gelu 3.56   Swish 3.61   Elu 0.85   Celu 0.85   Selu 1.89   Sin 1.53   Cos 1.57   Asin 1.81   Acos 1.24   Atan 1.37
 //
 // Results that are denormal are within that plus |x| * 2^-149 for Gelu, Swish and Mish, whose tails multiply x by a
 // denormal, and exact to the last place for the rest. Gelu's tanh form and QuickGelu round the argument u of an
@@ -106,8 +108,8 @@ ORTPLUGIN_INLINE bool IsNaN(T x) {
   return x != x;
 }
 template <typename T>
-ORTPLUGIN_INLINE bool IsInf(T x) {
-  return Abs(x) == std::numeric_limits<T>::infinity();
+constexpr T Infinity() {
+  return std::numeric_limits<T>::infinity();
 }
 
 // ---- Rare functions, and all of double: the C library -------------------------------------------------------------
@@ -117,12 +119,7 @@ ORTPLUGIN_INLINE bool IsInf(T x) {
   inline T Name(T x) {                    \
     return std::function(x);              \
   }
-ORTPLUGIN_LIBRARY(Sin, sin)
-ORTPLUGIN_LIBRARY(Cos, cos)
 ORTPLUGIN_LIBRARY(Tan, tan)
-ORTPLUGIN_LIBRARY(Asin, asin)
-ORTPLUGIN_LIBRARY(Acos, acos)
-ORTPLUGIN_LIBRARY(Atan, atan)
 ORTPLUGIN_LIBRARY(Sinh, sinh)
 ORTPLUGIN_LIBRARY(Cosh, cosh)
 ORTPLUGIN_LIBRARY(Asinh, asinh)
@@ -130,6 +127,9 @@ ORTPLUGIN_LIBRARY(Acosh, acosh)
 ORTPLUGIN_LIBRARY(Atanh, atanh)
 #undef ORTPLUGIN_LIBRARY
 
+inline double Asin(double x) { return std::asin(x); }
+inline double Acos(double x) { return std::acos(x); }
+inline double Atan(double x) { return std::atan(x); }
 inline double Exp(double x) { return std::exp(x); }
 inline double Log(double x) { return std::log(x); }
 inline double Expm1(double x) { return std::expm1(x); }
@@ -144,60 +144,94 @@ inline double Pow(double x, double y) { return std::pow(x, y); }
 constexpr float kFloatInf = std::numeric_limits<float>::infinity();
 constexpr float kFloatNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr float kLog2E = 1.44269504089f;
-constexpr float kLn2High = 0.693359375f;  // few bits: a whole number up to 2^15 times it is exact
-constexpr float kLn2Low = -2.12194440e-4f;
+constexpr float kLn2High = 0.693147182f;  // ln 2 rounded, and what that leaves
+constexpr float kLn2Low = -1.90465421e-09f;
 constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23: adding it leaves a whole number in the mantissa's low bits
 
-// 2^n for n from -126 to 127; any other n gives some float.
-ORTPLUGIN_INLINE float PowerOfTwo(int32_t n) { return BitCast<float>((static_cast<uint32_t>(n) + 127u) << 23); }
+// 2^n from n + kRounder, for n from -126 to 127; any other n gives some float.
+ORTPLUGIN_INLINE float PowerOfTwo(float shifted) {
+  return BitCast<float>((BitCast<uint32_t>(shifted) << 23) + (127u << 23));
+}
 
-// x = n * ln 2 + r with n a whole number and |r| < 0.35.
+// x = n * ln 2 + r with n a multiple of STEP and |r| < 0.35 * STEP.
 struct Reduced {
   float r;
-  int32_t n;
+  float shifted;  // n / STEP + kRounder
 };
-ORTPLUGIN_INLINE Reduced ReduceByLn2(float x, float low) {
-  const float shifted = (x + low) * kLog2E + kRounder;
+template <int STEP>
+ORTPLUGIN_INLINE Reduced ReduceByLn2(float x) {
+  constexpr float kStep = static_cast<float>(STEP);
+  const float shifted = std::fma(x, kLog2E / kStep, kRounder);
   const float n = shifted - kRounder;
-  const uint32_t whole = BitCast<uint32_t>(shifted) - BitCast<uint32_t>(kRounder);
-  return {((x - n * kLn2High) - n * kLn2Low) + low, static_cast<int32_t>(whole)};
+  return {std::fma(n, -kStep * kLn2Low, std::fma(n, -kStep * kLn2High, x)), shifted};
 }
 
-// factor * exp(x + low), |low| much less than 1: for an argument known to more than float's precision. The factor comes
-// in before exp's last rounding.
+// factor * exp(x + low) for x from -170 to 89, |low| much less than 1: for an argument known to more than float's
+// precision. The factor comes in before exp's last rounding.
 ORTPLUGIN_INLINE float ScaledExp(float x, float low, float factor) {
-  x = Select(x < -104.0f, -104.0f, x);  // 0 from here
-  x = Select(x > 89.0f, 89.0f, x);      // infinity from here; NaN passes
-  const Reduced reduced = ReduceByLn2(x, low);
-  const float r = reduced.r;
-  const float p =
-      (((0.0013814496342092752f * r + 0.0083687799051404f) * r + 0.04166839271783829f) * r + 0.1666651964187622f) * r +
-      0.4999999403953552f;
-  const float minus_one = p * (r * r) + r;
-  const float power = factor * minus_one + factor;
-  // 2^n in two steps: n is from -151 to 129. The second rounds, where the result is denormal.
-  const int32_t half = reduced.n >> 1;
-  return power * PowerOfTwo(half) * PowerOfTwo(reduced.n - half);
+  const Reduced reduced = ReduceByLn2<2>(x);
+  const float r = reduced.r + low;
+  float p = 0.00019611601601354778f;
+  p = std::fma(p, r, 0.0014104472938925028f);
+  p = std::fma(p, r, 0.008336103521287441f);
+  p = std::fma(p, r, 0.04166126996278763f);
+  p = std::fma(p, r, 0.16666613519191742f);
+  p = std::fma(p, r, 0.5000003576278687f);
+  const float power = std::fma(factor, std::fma(p, r * r, r), factor);
+  // n is even, so that 2^n is a square of what is no overflow and no denormal. The second product rounds, where the
+  // result is denormal.
+  const float half = PowerOfTwo(reduced.shifted);
+  return power * half * half;
 }
 
-ORTPLUGIN_INLINE float Exp(float x) { return ScaledExp(x, 0.0f, 1.0f); }
+// exp(x) for x from -170 to 89, NaN included.
+ORTPLUGIN_INLINE float ExpWithin(float x) {
+  const Reduced reduced = ReduceByLn2<2>(x);
+  const float r = reduced.r;
+  float p = 0.00019611601601354778f;
+  p = std::fma(p, r, 0.0014104472938925028f);
+  p = std::fma(p, r, 0.008336103521287441f);
+  p = std::fma(p, r, 0.04166126996278763f);
+  p = std::fma(p, r, 0.16666613519191742f);
+  p = std::fma(p, r, 0.5000003576278687f);
+  p = std::fma(p, r, 1.0f);
+  p = std::fma(p, r, 1.0f);
+  const float half = PowerOfTwo(reduced.shifted);
+  return p * half * half;
+}
+
+ORTPLUGIN_INLINE float Exp(float x) {
+  x = x < -104.0f ? -104.0f : x;  // 0 from here
+  x = x > 89.0f ? 89.0f : x;      // infinity from here; NaN passes
+  return ExpWithin(x);
+}
+// For x <= 0 or NaN.
+ORTPLUGIN_INLINE float ExpOfNegative(float x) { return ExpWithin(x < -104.0f ? -104.0f : x); }
+ORTPLUGIN_INLINE double ExpOfNegative(double x) { return std::exp(x); }
+
+// expm1(r) for |r| < 0.35.
+ORTPLUGIN_INLINE float Expm1OfSmall(float r) {
+  float p = 0.00019845883070956916f;
+  p = std::fma(p, r, 0.001394074410200119f);
+  p = std::fma(p, r, 0.008333389647305012f);
+  p = std::fma(p, r, 0.04166635870933533f);
+  p = std::fma(p, r, 0.1666666567325592f);
+  p = std::fma(p, r, 0.5f);
+  return std::fma(p, r * r, r);
+}
 
 // exp(x) - 1 without cancellation.
 ORTPLUGIN_INLINE float Expm1(float x) {
-  const float clamped = Select(x < -18.0f, -18.0f, Select(x > 89.0f, 89.0f, x));  // -1 from -18
-  const Reduced reduced = ReduceByLn2(clamped, 0.0f);
-  const float r = reduced.r;
-  const float p = ((((0.0001991433382499963f * r + 0.0013941102661192417f) * r + 0.008333273231983185f) * r +
-                    0.04166635498404503f) *
-                       r +
-                   0.1666666716337204f) *
-                      r +
-                  0.5f;
-  const float minus_one = p * (r * r) + r;
+  float clamped = x > 89.0f ? 89.0f : x;
+  clamped = clamped < -18.0f ? -18.0f : clamped;  // -1 from here
+  const Reduced reduced = ReduceByLn2<1>(clamped);
+  const float minus_one = Expm1OfSmall(reduced.r);
   // 2^n (e^r - 1) + (2^n - 1), at half its size so that n = 128 does not overflow too early.
-  const float scale = PowerOfTwo(reduced.n - 1);
-  const float result = 2.0f * (scale * minus_one + (scale - 0.5f));
-  return Select(reduced.n == 0, Select(x == 0, x, minus_one), result);
+  const float scale = PowerOfTwo(reduced.shifted - 1.0f);
+  const float result = 2.0f * std::fma(scale, minus_one, scale - 0.5f);
+  // For n = 0 without the detour, which would lose the sign of zero and a denormal's last bit.
+  const float small = x == 0 ? x : minus_one;
+  return reduced.shifted == kRounder ? small : result;
 }
 
 // ---- float: logarithms --------------------------------------------------------------------------------------------
@@ -210,39 +244,36 @@ struct Split {
 ORTPLUGIN_INLINE Split SplitExponent(float x) {
   const bool tiny = x < std::numeric_limits<float>::min();
   const float scaled = x * 8388608.0f;
-  const uint32_t bits = BitCast<uint32_t>(Select(tiny, scaled, x));
+  const uint32_t bits = BitCast<uint32_t>(tiny ? scaled : x);
   const uint32_t offset = bits - 0x3f3504f3u;  // the bits of sqrt(1/2)
   const int32_t e = static_cast<int32_t>(offset) >> 23;
   const float m = BitCast<float>((offset & 0x7fffffu) + 0x3f3504f3u);
-  return {m, e - static_cast<int32_t>(tiny) * 23};
+  return {m, tiny ? e - 23 : e};
 }
 
 // log(m * 2^e) + low.
 ORTPLUGIN_INLINE float LogOfSplit(Split split, float low) {
   const float f = split.m - 1.0f;
   const float e = static_cast<float>(split.e);
-  const float p =
-      (((((((0.06746625900268555f * f - 0.11675631254911423f) * f + 0.11888153105974197f) * f - 0.1240558996796608f) *
-              f +
-          0.14219553768634796f) *
-             f -
-         0.1666799634695053f) *
-            f +
-        0.2000211924314499f) *
-           f -
-       0.25000008940696716f) *
-          f +
-      0.3333331346511841f;
+  float p = 0.06746625900268555f;
+  p = std::fma(p, f, -0.11675631254911423f);
+  p = std::fma(p, f, 0.11888153105974197f);
+  p = std::fma(p, f, -0.1240558996796608f);
+  p = std::fma(p, f, 0.14219553768634796f);
+  p = std::fma(p, f, -0.1666799634695053f);
+  p = std::fma(p, f, 0.2000211924314499f);
+  p = std::fma(p, f, -0.25000008940696716f);
+  p = std::fma(p, f, 0.3333331346511841f);
   const float square = f * f;
-  const float tail = p * (square * f) + (e * kLn2Low + low) - 0.5f * square;
-  return (f + tail) + e * kLn2High;
+  const float tail = std::fma(p, square * f, std::fma(-0.5f, square, std::fma(e, kLn2Low, low)));
+  return std::fma(e, kLn2High, f + tail);
 }
 
 ORTPLUGIN_INLINE float Log(float x) {
-  float result = LogOfSplit(SplitExponent(x), 0.0f);
-  result = Select(x == kFloatInf, x, result);
-  result = Select(x == 0, -kFloatInf, result);
-  return Select(x < 0, kFloatNaN, Select(x != x, x, result));
+  const float result = LogOfSplit(SplitExponent(x), 0.0f);
+  // Infinity and NaN are kept.
+  const float other = x == 0 ? -kFloatInf : (x < 0 ? kFloatNaN : x);
+  return (x > 0) & (x < kFloatInf) ? result : other;
 }
 
 // log(1 + x) for x from 0 to 1, NaN included.
@@ -250,7 +281,7 @@ ORTPLUGIN_INLINE float Log1pOfFraction(float x) {
   const float sum = 1.0f + x;
   const float lost = x - (sum - 1.0f);  // what the sum rounded away
   const float result = LogOfSplit(SplitExponent(sum), lost / sum);
-  return Select(x != x, x, result);
+  return x != x ? x : result;
 }
 ORTPLUGIN_INLINE double Log1pOfFraction(double x) { return std::log1p(x); }
 
@@ -260,41 +291,133 @@ ORTPLUGIN_INLINE double Log1pOfFraction(double x) { return std::log1p(x); }
 ORTPLUGIN_INLINE float Erf(float x) {
   const float a = Abs(x);
   const float s = x * x;
-  const float p =
-      ((((-0.000599940714892f * s + 0.004994831047952175f) * s - 0.02676772139966488f) * s + 0.11281845718622208f) * s -
-       0.3761249780654907f) *
-          s +
-      0.12837915122509003f;
-  const float small = x * p + x;
-  const float t = Select(a > 4.0f, 4.0f, a);  // 1 from here
-  const float q =
-      (((((0.0001959317160071805f * t - 0.0030431656632572412f) * t + 0.0222267247736454f) * t - 0.10393121093511581f) *
-            t -
-        0.6371826529502869f) *
-           t -
-       1.1276754140853882f) *
-          t -
-      0.00019572782912291586f;
-  const float large = std::copysign(1.0f - Exp(q), x);
-  return Select(a < 0.92f, small, large);
+  float p = -0.000599940714892f;
+  p = std::fma(p, s, 0.004994831047952175f);
+  p = std::fma(p, s, -0.02676772139966488f);
+  p = std::fma(p, s, 0.11281845718622208f);
+  p = std::fma(p, s, -0.3761249780654907f);
+  p = std::fma(p, s, 0.12837915122509003f);
+  const float small = std::fma(x, p, x);
+  const float t = a > 4.0f ? 4.0f : a;  // 1 from here
+  float q = 0.0001959317160071805f;
+  q = std::fma(q, t, -0.0030431656632572412f);
+  q = std::fma(q, t, 0.0222267247736454f);
+  q = std::fma(q, t, -0.10393121093511581f);
+  q = std::fma(q, t, -0.6371826529502869f);
+  q = std::fma(q, t, -1.1276754140853882f);
+  q = std::fma(q, t, -0.00019572782912291586f);
+  const float large = std::copysign(1.0f - ExpWithin(q), x);
+  return a < 0.92f ? small : large;
 }
 
 // Phi(-a) for a >= 0 is exp(-a^2/2) / (c a + P(a) / Q(a)), c near sqrt(2 pi), with one division. All coefficients are
 // positive, so nothing cancels in either tail, and where a is large the error of Q does.
 ORTPLUGIN_INLINE float NormalCdf(float x) {
   float a = Abs(x);
-  a = Select(a > 15.0f, 15.0f, a);  // 0 from here
-  // a^2 as a sum: the upper half of a squares exactly.
-  const float upper = BitCast<float>(BitCast<uint32_t>(a) & 0xfffff000u);
-  const float lower = a - upper;
-  const float p = (((1.33133317e-05f * a + 0.0182292368f) * a + 0.185809672f) * a + 0.753173113f) * a + 1.78486407f;
-  const float q = (((0.00737375114f * a + 0.0727042556f) * a + 0.327581525f) * a + 0.783013523f) * a + 0.892432034f;
-  const float ratio = q / ((2.50660014f * a) * q + p);
-  const float tail = ScaledExp(-0.5f * (upper * upper), -0.5f * (lower * (a + upper)), ratio);
-  return Select(x < 0, tail, 1.0f - tail);
+  a = a > 15.0f ? 15.0f : a;  // 0 from here
+  const float square = a * a;
+  const float lost = std::fma(a, a, -square);  // what the square rounded away
+  float p = 1.33133317e-05f;
+  p = std::fma(p, a, 0.0182292368f);
+  p = std::fma(p, a, 0.185809672f);
+  p = std::fma(p, a, 0.753173113f);
+  p = std::fma(p, a, 1.78486407f);
+  float q = 0.00737375114f;
+  q = std::fma(q, a, 0.0727042556f);
+  q = std::fma(q, a, 0.327581525f);
+  q = std::fma(q, a, 0.783013523f);
+  q = std::fma(q, a, 0.892432034f);
+  const float ratio = q / std::fma(2.50660014f * a, q, p);
+  const float tail = ScaledExp(-0.5f * square, -0.5f * lost, ratio);
+  return x < 0 ? tail : 1.0f - tail;
 }
 
-// ---- float: power -------------------------------------------------------------------------------------------------
+// ---- float: angles ------------------------------------------------------------------------------------------------
+
+constexpr double kDoubleRounder = 6755399441055744.0;  // 1.5 * 2^52
+constexpr float kHalfPi = 1.57079637f;                 // rounded, and what that leaves
+constexpr float kHalfPiRest = -4.37113883e-08f;
+
+// SinWithin<0> is the sine, SinWithin<1> the cosine, for |x| up to kMostAngle or NaN: x less a multiple of pi / 2,
+// which takes a double and a half. (Beyond that it would take more.)
+constexpr float kMostAngle = 268435456.0f;
+template <int QUARTERS>
+ORTPLUGIN_INLINE float SinWithin(float x) {
+  const double wide = static_cast<double>(x);
+  const double shifted = std::fma(wide, 0.63661977236758134308, kDoubleRounder);
+  const double n = shifted - kDoubleRounder;
+  const double rest = std::fma(n, -6.123233995736766036e-17, std::fma(n, -1.57079632679489655800, wide));
+  const float r = static_cast<float>(rest);
+  const uint32_t quarter = static_cast<uint32_t>(BitCast<uint64_t>(shifted)) + QUARTERS;
+  const float z = r * r;
+  float p = std::fma(-0.00019515218446031213f, z, 0.00833216030150652f);
+  p = std::fma(p, z, -0.16666655242443085f);
+  const float sine = std::fma(p, z * r, r);
+  float q = std::fma(2.4433082217001356e-05f, z, -0.0013887315290048718f);
+  q = std::fma(q, z, 0.04166664555668831f);
+  const float cosine = std::fma(q, z * z, std::fma(-0.5f, z, 1.0f));
+  const float y = BitCast<float>(BitCast<uint32_t>((quarter & 1) != 0 ? cosine : sine) ^ (quarter & 2) << 30);
+  return QUARTERS == 0 && x == 0 ? x : y;  // -0 is kept
+}
+
+ORTPLUGIN_INLINE float Atan(float x) {
+  const float a = Abs(x);
+  const bool is_steep = a > 1.0f;
+  const float t = (is_steep ? 1.0f : a) / (is_steep ? a : 1.0f);
+  const float z = t * t;
+  float p = -0.0017936296062543988f;
+  p = std::fma(p, z, 0.010914637707173824f);
+  p = std::fma(p, z, -0.03117789886891842f);
+  p = std::fma(p, z, 0.057957638055086136f);
+  p = std::fma(p, z, -0.0840345248579979f);
+  p = std::fma(p, z, 0.10952186584472656f);
+  p = std::fma(p, z, -0.14264242351055145f);
+  p = std::fma(p, z, 0.19998548924922943f);
+  p = std::fma(p, z, -0.33333298563957214f);
+  const float angle = std::fma(p, z * t, t);
+  const float steep = (kHalfPi - angle) + kHalfPiRest;
+  return std::copysign(is_steep ? steep : angle, x);
+}
+
+// asin(a) for a up to 1/2; above it asin(sqrt((1 - a) / 2)), a half of acos(a).
+ORTPLUGIN_INLINE float AsinOfPart(float a) {
+  const float z = a > 0.5f ? 0.5f * (1.0f - a) : a * a;
+  const float t = a > 0.5f ? std::sqrt(z) : a;
+  float p = 0.04217822849750519f;
+  p = std::fma(p, z, 0.02417295053601265f);
+  p = std::fma(p, z, 0.04547160863876343f);
+  p = std::fma(p, z, 0.07495288550853729f);
+  p = std::fma(p, z, 0.16666752099990845f);
+  return std::fma(p, z * t, t);
+}
+ORTPLUGIN_INLINE float Asin(float x) {
+  const float a = Abs(x);
+  const float part = AsinOfPart(a);
+  const float large = std::fma(-2.0f, part, kHalfPi) + kHalfPiRest;
+  return std::copysign(a > 0.5f ? large : part, x);
+}
+ORTPLUGIN_INLINE float Acos(float x) {
+  const float a = Abs(x);
+  const float part = AsinOfPart(a);
+  const float middle = (kHalfPi - std::copysign(part, x)) + kHalfPiRest;
+  const float twice = part + part;
+  const float below = (2.0f * kHalfPi - twice) + 2.0f * kHalfPiRest;
+  return a > 0.5f ? (x < 0 ? below : twice) : middle;
+}
+
+// ---- float: remainder and power -----------------------------------------------------------------------------------
+
+// Whether FmodWithin has the answer: the quotient is less than 2^29.
+ORTPLUGIN_INLINE bool IsModerateQuotient(float a, float b) {
+  return (Abs(a) < 536870912.0f * Abs(b)) & (Abs(b) < kFloatInf);
+}
+// C's fmod: the quotient is a double, times b exact, and rounded up at most to the next whole number.
+ORTPLUGIN_INLINE float FmodWithin(float a, float b) {
+  const double dividend = static_cast<double>(Abs(a)), divisor = static_cast<double>(Abs(b));
+  const double rest = std::fma(-std::trunc(dividend / divisor), divisor, dividend);
+  const double remainder = rest < 0 ? rest + divisor : rest;
+  return std::copysign(static_cast<float>(remainder), a);
+}
 
 // 2^(y log2 |x|) in double, 2^-37 exact, then the special cases of C's pow.
 ORTPLUGIN_INLINE float Pow(float x, float y) {
@@ -303,45 +426,45 @@ ORTPLUGIN_INLINE float Pow(float x, float y) {
   const double m = static_cast<double>(split.m);
   const double s = (m - 1.0) / (m + 1.0);
   const double q = s * s;
-  const double p =
-      ((((0.28292090594425146 * q + 0.3199043220953216) * q + 0.4122092838686123) * q + 0.5770779420752854) * q +
-       0.9617966941142516) *
-          q +
-      2.8853900817778495;
-  double log2 = static_cast<double>(split.e) + s * p;
+  double p = 0.28292090594425146;
+  p = std::fma(p, q, 0.3199043220953216);
+  p = std::fma(p, q, 0.4122092838686123);
+  p = std::fma(p, q, 0.5770779420752854);
+  p = std::fma(p, q, 0.9617966941142516);
+  p = std::fma(p, q, 2.8853900817778495);
+  double log2 = std::fma(s, p, static_cast<double>(split.e));
   log2 = a == 0 ? -static_cast<double>(kFloatInf) : log2;
   log2 = a == kFloatInf ? static_cast<double>(kFloatInf) : log2;
   double t = static_cast<double>(y) * log2;
-  t = t > 130.0 ? 130.0 : (t < -160.0 ? -160.0 : t);
-  t = t != t ? 0.0 : t;                                  // decided below
-  constexpr double kDoubleRounder = 6755399441055744.0;  // 1.5 * 2^52
+  t = t > 130.0 ? 130.0 : t;
+  t = t < -160.0 ? -160.0 : t;
+  t = t != t ? 0.0 : t;  // decided below
   const double shifted = t + kDoubleRounder;
   const double r = t - (shifted - kDoubleRounder);
-  const double e = ((((((1.520191098871058e-05 * r + 0.00015469317608382983) * r + 0.0013333922821731415) * r +
-                       0.009618027171298638) *
-                          r +
-                      0.055504103528558904) *
-                         r +
-                     0.24022651198779285) *
-                        r +
-                    0.6931471807287178) *
-                       r +
-                   0.9999999999616102;
+  double e = 1.520191098871058e-05;
+  e = std::fma(e, r, 0.00015469317608382983);
+  e = std::fma(e, r, 0.0013333922821731415);
+  e = std::fma(e, r, 0.009618027171298638);
+  e = std::fma(e, r, 0.055504103528558904);
+  e = std::fma(e, r, 0.24022651198779285);
+  e = std::fma(e, r, 0.6931471807287178);
+  e = std::fma(e, r, 0.9999999999616102);
   const uint64_t n = BitCast<uint64_t>(shifted) - BitCast<uint64_t>(kDoubleRounder);
   float result = static_cast<float>(e * BitCast<double>((n + 1023u) << 52));
 
-  float whole = Select(y > 16777216.0f, 16777216.0f, Select(y < -16777216.0f, -16777216.0f, y));  // all even from 2^24
-  whole = Select(y != y, 0.0f, whole);
+  float whole = y > 16777216.0f ? 16777216.0f : y;  // all even from 2^24
+  whole = whole < -16777216.0f ? -16777216.0f : whole;
+  whole = y != y ? 0.0f : whole;
   const int32_t integer = static_cast<int32_t>(whole);
   const bool is_integer = static_cast<float>(integer) == whole;
-  const uint32_t odd = Select(is_integer, static_cast<uint32_t>(integer) << 31, 0u);  // the sign's bit if y is odd
+  const uint32_t odd = is_integer ? static_cast<uint32_t>(integer) << 31 : 0u;  // the sign's bit if y is odd
   result = BitCast<float>(BitCast<uint32_t>(result) | (BitCast<uint32_t>(x) & odd));
   const bool undefined = (x < 0) & (a != kFloatInf) & !is_integer;
   const bool unordered = (x != x) | (y != y);
-  result = Select(undefined, kFloatNaN, result);
-  result = Select(unordered, x + y, result);
+  result = undefined ? kFloatNaN : result;
+  result = unordered ? x + y : result;
   const bool one = (y == 0) | (x == 1.0f) | ((a == 1.0f) & (Abs(y) == kFloatInf));
-  return Select(one, 1.0f, result);
+  return one ? 1.0f : result;
 }
 
 // ---- Functions of exponentials, both types ------------------------------------------------------------------------
@@ -349,37 +472,39 @@ ORTPLUGIN_INLINE float Pow(float x, float y) {
 // 1 / (1 + exp(-x)), from exp(-|x|), which does not overflow.
 template <typename T>
 ORTPLUGIN_INLINE T Sigmoid(T x) {
-  const T z = Exp(-Abs(x));
-  return Select(x < 0, z, T(1)) / (T(1) + z);
+  const T z = ExpOfNegative(-Abs(x));
+  return (x < 0 ? z : T(1)) / (T(1) + z);
 }
 
 // tanh(a) = expm1(2a) / (expm1(2a) + 2).
 ORTPLUGIN_INLINE float Tanh(float x) {
   float a = Abs(x);
-  a = Select(a > 10.0f, 10.0f, a);
-  const float z = Expm1(a + a);
+  a = a > 10.0f ? 10.0f : a;  // 1 from here
+  const Reduced reduced = ReduceByLn2<1>(a + a);
+  const float scale = PowerOfTwo(reduced.shifted);
+  const float z = std::fma(scale, Expm1OfSmall(reduced.r), scale - 1.0f);
   return std::copysign(z / (z + 2.0f), x);
 }
 
 // log(1 + exp(x)) = max(x, 0) + log(1 + exp(-|x|)).
 template <typename T>
 ORTPLUGIN_INLINE T Softplus(T x) {
-  return Relu(x) + Log1pOfFraction(Exp(-Abs(x)));
+  return Relu(x) + Log1pOfFraction(ExpOfNegative(-Abs(x)));
 }
 
 // x tanh(log(1 + exp(x))) = x n / (n + 2), n = exp(x) (exp(x) + 2); from x = 20 on that is x, in double too.
 template <typename T>
 ORTPLUGIN_INLINE T Mish(T x) {
-  const T z = Exp(Select(x > T(20), T(20), x));
-  const T n = z * z + (z + z);
+  const T z = Exp(x > T(20) ? T(20) : x);
+  const T n = std::fma(z, z, z + z);
   const T y = x * (n / (n + T(2)));
-  return Select(x > T(20), x, y);
+  return x > T(20) ? x : y;
 }
 
 template <typename T>
 ORTPLUGIN_INLINE T Elu(T x, T alpha) {
   const T below = alpha * Expm1(x);
-  return Select(x > 0, x, below);
+  return x > 0 ? x : below;
 }
 template <typename T>
 ORTPLUGIN_INLINE T Celu(T x, T alpha) {

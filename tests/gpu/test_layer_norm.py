@@ -4,11 +4,8 @@ addresses; and what happens when memory, NVRTC or the shapes are not as wished."
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import statistics
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,22 +19,19 @@ from layer_norm_cases import (
     CASES,
     LARGE_CASES,
     RESIDUAL,
-    Array,
     Case,
-    bits,
     by_name,
     check,
     expect,
     model_of,
-    output_name,
     typed,
 )
 from onnx import helper
 from threads import in_threads
 
 import ortplugin
-from ortplugin.ops.decompose import ONNX_DTYPES
-from ortplugin.session import CUDA, onnxruntime
+from gpu.device import at_offset, bind, host, make, python, run, same_bits
+from ortplugin.session import onnxruntime
 
 cupy = pytest.importorskip("cupy")
 
@@ -57,40 +51,6 @@ CHOSEN = (
     "1501 rows of 5140, residual, float16",
     "1001 rows of 8192, residual, bfloat16",
 )
-
-
-def make(model: bytes, **provider: str) -> Any:
-    """A session in which every node must run on the GPU."""
-    ort = onnxruntime()
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    ortplugin.register(options)
-    return ort.InferenceSession(model, options, providers=[(CUDA, provider)], enable_fallback=0)
-
-
-def host(results: dict[str, Any]) -> list[Array]:
-    return [cupy.asnumpy(array) for array in results.values()]
-
-
-def run(session: Any, case: Case) -> list[Array]:
-    return host(ortplugin.run(session, case.feeds()))
-
-
-def same_bits(got: Sequence[Array], wanted: Sequence[Array]) -> bool:
-    return all((bits(a) == bits(b)).all() for a, b in zip(got, wanted, strict=True))
-
-
-def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs Python code in a process of its own that imports what this one does."""
-    start = f"import sys; sys.path[:] = {sys.path!r}\n"
-    return subprocess.run(
-        [sys.executable, "-c", start + code],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, **environment},
-    )
 
 
 # ------------------------------------------------------------------------------------------------------------- parity
@@ -150,27 +110,6 @@ def test_declared_shapes_need_not_be_complete(library: Path, name: str) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- addresses
-
-
-def at_offset(array: Array, elements: int) -> Any:
-    """The array on the device, so many elements behind an address that is a multiple of 256."""
-    raw = cupy.empty(array.nbytes + (elements + 1) * array.itemsize, np.uint8)
-    start = elements * array.itemsize
-    raw[start : start + array.nbytes] = cupy.asarray(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-    return cupy.ndarray(array.shape, array.dtype, memptr=raw.data + start)
-
-
-def bind(session: Any, case: Case, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
-    """A binding of device arrays to a session's inputs and outputs."""
-    binding = session.io_binding()
-    for parameter, array in zip(case.program.parameters, inputs, strict=True):
-        kind = ONNX_DTYPES[parameter.dtype]
-        binding.bind_input(parameter.name, "cuda", 0, kind, list(array.shape), array.data.ptr)
-    for result, array in zip(case.program.results, outputs, strict=True):
-        kind = ONNX_DTYPES[result.dtype]
-        name = output_name(case.program, result)
-        binding.bind_output(name, "cuda", 0, kind, list(array.shape), array.data.ptr)
-    return binding
 
 
 @pytest.mark.parametrize("which", ["inputs", "outputs", "inputs and outputs"])

@@ -28,6 +28,8 @@
 #define SAMPLE_STRIDE 16411
 #endif
 
+void CheckIntegers();  // test_evaluator_integers.cc
+
 namespace {
 
 using namespace ortplugin;
@@ -68,6 +70,8 @@ std::vector<unsigned char> Element(DType dtype, double number) {
     case DType::kBool:
       put(static_cast<uint8_t>(number != 0));
       break;
+    default:
+      Fail("test_evaluator_integers.cc has the integers");
   }
   return bytes;
 }
@@ -87,9 +91,10 @@ double Number(DType dtype, const unsigned char* element) {
     case DType::kDouble:
       return get(double());
     case DType::kBool:
-      break;
+      return get(uint8_t());
+    default:
+      Fail("test_evaluator_integers.cc has the integers");
   }
-  return get(uint8_t());
 }
 
 // Runs a program without a core on tensors: `inputs` by parameter, all of one size. Works in blocks of `block`
@@ -282,298 +287,112 @@ Real Attribute(float value) { return static_cast<Real>(value); }
 // Exact but for the sign of a zero, which ONNX leaves open.
 constexpr double kEitherZero = 1e-6;
 
-#define X [](Real x, Real, Real)->Real
-#define AB [](Real a, Real b, Real)->Real
-#define ABC [](Real a, Real b, Real c)->Real
+#define X(expression) [](Real x, Real, Real) -> Real { return expression; }
+#define AB(expression) [](Real a, Real b, Real) -> Real { return expression; }
 
-const std::vector<Reference>& Unary() { static const std::vector<Reference> table = {{"Abs(a)", X{return std::fabs(x); }
-}  // namespace
-, {"Neg(a)", X{return -x;
-}
-}
-, {"Reciprocal(a)", X{return 1 / x;
-}
-}
-, {"Sqrt(a)", X{return std::sqrt(x);
-}
-}
-, {"Exp(a)", X{return std::exp(x);
-}
-, 1.1
-}
-, {"Log(a)", X{return std::log(x);
-}
-, 1.1
-}
-, {"Floor(a)", X{return std::floor(x);
-}
-}
-, {"Ceil(a)", X{return std::ceil(x);
-}
-}
-, {"Round(a)", X{return std::rint(x);
-}
-}
-, {"Sign(a)", X{return x > 0 ? 1 : x < 0 ? -1 : x;
-}
-}
-, {"Sin(a)", X{return std::sin(x);
-}
-, 2
-}
-, {"Cos(a)", X{return std::cos(x);
-}
-, 2
-}
-, {"Tan(a)", X{return std::tan(x);
-}
-, 2
-}
-, {"Asin(a)", X{return std::asin(x);
-}
-, 2
-}
-, {"Acos(a)", X{return std::acos(x);
-}
-, 2
-}
-, {"Atan(a)", X{return std::atan(x);
-}
-, 2
-}
-, {"Sinh(a)", X{return std::sinh(x);
-}
-, 3
-}
-, {"Cosh(a)", X{return std::cosh(x);
-}
-, 3
-}
-, {"Tanh(a)", X{return std::tanh(x);
-}
-, 2.5
-}
-, {"Asinh(a)", X{return std::asinh(x);
-}
-, 3
-}
-, {"Acosh(a)", X{return std::acosh(x);
-}
-, 3
-}
-, {"Atanh(a)", X{return std::atanh(x);
-}
-, 3
-}
-, {"Erf(a)", X{return std::erf(x);
-}
-, 1.5
-}
-, {"Relu(a)", X{return x < 0 ? 0 : x;
-}
-}
-, {"Sigmoid(a)", X{return Sigmoid(x);
-}
-, 3
-}
-, {"Softplus(a)", X{return Softplus(x);
-}
-, 2
-}
-, {"Softsign(a)", X{return x / (1 + std::fabs(x));
-}
-, 2
-}
-, {"HardSwish(a)", X{return x * MaxOf(0, MinOf(1, x / 6 + Real(0.5)));
-}
-, 3, [](Real x, Real y) { return std::fabs(x * x / 6 / y); }
-}
-, {"Mish(a)", X{return x * std::tanh(Softplus(x));
-}
-, 4
-}
-, {"LeakyRelu(a)", X{return x < 0 ? Attribute(0.01f) * x : x;
-}
-, 0.5
-}
-, {"LeakyRelu<alpha=-3>(a)", X{return x < 0 ? -3 * x : x;
-}
-, 0.5
-}
-, {"Elu(a)", X{return Elu(x, 1);
-}
-, 2
-}
-, {"Elu<alpha=2.5>(a)", X{return Elu(x, 2.5);
-}
-, 3
-}
-, {"Celu(a)", X{return MaxOf(0, x) + MinOf(0, std::expm1(x));
-}
-, 2
-}
-, {"Celu<alpha=2>(a)", X{return MaxOf(0, x) + MinOf(0, 2 * std::expm1(x / 2));
-}
-, 2
-}
-, {"Celu<alpha=-0.5>(a)", X{return MaxOf(0, x) + MinOf(0, Real(-0.5) * std::expm1(x / Real(-0.5)));
-}
-, 2
-}
-, {"Selu(a)", X{return Attribute(1.0507010221481323f) * Elu(x, Attribute(1.6732631921768188f));
-}
-, 3
-}
-, {"HardSigmoid(a)", X{return MaxOf(0, MinOf(1, Attribute(0.2f) * x + Real(0.5)));
-}
-, 1, [](Real x, Real y) { return std::fabs(x / y); }
-}
-, {"HardSigmoid<alpha=1, beta=0>(a)", X{return MaxOf(0, MinOf(1, x));
-}
-}
-, {"ThresholdedRelu(a)", X{return x > 1 ? x : 0;
-}
-}
-, {"Shrink(a)", X{return x < Real(-0.5) || x > Real(0.5) ? x : 0;
-}
-}
-, {"Shrink<bias=1, lambd=2>(a)", X{return x < -2 ? x + 1 : x > 2 ? x - 1 : 0;
-}
-, 0.5
-}
-, {"Swish(a)", X{return x * Sigmoid(x);
-}
-, 3.5
-}
-, {"Swish<alpha=-2>(a)", X{return x * Sigmoid(-2 * x);
-}
-, 3.5
-}
-, {"QuickGelu(a)", X{return x * Sigmoid(Attribute(1.702f) * x);
-}
-, 3.5, [](Real x, Real) { return std::fabs(x); }
-}
-, {"Gelu(a)", X{return x * std::erfc(-x / std::sqrt(Real(2))) / 2;
-}
-, 4
-}
-, {"Gelu<approximate=\"tanh\">(a)", X{return x * Sigmoid(TanhArgument(x));
-}
-, 3.5, [](Real x, Real) { return 4 * std::fabs(TanhArgument(x)); }
-}
-,
-    // With literals, in either place.
-    {"Add(a, 1.5)", X{return x + Real(1.5);
-}
-, 0.5
-}
-, {"Sub(-inf, a)", X{return -static_cast<Real>(kInf) - x;
-}
-}
-, {"Mul(a, -0)", X{return x * Real(-0.0);
-}
-}
-, {"Div(1, a)", X{return 1 / x;
-}
-, 0.5
-}
-, {"Pow(a, 2)", X{return x * x;
-}
-, 0.5
-}
-, {"Pow(a, 3)", X{return x * x * x;
-}
-, 1.5
-}
-, {"Pow(a, 0.5)", X{return std::pow(x, Real(0.5));
-}
-, 1
-}
-, {"Pow(2, a)", X{return std::pow(Real(2), x);
-}
-, 1
-}
-, {"Clip(a, -1, 6)", X{return MinOf(MaxOf(x, -1), 6);
-}
-, kEitherZero
-}
-, {"Clip(a, nan, 6)", X{return static_cast<Real>(kNaN) + 0 * x;
-}
-}
-, {"Max(nan, a)", X{return static_cast<Real>(kNaN) + 0 * x;
-}
-}
-,
-}
-;
-return table;
+const std::vector<Reference>& Unary() {
+  static const std::vector<Reference> table = {
+      {"Abs(a)", X(std::fabs(x))},
+      {"Neg(a)", X(-x)},
+      {"Reciprocal(a)", X(1 / x)},
+      {"Sqrt(a)", X(std::sqrt(x))},
+      {"Exp(a)", X(std::exp(x)), 1.6},
+      {"Log(a)", X(std::log(x)), 1.1},
+      {"Floor(a)", X(std::floor(x))},
+      {"Ceil(a)", X(std::ceil(x))},
+      {"Round(a)", X(std::rint(x))},
+      {"Sign(a)", X(x > 0   ? 1
+                    : x < 0 ? -1
+                            : x)},
+      {"Sin(a)", X(std::sin(x)), 2},
+      {"Cos(a)", X(std::cos(x)), 2},
+      {"Tan(a)", X(std::tan(x)), 2},
+      {"Asin(a)", X(std::asin(x)), 2},
+      {"Acos(a)", X(std::acos(x)), 2},
+      {"Atan(a)", X(std::atan(x)), 2},
+      {"Sinh(a)", X(std::sinh(x)), 3},
+      {"Cosh(a)", X(std::cosh(x)), 3},
+      {"Tanh(a)", X(std::tanh(x)), 2.5},
+      {"Asinh(a)", X(std::asinh(x)), 3},
+      {"Acosh(a)", X(std::acosh(x)), 3},
+      {"Atanh(a)", X(std::atanh(x)), 3},
+      {"Erf(a)", X(std::erf(x)), 1.5},
+      {"Relu(a)", X(x < 0 ? 0 : x)},
+      {"Sigmoid(a)", X(Sigmoid(x)), 3},
+      {"Softplus(a)", X(Softplus(x)), 2.5},
+      {"Softsign(a)", X(x / (1 + std::fabs(x))), 2},
+      {"HardSwish(a)", X(x * MaxOf(0, MinOf(1, x / 6 + Real(0.5)))), 3,
+       [](Real x, Real y) { return std::fabs(x * x / 6 / y); }},
+      {"Mish(a)", X(x * std::tanh(Softplus(x))), 4.3},
+      {"LeakyRelu(a)", X(x < 0 ? Attribute(0.01f) * x : x), 0.5},
+      {"LeakyRelu<alpha=-3>(a)", X(x < 0 ? -3 * x : x), 0.5},
+      {"Elu(a)", X(Elu(x, 1)), 2},
+      {"Elu<alpha=2.5>(a)", X(Elu(x, 2.5)), 3},
+      {"Celu(a)", X(MaxOf(0, x) + MinOf(0, std::expm1(x))), 2},
+      {"Celu<alpha=2>(a)", X(MaxOf(0, x) + MinOf(0, 2 * std::expm1(x / 2))), 2},
+      {"Celu<alpha=-0.5>(a)", X(MaxOf(0, x) + MinOf(0, Real(-0.5) * std::expm1(x / Real(-0.5)))), 2},
+      {"Selu(a)", X(Attribute(1.0507010221481323f) * Elu(x, Attribute(1.6732631921768188f))), 3},
+      {"HardSigmoid(a)", X(MaxOf(0, MinOf(1, Attribute(0.2f) * x + Real(0.5)))), 1,
+       [](Real x, Real y) { return std::fabs(x / y); }},
+      {"HardSigmoid<alpha=1, beta=0>(a)", X(MaxOf(0, MinOf(1, x)))},
+      {"ThresholdedRelu(a)", X(x > 1 ? x : 0)},
+      {"Shrink(a)", X(x < Real(-0.5) || x > Real(0.5) ? x : 0)},
+      {"Shrink<bias=1, lambd=2>(a)",
+       X(x < -2  ? x + 1
+         : x > 2 ? x - 1
+                 : 0),
+       0.5},
+      {"Swish(a)", X(x * Sigmoid(x)), 3.8},
+      {"Swish<alpha=-2>(a)", X(x * Sigmoid(-2 * x)), 3.5},
+      {"QuickGelu(a)", X(x * Sigmoid(Attribute(1.702f) * x)), 3.5, [](Real x, Real) { return std::fabs(x); }},
+      {"Gelu(a)", X(x * std::erfc(-x / std::sqrt(Real(2))) / 2), 4},
+      {"Gelu<approximate=\"tanh\">(a)", X(x * Sigmoid(TanhArgument(x))), 3.5,
+       [](Real x, Real) { return 4 * std::fabs(TanhArgument(x)); }},
+      // With literals, in either place.
+      {"Add(a, 1.5)", X(x + Real(1.5)), 0.5},
+      {"Sub(-inf, a)", X(-static_cast<Real>(kInf) - x)},
+      {"Mul(a, -0)", X(x * Real(-0.0))},
+      {"Div(1, a)", X(1 / x), 0.5},
+      {"Pow(a, 2)", X(x * x), 0.5},
+      {"Pow(a, 3)", X(x * x * x), 1.5},
+      {"Pow(a, 0.5)", X(std::pow(x, Real(0.5))), 1},
+      {"Pow(2, a)", X(std::pow(Real(2), x)), 1},
+      {"Clip(a, -1, 6)", X(MinOf(MaxOf(x, -1), 6)), kEitherZero},
+      {"Clip(a, nan, 6)", X(static_cast<Real>(kNaN) + 0 * x)},
+      {"Max(nan, a)", X(static_cast<Real>(kNaN) + 0 * x)},
+      {"Mod<fmod=1>(a, 2.5)", X(std::fmod(x, Real(2.5)))},
+      {"IsNaN(a)", X(std::isnan(x))},
+      {"IsInf(a)", X(std::isinf(x))},
+      {"IsInf<detect_negative=0>(a)", X(std::isinf(x) && x > 0)},
+      {"IsInf<detect_positive=0>(a)", X(std::isinf(x) && x < 0)},
+      {"IsInf<detect_negative=0, detect_positive=0>(a)", X(0 * (x > 0))},
+  };
+  return table;
 }
 
-const std::vector<Reference>& Binary() { static const std::vector<Reference> table = {{"Add(a, b)", AB{return a + b; }
-, 0.5
-}
-, {"Sub(a, b)", AB{return a - b;
-}
-, 0.5
-}
-, {"Mul(a, b)", AB{return a * b;
-}
-, 0.5
-}
-, {"Div(a, b)", AB{return a / b;
-}
-, 0.5
-}
-, {"Pow(a, b)", AB{return std::pow(a, b);
-}
-, 1
-}
-, {"Min(a, b)", AB{return MinOf(a, b);
-}
-, kEitherZero
-}
-, {"Max(a, b)", AB{return MaxOf(a, b);
-}
-, kEitherZero
-}
-, {"PRelu(a, b)", AB{return a < 0 ? b * a : a;
-}
-, 0.5
-}
-, {"Clip(a, b, 1)", AB{return MinOf(MaxOf(a, b), 1);
-}
-, kEitherZero
-}
-, {"Equal(a, b)", AB{return a == b;
-}
-}
-, {"Less(a, b)", AB{return a < b;
-}
-}
-, {"LessOrEqual(a, b)", AB{return a <= b;
-}
-}
-, {"Greater(a, b)", AB{return a > b;
-}
-}
-, {"GreaterOrEqual(a, b)", AB{return a >= b;
-}
-}
-, {"IsNaN(a)", AB{return std::isnan(a + 0 * b * 0) && std::isnan(a);
-}
-}
-, {"IsInf(a)", AB{return std::isinf(a) || (b != b && false);
-}
-}
-,
-}
-;
-return table;
+const std::vector<Reference>& Binary() {
+  static const std::vector<Reference> table = {
+      {"Add(a, b)", AB(a + b), 0.5},
+      {"Sub(a, b)", AB(a - b), 0.5},
+      {"Mul(a, b)", AB(a * b), 0.5},
+      {"Div(a, b)", AB(a / b), 0.5},
+      {"Pow(a, b)", AB(std::pow(a, b)), 1},
+      {"Min(a, b)", AB(MinOf(a, b)), kEitherZero},
+      {"Max(a, b)", AB(MaxOf(a, b)), kEitherZero},
+      {"PRelu(a, b)", AB(a < 0 ? b * a : a), 0.5},
+      {"Clip(a, b, 1)", AB(MinOf(MaxOf(a, b), 1)), kEitherZero},
+      {"Equal(a, b)", AB(a == b)},
+      {"Less(a, b)", AB(a < b)},
+      {"LessOrEqual(a, b)", AB(a <= b)},
+      {"Greater(a, b)", AB(a > b)},
+      {"GreaterOrEqual(a, b)", AB(a >= b)},
+      {"Mod<fmod=1>(a, b)", AB(std::fmod(a, b))},
+  };
+  return table;
 }
 
 #undef X
 #undef AB
-#undef ABC
 
 // The room for x * f(x) where f(x), an exponential tail, is below the least normal number: it was rounded to the last
 // place there is before x multiplied it.
@@ -759,6 +578,83 @@ void CheckWorkspace() {
   CHECK(refused);
 }
 
+// Lanes pass from value to value: random programs of mixed dtypes give the same bits as with lanes for every value.
+void CheckReuse() {
+  uint64_t state = 0x9e3779b97f4a7c15;
+  const auto random = [&state](size_t below) {
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return static_cast<size_t>(state >> 11) % below;
+  };
+  const std::string dtypes[] = {"float", "double", "bool", "int8", "int64", "float16"};
+  for (int round = 0; round < 300; ++round) {
+    std::vector<std::string> names[std::size(dtypes)];
+    std::string parameters, body;
+    for (size_t d = 0; d < std::size(dtypes); ++d) {
+      names[d].push_back("p" + std::to_string(d));
+      parameters += (d == 0 ? "" : ", ") + dtypes[d] + " p" + std::to_string(d);
+    }
+    const size_t statements = 1 + random(40);
+    const auto pick = [&](size_t d) {  // mostly of the latest
+      const size_t back = random(2) == 0 ? random(names[d].size()) : 0;
+      return names[d][names[d].size() - 1 - back];
+    };
+    for (size_t i = 0; i < statements; ++i) {
+      const size_t d = random(std::size(dtypes));
+      std::string call = d == 2 ? "Xor(" + pick(2) + ", " + pick(2) + ")" : "Add(" + pick(d) + ", " + pick(d) + ")";
+      if (random(3) == 0) call = "Cast<to=" + dtypes[d] + ">(" + pick(random(std::size(dtypes))) + ")";
+      if (random(4) == 0) call = "Where(" + pick(2) + ", " + pick(d) + ", " + pick(d) + ")";
+      names[d].push_back("v" + std::to_string(i));
+      body += "  " + names[d].back() + " = " + call + "\n";
+    }
+    // What nobody reads is a result or, for there are at most 16, goes into one.
+    std::string results;
+    for (size_t d = 0; d < std::size(dtypes); ++d) {
+      std::string total = names[d][0];
+      for (const std::string& name : names[d]) {
+        if (random(8) == 0 && name != names[d][0] && results.find(dtypes[d] + " v") == std::string::npos) {
+          results += ", " + dtypes[d] + " " + name;
+        }
+        const std::string next = "t" + std::to_string(d) + name;
+        body += "  " + next + " = " + (d == 2 ? "Or(" : "Sub(") + total + ", " + name + ")\n";
+        total = next;
+      }
+      results += ", " + dtypes[d] + " " + total;
+    }
+    const std::string text = "(" + parameters + ") => (" + results.substr(2) + ") {\n" + body + "}";
+    const Program program = Program::Parse(text);
+    std::vector<uint32_t> all(program.statements().size());
+    for (uint32_t i = 0; i < all.size(); ++i) all[i] = i;
+    const Evaluator evaluator(program, all);
+    Evaluator::Workspace reused(evaluator), own(evaluator);
+    std::vector<std::vector<unsigned char>> lanes;
+    for (const Statement& statement : program.statements()) {
+      lanes.emplace_back(kBlock * LaneSize(program.value(statement.result).dtype));
+      own.Bind(statement.result, lanes.back().data());
+    }
+    const size_t count = round % 2 == 0 ? kBlock : 1 + random(kBlock);
+    for (const ValueId parameter : program.parameters()) {
+      const DType dtype = program.value(parameter).dtype;
+      std::vector<unsigned char> elements;
+      for (size_t i = 0; i < count; ++i) {
+        uint64_t bits = state = state * 6364136223846793005u + 1442695040888963407u;
+        bits = dtype == DType::kBool ? bits >> 63 : bits >> 8;
+        const auto* bytes = reinterpret_cast<const unsigned char*>(&bits);
+        elements.insert(elements.end(), bytes, bytes + SizeOf(dtype));
+      }
+      LoadLanes(dtype, elements.data(), count, reused.lanes(parameter));
+      LoadLanes(dtype, elements.data(), count, own.lanes(parameter));
+    }
+    evaluator.Run(reused, count);
+    evaluator.Run(own, count);
+    for (const ValueId result : program.results()) {
+      const size_t bytes = count * LaneSize(program.value(result).dtype);
+      CHECK_WITH(std::memcmp(reused.lanes(result), own.lanes(result), bytes) == 0, text);
+    }
+  }
+}
+
 // ---- Accuracy and sameness over all floats ------------------------------------------------------------------------
 
 // `lane`: the scalar build of the same function, by this file's flags and for the baseline instruction set.
@@ -805,22 +701,64 @@ void CheckDense(const char* call, double bound, const std::function<Real(Real)>&
   CHECK_WITH(worst <= bound, std::string(call) + ": " + Text(worst) + " ulp at " + Text(static_cast<double>(where)));
 }
 
+// Sine and cosine as the evaluator has them: the C library's where the angle is large.
+template <int QUARTERS>
+float Angle(float x) {
+  if (std::fabs(x) > lane::kMostAngle) return QUARTERS == 0 ? std::sin(x) : std::cos(x);
+  return lane::SinWithin<QUARTERS>(x);
+}
+
+// C's fmod has no rounding at all: any two floats, and quotients just below a whole number.
+void CheckRemainders() {
+  const Program program = Program::Parse("(float a, float b) => (float y) { y = Mod<fmod=1>(a, b) }");
+  const Evaluator evaluator(program, {0});
+  Evaluator::Workspace workspace(evaluator);
+  float* a = static_cast<float*>(workspace.lanes(program.parameters()[0]));
+  float* b = static_cast<float*>(workspace.lanes(program.parameters()[1]));
+  const float* y = static_cast<const float*>(workspace.lanes(program.results()[0]));
+  uint64_t state = 88172645463325252;
+  size_t wrong = 0;
+  for (int round = 0; round < 2000; ++round) {
+    for (size_t i = 0; i < kBlock; ++i) {
+      state = state * 6364136223846793005u + 1442695040888963407u;
+      b[i] = BitCast<float>(static_cast<uint32_t>(state >> 32));
+      a[i] = BitCast<float>(static_cast<uint32_t>(state >> 7));
+      // Most blocks have no quotient that is too large for the fast way.
+      if (round % 8 != 0) {
+        b[i] = 1 + std::fmod(std::fabs(b[i]), 100.0f);
+        if (!std::isfinite(b[i])) b[i] = 3;
+        a[i] = std::nextafter(b[i] * static_cast<float>(state >> 50), state & 1 ? 0.0f : 1e30f);
+      }
+    }
+    evaluator.Run(workspace, kBlock);
+    for (size_t i = 0; i < kBlock; ++i) {
+      wrong += Same(static_cast<double>(y[i]), static_cast<double>(std::fmod(a[i], b[i]))) ? 0 : 1;
+    }
+  }
+  CHECK_WITH(wrong == 0, std::to_string(wrong) + " remainders are wrong");
+}
+
 void CheckAccuracy() {
 #define LANE(expression) [](float x) { return expression; }
 #define EXACT(expression) [](Real x) -> Real { return expression; }
-  CheckDense("Exp(a)", 1.1, EXACT(std::exp(x)), LANE(lane::Exp(x)));
+  CheckDense("Exp(a)", 1.6, EXACT(std::exp(x)), LANE(lane::Exp(x)));
   CheckDense("Log(a)", 1.1, EXACT(std::log(x)), LANE(lane::Log(x)));
   CheckDense("Tanh(a)", 2.6, EXACT(std::tanh(x)), LANE(lane::Tanh(x)));
   CheckDense("Erf(a)", 1.5, EXACT(std::erf(x)), LANE(lane::Erf(x)));
   CheckDense("Sigmoid(a)", 3, EXACT(Sigmoid(x)), LANE(lane::Sigmoid(x)));
-  CheckDense("Softplus(a)", 2, EXACT(Softplus(x)), LANE(lane::Softplus(x)));
-  CheckDense("Mish(a)", 4, EXACT(x * std::tanh(Softplus(x))), LANE(lane::Mish(x)));
+  CheckDense("Softplus(a)", 2.5, EXACT(Softplus(x)), LANE(lane::Softplus(x)));
+  CheckDense("Mish(a)", 4.3, EXACT(x * std::tanh(Softplus(x))), LANE(lane::Mish(x)));
   CheckDense("Gelu(a)", 4, EXACT(x * std::erfc(-x / std::sqrt(Real(2))) / 2), LANE(lane::Gelu(x)));
-  CheckDense("Swish(a)", 3.5, EXACT(x * Sigmoid(x)), LANE(lane::Swish(x, 1.0f)));
+  CheckDense("Swish(a)", 3.8, EXACT(x * Sigmoid(x)), LANE(lane::Swish(x, 1.0f)));
   CheckDense("Elu(a)", 2, EXACT(Elu(x, 1)), LANE(lane::Elu(x, 1.0f)));
   CheckDense("Celu(a)", 2, EXACT(Elu(x, 1)), LANE(lane::Celu(x, 1.0f)));
   CheckDense("Selu(a)", 3, EXACT(Attribute(1.0507010221481323f) * Elu(x, Attribute(1.6732631921768188f))),
              LANE(lane::Selu(x, 1.6732631921768188f, 1.0507010221481323f)));
+  CheckDense("Sin(a)", 1.7, EXACT(std::sin(x)), LANE(Angle<0>(x)));
+  CheckDense("Cos(a)", 1.7, EXACT(std::cos(x)), LANE(Angle<1>(x)));
+  CheckDense("Asin(a)", 2, EXACT(std::asin(x)), LANE(lane::Asin(x)));
+  CheckDense("Acos(a)", 2, EXACT(std::acos(x)), LANE(lane::Acos(x)));
+  CheckDense("Atan(a)", 2, EXACT(std::atan(x)), LANE(lane::Atan(x)));
   // Their inner rounding is magnified in the negative tail, where they vanish: the exponent's, |u| times.
   CheckDense("Gelu<approximate=\"tanh\">(a)", 16, EXACT(x * Sigmoid(TanhArgument(x))), LANE(lane::GeluTanh(x)), -2.0f);
   CheckDense("QuickGelu(a)", 8, EXACT(x * Sigmoid(Attribute(1.702f) * x)), LANE(lane::Swish(x, 1.702f)), -4.0f);
@@ -867,7 +805,10 @@ int main() {
   CheckOperators();
   CheckLogic();
   CheckCasts();
+  CheckIntegers();
   CheckWorkspace();
+  CheckReuse();
+  CheckRemainders();
   CheckAccuracy();
   return test::Summary();
 }

@@ -28,7 +28,8 @@ const char* const kLayerNorm =
 
 // Every operator, attribute and kind of operand at least once.
 const char* const kEverything =
-    "(float x, float z, double d, bool c, bfloat16 h) => (float y, bool b, double e, bfloat16 i, float16 k) {\n"
+    "(float x, float z, double d, bool c, bfloat16 h, int64 j, uint8 u) => (float y, bool b, double e, bfloat16 i, "
+    "float16 k, int64 l, uint8 v) {\n"
     "  a1 = Abs(x) a2 = Neg(a1) a3 = Reciprocal(a2) a4 = Sqrt(a3) a5 = Exp(a4) a6 = Log(a5) a7 = Floor(a6)\n"
     "  a8 = Ceil(a7) a9 = Round(a8) a10 = Sign(a9) a11 = Sin(a10) a12 = Cos(a11) a13 = Tan(a12) a14 = Asin(a13)\n"
     "  a15 = Acos(a14) a16 = Atan(a15) a17 = Sinh(a16) a18 = Cosh(a17) a19 = Tanh(a18) a20 = Asinh(a19)\n"
@@ -42,12 +43,17 @@ const char* const kEverything =
     "  b5 = Pow(b4, 2) b6 = Min(b5, inf) b7 = Max(-inf, b6) b8 = PRelu(b7, nan) b9 = Clip(b8, 0, 1e+30)\n"
     "  n = RMSNormalization<axis=-2, epsilon=0>(b9)\n"
     "  c1 = Equal(n, 0) c2 = Less(n, z) c3 = LessOrEqual(n, z) c4 = Greater(n, z) c5 = GreaterOrEqual(n, z)\n"
-    "  d1 = And(c1, c2) d2 = Or(d1, c3) d3 = Xor(d2, c4) d4 = Not(d3) d5 = And(d4, 1) d6 = IsNaN(n) d7 = IsInf(n)\n"
+    "  d1 = And(c1, c2) d2 = Or(d1, c3) d3 = Xor(d2, c4) d4 = Not(d3) d5 = And(d4, 1) d6 = IsNaN(n)\n"
+    "  d7 = IsInf<detect_positive=0, detect_negative=1>(n)\n"
     "  e1 = Or(c5, d5) e2 = Or(e1, d6) b = Or(e2, d7) y = Where(c, n, 0.5)\n"
-    "  f1 = Cast<to=double>(b) e = Add(f1, d) i = Cast<to=bfloat16>(h) k = Cast<to=float16>(d)\n"
+    "  f1 = Cast<to=double>(b) f2 = Mod<fmod=1>(f1, d) e = Add(f2, d) i = Cast<to=bfloat16>(h) k = "
+    "Cast<to=float16>(d)\n"
+    "  j1 = Mod(j, -9223372036854775808) j2 = BitwiseAnd(j1, 9223372036854775807) j3 = BitwiseOr(j2, 0)\n"
+    "  j4 = BitwiseXor(j3, +7) j5 = BitwiseNot(j4) j6 = Pow(j5, 2) l = Where(b, j6, -1)\n"
+    "  u1 = BitShift<direction=\"LEFT\">(u, 255) v = BitShift<direction=\"RIGHT\">(1, u1)\n"
     "}";
 
-// What the mutations start from; the last two are refused as they stand.
+// What the mutations start from; two are refused as they stand.
 const char* const kSeeds[] = {
     kLayerNorm,
     kEverything,
@@ -57,6 +63,10 @@ const char* const kSeeds[] = {
     "(float16 x) => (float16 y, float16 z) { y = Gelu<approximate=\"tanh\">(x) z = Clip(y, -inf, 6) }",
     "()=>(bool y){y=Not(y0)}",
     "(double x, double y) => (double _0) { _0 = Where(c, x, y) }",
+    "(uint64 x, uint64 y) => (uint64 z, bool b) { z = BitShift<direction=\"LEFT\">(x, 18446744073709551615) b = "
+    "Less(z, y) }",
+    "(int8 x, float d) => (float g, uint32 h) { c = Cast<to=uint32>(x) h = SumTo<axes=\"0 2 63\">(c) "
+    "g = SumTo<keepdims=0, axes=\"1\">(d) }",
 };
 
 std::string ErrorOf(const std::string& text) {
@@ -74,11 +84,11 @@ bool SamePrograms(const Program& a, const Program& b) {
   for (size_t i = 0; i < a.values().size(); ++i) {
     const Value &v = a.values()[i], &w = b.values()[i];
     if (v.kind != w.kind || v.dtype != w.dtype || v.index != w.index || v.name != w.name) return false;
-    if (!Same(v.literal, w.literal)) return false;
+    if (!Same(v.literal, w.literal) || v.integer != w.integer) return false;
   }
   for (size_t i = 0; i < a.statements().size(); ++i) {
     const Statement &s = a.statements()[i], &t = b.statements()[i];
-    if (s.op != t.op || s.result != t.result || s.operands != t.operands) return false;
+    if (s.op != t.op || s.result != t.result || s.operands != t.operands || s.axes != t.axes) return false;
     for (size_t j = 0; j < s.attributes.size(); ++j) {
       if (!Same(s.attributes[j], t.attributes[j])) return false;
     }
@@ -107,9 +117,10 @@ void TestGoodPrograms() {
   CHECK(program.results()[1] == program.statements()[0].result);
 
   const Program all = Program::Parse(kEverything);
-  std::vector<bool> seen(static_cast<size_t>(Op::kRMSNormalization) + 1);
+  std::vector<bool> seen(static_cast<size_t>(Op::kSumTo) + 1);
   for (const Statement& statement : all.statements()) seen[static_cast<size_t>(statement.op)] = true;
   seen[static_cast<size_t>(Op::kLayerNormalization)] = true;
+  seen[static_cast<size_t>(Op::kSumTo)] = true;
   for (size_t op = 0; op < seen.size(); ++op) CHECK_WITH(seen[op], NameOf(static_cast<Op>(op)));
 
   const Program defaults = Program::Parse("(double x) => (double y) { a = Selu(x) b = HardSigmoid(a) y = Shrink(b) }");
@@ -131,7 +142,33 @@ void TestGoodPrograms() {
   CHECK(literal.value(operands[2]).dtype == DType::kDouble);
   CHECK(literal.value(operands[2]).name.empty());
 
+  // Integers keep all 64 bits; negative ones are in two's complement.
+  const Program integers = Program::Parse(
+      "(uint64 u, int64 i, int8 t) => (uint64 v, int64 j, int8 w) { v = Clip(u, 18446744073709551615, +007)\n"
+      "j = Clip(i, -9223372036854775808, 9223372036854775807) w = Clip(t, -128, 127) }");
+  const auto integer = [&integers](size_t statement, size_t operand) {
+    const Value& value = integers.value(integers.statements()[statement].operands[operand]);
+    CHECK(value.kind == Value::Kind::kLiteral);
+    return value.integer;
+  };
+  CHECK(integer(0, 1) == UINT64_MAX && integer(0, 2) == 7);
+  CHECK(integer(1, 1) == uint64_t{1} << 63 && integer(1, 2) == INT64_MAX);
+  CHECK(integer(2, 1) == 0 - uint64_t{128} && integer(2, 2) == 127);
+
+  const Program sums = Program::Parse(
+      "(float x, int32 n) => (float a, int32 b, float c) { a = SumTo<axes=\"0 2 63\">(x) "
+      "b = SumTo<axes=\"1\", keepdims=0>(n) c = Relu(x) }");
+  CHECK((sums.statements()[0].axes == std::vector<int64_t>{0, 2, 63}));
+  CHECK(sums.statements()[0].attributes[1] == 1 && sums.statements()[1].attributes[1] == 0);
+  CHECK(sums.statements()[2].axes.empty() && IsCore(Op::kSumTo) && !IsCore(Op::kCast));
+  const Program shifts = Program::Parse(
+      "(uint8 x) => (uint8 y) { z = BitShift<direction=\"LEFT\">(x, 1) y = BitShift<direction=\"RIGHT\">(z, 1) }");
+  CHECK(shifts.statements()[0].attributes[0] == 0 && shifts.statements()[1].attributes[0] == 1);
+
   CHECK(std::string(NameOf(DType::kBFloat16)) == "bfloat16");
+  CHECK(std::string(NameOf(DType::kUInt64)) == "uint64" && SizeOf(DType::kInt16) == 2 && SizeOf(DType::kUInt32) == 4);
+  CHECK(IsInteger(DType::kInt8) && IsInteger(DType::kUInt64) && !IsInteger(DType::kBool) && !IsInteger(DType::kDouble));
+  CHECK(IsSigned(DType::kInt64) && !IsSigned(DType::kUInt8) && !IsFloating(DType::kInt32));
   CHECK(SizeOf(DType::kFloat16) == 2 && SizeOf(DType::kBFloat16) == 2 && SizeOf(DType::kFloat) == 4);
   CHECK(SizeOf(DType::kDouble) == 8 && SizeOf(DType::kBool) == 1);
   CHECK(IsFloating(DType::kDouble) && !IsFloating(DType::kBool));
@@ -146,8 +183,9 @@ void TestErrors() {
       {"x", "line 1, column 1: found 'x', expected '('"},
       {"(float x", "line 1, column 9: found the end of the text, expected ',' or ')'"},
       {"(float x,) => (float x) {}",
-       "line 1, column 10: found ')', expected a dtype: float16, bfloat16, float, double or"},
-      {"(int8 x) => (float x) {}", "line 1, column 2: found 'int8', expected a dtype"},
+       "line 1, column 10: found ')', expected a dtype: float16, bfloat16, float, double, bool or an integer from "
+       "int8"},
+      {"(int4 x) => (float x) {}", "line 1, column 2: found 'int4', expected a dtype"},
       {"(float) => (float x) {}", "line 1, column 7: found ')', expected a name"},
       {"(float nan) => (float x) {}", "line 1, column 8: found 'nan', which is reserved, expected a name"},
       {"(float double) => (float x) {}", "line 1, column 8: found 'double', which is reserved"},
@@ -182,8 +220,64 @@ void TestErrors() {
       {"(float x, double z) => (float y) { y = Add(x, z) }",
        "column 47: found 'z' of double, expected float as 'x' is"},
       {"(float x, float16 z) => (float y) { y = Clip(0, x, z) }", "found 'z' of float16, expected float as 'x' is"},
-      {"(bool x) => (bool y) { y = Neg(x) }", "found 'x' of bool, expected a floating dtype for Neg"},
-      {"(bool x) => (bool y) { y = Equal(x, 1) }", "found 'x' of bool, expected a floating dtype for Equal"},
+      {"(bool x) => (bool y) { y = Neg(x) }", "found 'x' of bool, expected a floating or an integer dtype for Neg"},
+      {"(bool x) => (bool y) { y = Less(x, 1) }",
+       "found 'x' of bool, expected a floating or an integer dtype for Less"},
+      {"(bool x) => (bool y) { y = Equal(x, 2) }", "found '2', expected 0 or 1 in the place of a bool"},
+      {"(int32 x) => (int32 y) { y = Exp(x) }", "found 'x' of int32, expected a floating dtype for Exp"},
+      {"(int32 x) => (int32 y) { y = PRelu(x, x) }", "found 'x' of int32, expected a floating dtype for PRelu"},
+      {"(int32 x) => (bool y) { y = IsNaN(x) }", "found 'x' of int32, expected a floating dtype for IsNaN"},
+      {"(float x) => (float y) { y = BitwiseNot(x) }", "found 'x' of float, expected an integer dtype for BitwiseNot"},
+      {"(bool x) => (bool y) { y = BitwiseOr(x, 1) }", "found 'x' of bool, expected an integer dtype for BitwiseOr"},
+      {"(int8 x) => (int8 y) { y = BitShift<direction=\"LEFT\">(x, 1) }",
+       "found 'x' of int8, expected an unsigned integer dtype for BitShift"},
+      {"(uint8 x) => (uint8 y) { y = BitShift(x, 1) }",
+       "found BitShift without the attribute 'direction', expected BitShift<direction=\"LEFT\">"},
+      {"(uint8 x) => (uint8 y) { y = BitShift<direction=\"UP\">(x, 1) }", "found 'UP', expected \"LEFT\" or \"RIGHT\""},
+      {"(float x) => (float y) { y = Mod(x, 2) }",
+       "column 30: found Mod of 'x' of float, expected Mod<fmod=1> for a floating dtype"},
+      {"(int8 x) => (int8 y) { y = Mod<fmod=2>(x, 2) }", "found '2', expected 0 or 1"},
+      {"(int8 x) => (int8 y) { y = Mod<fmod=nan>(x, 2) }", "found 'nan', expected 0 or 1"},
+      {"(float x) => (bool y) { y = IsInf<detect_negative=\"LEFT\">(x) }", "found 'LEFT', expected 0 or 1"},
+      {"(int8 x) => (int8 y) { y = Add(x, 128) }",
+       "found '128', expected an integer from -128 to 127 in the place of int8"},
+      {"(int8 x) => (int8 y) { y = Add(x, -129) }", "found '-129', expected an integer from -128 to 127"},
+      {"(int8 x) => (int8 y) { y = Add(x, 1.0) }", "found '1.0', expected an integer from -128 to 127"},
+      {"(int8 x) => (int8 y) { y = Add(x, 1e1) }", "found '1e1', expected an integer from -128 to 127"},
+      {"(int8 x) => (int8 y) { y = Add(x, -0) }", "found '-0', expected an integer from -128 to 127"},
+      {"(int8 x) => (int8 y) { y = Add(x, inf) }", "found 'inf', expected an integer from -128 to 127"},
+      {"(int8 x) => (int8 y) { y = Add(x, -nan) }", "found '-nan', expected an integer from -128 to 127"},
+      {"(uint8 x) => (uint8 y) { y = Add(x, -1) }", "found '-1', expected an integer from 0 to 255"},
+      {"(uint8 x) => (uint8 y) { y = Add(x, 256) }", "found '256', expected an integer from 0 to 255"},
+      {"(int64 x) => (int64 y) { y = Add(x, 9223372036854775808) }",
+       "found '9223372036854775808', expected an integer"},
+      {"(int64 x) => (int64 y) { y = Add(x, -9223372036854775809) }",
+       "found '-9223372036854775809', expected an integer from -9223372036854775808 to 9223372036854775807"},
+      {"(uint64 x) => (uint64 y) { y = Add(x, 18446744073709551616) }",
+       "found '18446744073709551616', expected an integer from 0 to 18446744073709551615"},
+      {"(int32 x, int64 z) => (int32 y) { y = Add(x, z) }", "found 'z' of int64, expected int32 as 'x' is"},
+      {"(float x) => (float y) { y = SumTo(x) }",
+       "found SumTo without the attribute 'axes', expected SumTo<axes=\"0 2\">"},
+      {"(int8 x) => (int8 y) { y = SumTo<axes=\"0\">(x) }",
+       "found 'x' of int8, expected a floating dtype or an integer of 32 or 64 bits for SumTo"},
+      {"(float x) => (float y) { y = SumTo<axes=0>(x) }", "found '0', expected axes such as \"0 2 3\": ascending"},
+      {"(float x) => (float y) { y = SumTo<axes=\"\">(x) }", "found '', expected axes such as"},
+      {"(float x) => (float y) { y = SumTo<axes=\"1 0\">(x) }", "found '1 0', expected axes such as"},
+      {"(float x) => (float y) { y = SumTo<axes=\"1 1\">(x) }", "found '1 1', expected axes such as"},
+      {"(float x) => (float y) { y = SumTo<axes=\"0  1\">(x) }", "found '0  1', expected axes such as"},
+      {"(float x) => (float y) { y = SumTo<axes=\" 0\">(x) }", "found ' 0', expected axes such as"},
+      {"(float x) => (float y) { y = SumTo<axes=\"0 \">(x) }", "found '0 ', expected axes such as"},
+      {"(float x) => (float y) { y = SumTo<axes=\"00\">(x) }", "found '00', expected axes such as"},
+      {"(float x) => (float y) { y = SumTo<axes=\"0 01\">(x) }", "found '0 01', expected axes such as"},
+      {"(float x) => (float y) { y = SumTo<axes=\"64\">(x) }", "found '64', expected axes such as"},
+      {"(float x) => (float y) { y = SumTo<axes=\"a\">(x) }", "found 'a', expected axes such as"},
+      {"(float x) => (float y) { y = SumTo<axes=\"-1\">(x) }", "found '\"-', expected letters, digits and spaces"},
+      {"(float x) => (float y) { y = SumTo<axes=\"99999999999999999999\">(x) }", "expected axes such as"},
+      {"(float x) => (float y) { y = SumTo<axes=\"0\", keepdims=2>(x) }", "found '2', expected 0 or 1"},
+      {"(float x) => (float y) { s = SumTo<axes=\"0\">(x)\n y = RMSNormalization(s) }",
+       "line 2, column 6: found 'RMSNormalization' after SumTo, expected at most one core operator"},
+      {"(float x) => (float y) { n = RMSNormalization(x)\n y = SumTo<axes=\"0\">(n) }",
+       "line 2, column 6: found 'SumTo' after RMSNormalization, expected at most one core operator"},
       {"(float x) => (bool y) { y = Not(x) }", "found 'x' of float, expected bool for Not"},
       {"(float x, bool c) => (bool y) { y = And(c, x) }", "found 'x' of float, expected bool as 'c' is"},
       {"(bool c) => (bool y) { y = And(c, 2) }", "found '2', expected 0 or 1 in the place of a bool"},
@@ -207,7 +301,7 @@ void TestErrors() {
        "found 'sigmoid', expected \"none\" or \"tanh\""},
       {"(float x) => (float y) { y = Gelu<approximate=tanh>(x) }", "found 'tanh', expected \"none\" or \"tanh\""},
       {"(float x) => (float y) { y = Cast(x) }", "found Cast without the attribute 'to', expected Cast<to=dtype>"},
-      {"(float x) => (float y) { y = Cast<to=int8>(x) }", "found 'int8', expected a dtype"},
+      {"(float x) => (float y) { y = Cast<to=int4>(x) }", "found 'int4', expected a dtype"},
       {"(float x) => (float y) { y = Cast<to=\"float\">(x) }", "found 'float', expected a dtype"},
       {"(float x) => (float y) { y = LayerNormalization<axis=0.5>(x) }", "found '0.5', expected an integer from -1024"},
       {"(float x) => (float y) { y = LayerNormalization<axis=nan>(x) }", "found 'nan', expected an integer"},
@@ -224,9 +318,10 @@ void TestErrors() {
       {"(float x) => (float y) { y = Add(x, -infinity) }", "found '-infinity', expected a number"},
       {"(float x) => (float y) { y = Add(x, 1e999) }", "found '1e999', expected a number within the range of double"},
       {"(float x) => (float y) { y = Add(x, 1e-999) }", "found '1e-999', expected a number within the range of double"},
-      {"(float x) => (float y) { y = Gelu<approximate=\"ta", "found '\"ta', expected letters and a closing '\"'"},
-      {"(float x) => (float y) { y = Gelu<approximate=\"t0\">(x) }",
-       "found '\"t0', expected letters and a closing '\"'"},
+      {"(float x) => (float y) { y = Gelu<approximate=\"ta",
+       "found '\"ta', expected letters, digits and spaces and a closing '\"'"},
+      {"(float x) => (float y) { y = Gelu<approximate=\"t_\">(x) }",
+       "found '\"t_', expected letters, digits and spaces and a closing '\"'"},
       {"(float x; float y)", "column 9: found ';', expected a name, a number, a string or one of ( ) { } < > = ,"},
       {"(float \xff)", "column 8: found '\\xff', expected"},
       {"(float x) // c", "column 11: found '/', expected"},
@@ -309,10 +404,51 @@ void TestMutations() {
     state ^= state << 17;
     return static_cast<size_t>(state >> 11) % below;
   };
-  const char* const tokens[] = {"(",           ")",      "{",     "}",      "<",    ">",    "=",     "=>",    ",",
-                                "float",       "double", "x",     "y",      "s",    "1",    "-0",    "1e308", "nan",
-                                "inf",         "Add",    "Where", "Cast",   "b",    "bool", "\"a\"", "to",    "axis",
-                                "approximate", "\n",     " ",     "1e-320", "Gelu", "-inf"};
+  const char* const tokens[] = {"(",
+                                ")",
+                                "{",
+                                "}",
+                                "<",
+                                ">",
+                                "=",
+                                "=>",
+                                ",",
+                                "float",
+                                "double",
+                                "x",
+                                "y",
+                                "s",
+                                "1",
+                                "-0",
+                                "1e308",
+                                "nan",
+                                "inf",
+                                "Add",
+                                "Where",
+                                "Cast",
+                                "b",
+                                "bool",
+                                "\"a\"",
+                                "to",
+                                "axis",
+                                "approximate",
+                                "\n",
+                                " ",
+                                "1e-320",
+                                "Gelu",
+                                "-inf",
+                                "int8",
+                                "int64",
+                                "uint64",
+                                "Mod",
+                                "BitShift",
+                                "fmod",
+                                "\"LEFT\"",
+                                "\"0 1\"",
+                                "-9223372036854775808",
+                                "18446744073709551615",
+                                "-1",
+                                "127"};
   size_t good = 0;
   for (int round = 0; round < 20000; ++round) {
     std::string text = kSeeds[random(std::size(kSeeds))];
@@ -387,6 +523,19 @@ void TestText() {
         "  e = Cast<to=bfloat16>(d)\n"
         "  b = Less(e, 0.1)\n"
         "}");
+  CHECK(Program::Parse("(uint64 x, int8 t, float f)=>(uint64 y,bool b,float g,int8 s,bool c){"
+                       "z=BitShift<direction=\"LEFT\">(x,+00018446744073709551615)y=Mod<fmod=0>(z,7)b=Equal(t,-128)"
+                       "g=SumTo<keepdims=0,axes=\"0 12\">(f)s=Mod<fmod=1>(t,+3)"
+                       "c=IsInf<detect_positive=0,detect_negative=1>(f)}")
+            .ToString() ==
+        "(uint64 x, int8 t, float f) => (uint64 y, bool b, float g, int8 s, bool c) {\n"
+        "  z = BitShift<direction=\"LEFT\">(x, 18446744073709551615)\n"
+        "  y = Mod(z, 7)\n"
+        "  b = Equal(t, -128)\n"
+        "  g = SumTo<axes=\"0 12\", keepdims=0>(f)\n"
+        "  s = Mod<fmod=1>(t, 3)\n"
+        "  c = IsInf<detect_positive=0>(f)\n"
+        "}");
   CHECK(Program::Parse("(float x) => (float x) {}").ToString() == "(float x) => (float x) {\n}");
 }
 
@@ -438,6 +587,8 @@ void TestCuda() {
   // Attributes follow the operands, in the table's order and the operator's type.
   CHECK(emit("(float16 x) => (float16 y) { y = Selu<gamma=2, alpha=0.5>(x) }") ==
         "  const float v1 = op_Selu(v0, 0x1p-1f, 0x1p+1f);\n");
+  CHECK(emit("(float16 x) => (float16 y) { y = LeakyRelu(x) }") ==  // not 0.01's float16
+        "  const float v1 = op_LeakyRelu(v0, 0x1.47ae14p-7f);\n");
   CHECK(emit("(double x) => (double y) { y = LeakyRelu(x) }") ==
         "  const double v1 = op_LeakyRelu(v0, 0x1.47ae14p-7);\n");
   CHECK(emit("(float x) => (float y) { z = Gelu(x) y = Gelu<approximate=\"tanh\">(z) }") ==
@@ -452,6 +603,21 @@ void TestCuda() {
         "  const bool v7 = op_Less(v0, 0x1p+0);\n"
         "  const double v9 = op_Where(v7, v0, 0x0p+0);\n");
   CHECK(emit("(float x) => (double y) { y = Cast<to=double>(x) }") == "  const double v1 = op_CastDouble(v0);\n");
+
+  // Integers keep their type and all their bits.
+  CHECK(emit("(int8 x) => (int8 y) { y = Add(x, -5) }") == "  const signed char v2 = op_Add(v0, (signed char)-5ll);\n");
+  CHECK(emit("(uint32 x) => (uint32 y) { y = Clip(x, 4294967295, 0) }") ==
+        "  const unsigned int v3 = op_Clip(v0, (unsigned int)4294967295ull, (unsigned int)0ull);\n");
+  CHECK(emit("(int64 x) => (int64 y) { y = Clip(x, -9223372036854775808, 9223372036854775807) }") ==
+        "  const long long v3 = op_Clip(v0, (-9223372036854775807ll - 1), (long long)9223372036854775807ll);\n");
+  CHECK(emit("(uint64 x) => (uint64 y) { y = BitShift<direction=\"RIGHT\">(18446744073709551615, x) }") ==
+        "  const unsigned long long v2 = op_BitShift((unsigned long long)18446744073709551615ull, v0, true);\n");
+  CHECK(emit("(int16 x) => (bool y) { z = Mod<fmod=1>(x, x) y = Equal(z, -32768) }") ==
+        "  const short v1 = op_Mod(v0, v0, true);\n  const bool v3 = op_Equal(v1, (short)-32768ll);\n");
+  CHECK(emit("(float16 x) => (bool y) { y = IsInf<detect_negative=0>(x) }") ==
+        "  const bool v1 = op_IsInf(v0, false, true);\n");
+  CHECK(emit("(float16 x) => (uint8 y) { y = Cast<to=uint8>(x) }") == "  const unsigned char v1 = op_CastUInt8(v0);\n");
+  CHECK(emit("(uint16 x) => (bfloat16 y) { y = Cast<to=bfloat16>(x) }") == "  const float v1 = op_CastBFloat16(v0);\n");
 
   const Program norm = Program::Parse(kLayerNorm);
   CHECK(EmitCuda(norm, {3, 2}, "") == "const float v7 = op_Add(v6, v3);\nconst float v6 = op_Mul(v5, v2);\n");

@@ -17,6 +17,11 @@ import onnxruntime
 import pytest
 
 import ortplugin
+from ortplugin.graph.facts import scopes
+from ortplugin.graph.labels import label
+from ortplugin.graph.model import annotate, import_model
+from ortplugin.graph.shape_values import shape_values
+from ortplugin.passes.fuse_pointwise import find_members
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 EXPECTED: dict[str, dict[str, Any]] = json.loads((DATA / "expected.json").read_text())
@@ -114,9 +119,32 @@ def test_every_norm_is_fused(name: str, optimized: onnx.ModelProto) -> None:
 
 
 def test_every_scatter_is_ours(name: str, optimized: onnx.ModelProto) -> None:
-    found = Counter(n.op_type for n in nodes_of(optimized.graph) if n.domain == "ortplugin")
-    del found["FusedLayerNorm"]
+    names = ("ScatterND", "ScatterElements", "UpdateSlice")
+    found = Counter(n.op_type for n in nodes_of(optimized.graph) if n.domain == "ortplugin" and n.op_type in names)
     assert found == EXPECTED[name].get("scatters", {})
+
+
+def test_every_pointwise_operator_is_fused_or_has_no_partner(name: str) -> None:
+    """One that is left has no pointwise neighbour, or the report says of each why they are not one."""
+    optimized, report = ortplugin.optimize(original_of(name))
+    graph = import_model(optimized)
+    annotate(graph)
+    on_shapes = shape_values(graph)
+    said = [f"{miss.node}: {miss.reason}" for miss in report.near_misses if miss.rewrite == "fuse-pointwise"]
+    fused = 0
+    for scope in scopes(graph):
+        members, _ = find_members(scope, on_shapes)
+        for member in members.values():
+            fused += member.node.op == "FusedPointwise"
+            for tensor in member.inputs:
+                maker = scope.producer(tensor)
+                if maker is not None and scope.position[id(maker)] in members:
+                    made = [each.name for each in maker.outputs]
+                    assert any(f"'{each}'" in reason for each in made for reason in said), (
+                        f"{label(maker)} and {label(member.node)} are apart, and nothing says why"
+                    )
+    if "scatters" not in EXPECTED[name]:  # a network, not a program of assignments
+        assert fused >= 1
 
 
 def test_outputs_are_those_of_the_original(

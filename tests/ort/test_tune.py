@@ -126,14 +126,17 @@ def test_it_measures() -> None:
     _, report = ortplugin.optimize(
         DATA / "bert_torchscript_opset17_dynamic.onnx", tune=True, verify=True, providers=["cpu"]
     )
-    fused = sum(report.before.get(name, 0) for name in ("ai.onnx::LayerNormalization",))
-    assert len(report.tuning) == fused > 0
+    made = {
+        change.result for change in report.changes if change.result.endswith(("(FusedLayerNorm)", "(FusedPointwise)"))
+    }
+    assert {entry.node for entry in report.tuning} == made
     for entry in report.tuning:
         assert set(entry.microseconds) == {"", tune.STANDARD}
         assert all(time is not None and time >= 0 for time in entry.microseconds.values())
     assert report.passed
-    stayed = sum(entry.choice == "" for entry in report.tuning)
-    assert report.after.get("ortplugin::FusedLayerNorm", 0) == stayed
+    stayed = [entry.node for entry in report.tuning if not entry.choice]
+    for name in ("FusedLayerNorm", "FusedPointwise"):
+        assert report.after.get(f"ortplugin::{name}", 0) == sum(node.endswith(f"({name})") for node in stayed)
     assert report.to_dict()["tuning"][0]["node"] == report.tuning[0].node
 
 

@@ -13,8 +13,10 @@ from types import ModuleType
 import layer_norm_cases
 import numpy as np
 import onnx
+import pointwise_cases
 import pytest
 import scatter_cases
+import sum_to_cases
 
 from ortplugin.ops import DOMAIN, OPERATORS, Operator, TensorType, find
 
@@ -27,6 +29,8 @@ CASES: dict[str, ModuleType] = {
     "ScatterND": scatter_cases,
     "ScatterElements": scatter_cases,
     "UpdateSlice": scatter_cases,
+    "FusedPointwise": pointwise_cases,
+    "FusedSumTo": sum_to_cases,
 }
 
 # dtypes that the cases of an operator must cover.
@@ -37,6 +41,8 @@ DTYPES: dict[str, set[np.dtype[np.generic]]] = {
     "ScatterND": MOVED,
     "ScatterElements": MOVED,
     "UpdateSlice": MOVED,
+    "FusedPointwise": MOVED,
+    "FusedSumTo": FLOATING,
 }
 
 each_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)

@@ -18,6 +18,7 @@ from ortplugin import optimizer
 from ortplugin.errors import ModelError, UsageError
 from ortplugin.input_shapes import fix_input_shapes
 from ortplugin.passes.base import Change, NearMiss, PassResult
+from ortplugin.passes.fuse_pointwise import FUSE_POINTWISE
 
 
 @dataclass
@@ -82,6 +83,16 @@ def test_passes_run_in_order_until_nothing_changes(pipeline: Callable[..., tuple
     assert report.rewrites == {"a": 2, "b": 2}
     assert report.fused == 0
     assert first.calls == second.calls == 3
+
+
+def test_the_last_passes_wait_until_the_others_are_done(pipeline: Callable[..., tuple[Replace, ...]]) -> None:
+    """What they fuse is hidden from a pass that would take it in a later round."""
+    taker, opener, last = pipeline(Replace("taker", "Exp", "Tanh"), Replace("opener", "Abs", "Exp"), FUSE_POINTWISE)
+    assert last in optimizer.LAST
+    model, report = ortplugin.optimize(chain("Abs", "Neg", "Softmax", "Neg"))
+    assert types_of(model) == ["FusedPointwise", "Softmax", "Neg"]
+    assert [change.rewrite for change in report.changes] == ["opener", "taker", "fuse-pointwise"]
+    assert (taker.calls, opener.calls) == (4, 4)
 
 
 def test_rounds_are_bounded(pipeline: Callable[..., tuple[Replace, ...]]) -> None:

@@ -7,6 +7,7 @@ import onnx
 import onnx.parser
 import onnx_graphsurgeon as gs
 import pytest
+from onnx import helper
 
 from ortplugin.errors import ModelError
 from ortplugin.graph.facts import Scope, scopes
@@ -282,3 +283,27 @@ def test_made_up_names_of_dimensions_never_mean_two_things() -> None:
         assert len(found) == len(set(found)) == 4
         assert tuple(graph.tensors()["b"].shape) == ("unk__0", 3)
         annotate(graph)
+
+
+RELU = "(float x) => (float y) { y = Relu(x) }"
+
+
+def test_a_fused_nodes_shape_is_made_more_precise() -> None:
+    """What was written when less was known gives way, there and behind."""
+    nodes = [
+        helper.make_node("FusedPointwise", ["x"], ["y"], domain="ortplugin", program=RELU),
+        helper.make_node("MatMul", ["y", "w"], ["z"]),
+        helper.make_node("FusedPointwise", ["z"], ["r"], domain="ortplugin", program=RELU),
+    ]
+    infos = [("y", ["unk__7", 4]), ("z", ["unk__7", 4])]
+    made = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", 1, [2, 4]), helper.make_tensor_value_info("w", 1, [4, 4])],
+        [helper.make_tensor_value_info("r", 1, ["unk__7", 4])],
+        value_info=[helper.make_tensor_value_info(name, 1, shape) for name, shape in infos],
+    )
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
+    graph = import_model(helper.make_model(made, opset_imports=imports))
+    annotate(graph)
+    assert [tuple(graph.tensors()[name].shape) for name in "yzr"] == [(2, 4)] * 3

@@ -1,7 +1,11 @@
-"""Every pointwise operator's CUDA function compiles, in float and in double, for every architecture; no GPU needed."""
+"""Every pointwise operator's CUDA function compiles, in every type that it takes, for every architecture.
+
+No GPU is needed.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,45 +13,57 @@ import numpy as np
 import pytest
 from nvrtc import ARCHITECTURES, CompileError, compile_cuda, compile_with_log
 
-from ortplugin.program import DTYPES, OPERATORS, OperatorSpec
+from ortplugin.program import DTYPES, INTEGERS, OPERATORS, OperatorSpec
 
 POINTWISE = Path(__file__).resolve().parents[2] / "ortplugin" / "runtime" / "pointwise.cuh"
-CUDA_TYPES = {"float16": "float", "bfloat16": "float", "float": "float", "double": "double", "bool": "bool"}
+CUDA_TYPES = {
+    "float16": "float", "bfloat16": "float", "float": "float", "double": "double", "bool": "bool",
+    "int8": "signed char", "int16": "short", "int32": "int", "int64": "long long", "uint8": "unsigned char",
+    "uint16": "unsigned short", "uint32": "unsigned int", "uint64": "unsigned long long",
+}  # fmt: skip
+CASTS = {
+    "float16": "Float16", "bfloat16": "BFloat16", "float": "Float", "double": "Double", "bool": "Bool",
+    "int8": "Int8", "int16": "Int16", "int32": "Int32", "int64": "Int64", "uint8": "UInt8", "uint16": "UInt16",
+    "uint32": "UInt32", "uint64": "UInt64",
+}  # fmt: skip
+FLAGS = ("fmod", "detect_negative", "detect_positive")
 
 
-def calls(spec: OperatorSpec, cuda_type: str) -> Iterator[tuple[str, str]]:
+def calls(spec: OperatorSpec, dtype: str) -> Iterator[tuple[str, str]]:
     """(type of the result, call) in the form that EmitCuda writes: operands, then attributes as literals."""
+    cuda_type = CUDA_TYPES[dtype]
     suffix = "f" if cuda_type == "float" else ""
     if spec.name == "Cast":
-        names = {"float16": "Float16", "bfloat16": "BFloat16", "float": "Float", "double": "Double", "bool": "Bool"}
-        for dtype in DTYPES:
+        for to in DTYPES:
             for operand in ("a", "c"):
-                yield CUDA_TYPES[dtype], f"op_Cast{names[dtype]}({operand})"
+                yield CUDA_TYPES[to], f"op_Cast{CASTS[to]}({operand})"
         return
     operands = [{"T": "abx"[i % 3], "B": "cd"[i % 2]}[letter] for i, letter in enumerate(spec.operands)]
     result = "bool" if spec.result == "B" else cuda_type
-    if spec.name == "Gelu":
-        yield result, "op_Gelu(a, false)"
-        yield result, "op_Gelu(a, true)"
-        return
-    # Attributes are 32-bit floats in ONNX, whatever the operand's dtype is.
-    values = [float(np.float32(value)) for _, value in spec.attributes if isinstance(value, float)]
-    numbers = [value.hex() + suffix for value in values]
-    assert len(numbers) == len(spec.attributes)
-    yield result, f"op_{spec.name}({', '.join([*operands, *numbers])})"
+    words = {"approximate": ("false", "true"), "direction": ("false", "true")}
+    choices = [
+        words.get(name) or (("false", "true") if name in FLAGS else (float(np.float32(value)).hex() + suffix,))
+        for name, value in spec.attributes
+        # Attributes are 32-bit floats in ONNX, whatever the operand's dtype is.
+        if name in words or isinstance(value, float)
+    ]
+    assert len(choices) == len(spec.attributes)
+    for chosen in itertools.product(*choices):
+        yield result, f"op_{spec.name}({', '.join([*operands, *chosen])})"
 
 
-def kernel_of(cuda_type: str) -> str:
+def kernel_of(dtype: str) -> str:
     """A kernel whose results are all operators' results, so that nothing is optimised away."""
     lines = []
+    cuda_type = CUDA_TYPES[dtype]
     for spec in OPERATORS.values():
-        if not spec.core:
-            for result, call in calls(spec, cuda_type):
+        if not spec.core and ("T" not in spec.operands or dtype in spec.types):
+            for result, call in calls(spec, dtype):
                 index = len(lines)
                 lines.append(f"  {{ const {result} v = {call}; out[{index} * n + i] = ({cuda_type})v; }}")
     body = "\n".join(lines)
     return f"""{POINTWISE.read_text()}
-extern "C" __global__ void every_operator_{cuda_type}(const {cuda_type}* in, {cuda_type}* out, int n) {{
+extern "C" __global__ void every_operator_{dtype}(const {cuda_type}* in, {cuda_type}* out, int n) {{
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= n) return;
   const {cuda_type} a = in[i], b = in[n + i], x = in[2 * n + i];
@@ -68,9 +84,10 @@ def test_every_operator_compiles(architecture: str) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])
-def test_every_operator_compiles_in_double(architecture: str) -> None:
-    cubin, log = compile_with_log(kernel_of("double"), architecture)
-    assert b"every_operator_double" in cubin
+@pytest.mark.parametrize("dtype", ["double", *INTEGERS])
+def test_every_operator_compiles_in_every_type(dtype: str, architecture: str) -> None:
+    cubin, log = compile_with_log(kernel_of(dtype), architecture)
+    assert f"every_operator_{dtype}".encode() in cubin
     assert "warning" not in log, log
 
 

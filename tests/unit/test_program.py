@@ -10,7 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortplugin.program import OPERATORS, Parameter, ProgramError, Statement, number_text, parse
+from ortplugin.program import (
+    DTYPES,
+    FLOATING,
+    INTEGERS,
+    OPERATORS,
+    Parameter,
+    Program,
+    ProgramError,
+    Statement,
+    integer_range,
+    number_text,
+    parse,
+    sum_axes,
+)
 
 EXAMPLE = """(float16 x, float16 residual, float16 gamma, float16 beta) => (float16 y, float16 s) {
   s = Add(x, residual)
@@ -92,40 +105,127 @@ def test_words_and_dtypes_as_attributes() -> None:
     assert str(parse(body("y = Cast<to=bool>(x)", results="bool y"))).splitlines()[1] == "  y = Cast<to=bool>(x)"
 
 
-def _some_statement(name: str) -> tuple[str, str]:
-    """A statement of the operator on parameters of the right dtypes, and what it gives."""
+ATTRIBUTES = {"Cast": "<to=double>", "Mod": "<fmod=1>", "BitShift": '<direction="LEFT">', "SumTo": '<axes="0 2">'}
+
+
+def _some_statement(name: str, dtype: str) -> tuple[str, str]:
+    """A statement of the operator on parameters x of the dtype and b, and what it gives."""
     spec = OPERATORS[name]
     operands = ["b" if letter == "B" else "x" for letter in spec.operands]
-    attributes = "<to=double>" if name == "Cast" else ""
-    result = {"T": "float", "B": "bool", "C": "double"}[spec.result]
-    return f"y = {name}{attributes}({', '.join(operands)})", result
+    result = {"T": dtype, "B": "bool", "C": "double"}[spec.result]
+    return f"y = {name}{ATTRIBUTES.get(name, '')}({', '.join(operands)})", result
 
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_every_operator_parses_and_prints(name: str) -> None:
-    statement, result = _some_statement(name)
     spec = OPERATORS[name]
-    parameters = ", ".join(each for each, letter in (("float x", "T"), ("float x", "A"), ("bool b", "B"))
-                           if letter in spec.operands)  # fmt: skip
-    program = parse(body(statement, parameters=parameters, results=f"{result} y"))
-    assert program.dtypes["y"] == result
-    assert parse(str(program)) == program
-    too_many = statement.replace("(", "(x, " if "x" in statement else "(b, ", 1)
-    with pytest.raises(ProgramError, match="operands"):
-        parse(body(too_many, parameters=parameters, results=f"{result} y"))
+    for dtype in DTYPES if "T" in spec.operands else ["bool"]:
+        statement, result = _some_statement(name, dtype)
+        parameters = ", ".join(each for each, letter in ((f"{dtype} x", "T"), ("bool b", "B"))
+                               if letter in spec.operands)  # fmt: skip
+        text = body(statement, parameters=parameters, results=f"{result} y")
+        if "T" in spec.operands and dtype not in spec.types:
+            with pytest.raises(ProgramError, match=f"{name} takes no {dtype}, as 'x' is"):
+                parse(text)
+            continue
+        program = parse(text)
+        assert program.dtypes["y"] == result
+        assert parse(str(program)) == program
+        too_many = statement.replace("(", "(x, " if "x" in statement else "(b, ", 1)
+        with pytest.raises(ProgramError, match="operands"):
+            parse(body(too_many, parameters=parameters, results=f"{result} y"))
+
+
+def test_the_dtypes_of_the_table() -> None:
+    """One row of each kind, as docs/programs.md has it."""
+    assert OPERATORS["Add"].types == (*FLOATING, *INTEGERS)
+    assert OPERATORS["Sqrt"].types == OPERATORS["PRelu"].types == OPERATORS["IsInf"].types == FLOATING
+    assert OPERATORS["BitwiseXor"].types == INTEGERS
+    assert OPERATORS["BitShift"].types == ("uint8", "uint16", "uint32", "uint64")
+    assert OPERATORS["Where"].types == OPERATORS["Equal"].types == OPERATORS["Cast"].types == DTYPES
+    assert OPERATORS["SumTo"].types == (*FLOATING, "int32", "int64", "uint32", "uint64")
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_integer_literals_are_exact(dtype: str) -> None:
+    low, high = integer_range(dtype)
+    assert high - low + 1 == 2 ** int(dtype.lstrip("uint"))
+    assert (low == 0) == dtype.startswith("u")
+    for number in (low, 0, 1, high):
+        program = parse(body(f"y = Add(x, {number})", parameters=f"{dtype} x", results=f"{dtype} y"))
+        literal = program.statements[0].operands[1]
+        assert type(literal) is int
+        assert literal == number
+        assert f"Add(x, {number})" in str(program)
+    for text in (str(high + 1), str(low - 1), "1.0", "1e2", "-0", "inf", "nan"):
+        with pytest.raises(ProgramError, match="Add takes no"):
+            parse(body(f"y = Add(x, {text})", parameters=f"{dtype} x", results=f"{dtype} y"))
+    assert "Add(x, 7)" in str(parse(body("y = Add(x, +007)", parameters=f"{dtype} x", results=f"{dtype} y")))
+    zeros = "0" * 5000
+    assert "Add(x, 0)" in str(parse(body(f"y = Add(x, {zeros})", parameters=f"{dtype} x", results=f"{dtype} y")))
+
+
+def test_the_same_text_is_a_float_where_the_dtype_is_one() -> None:
+    program = parse(body("y = Add(x, 9007199254740993)", parameters="double x", results="double y"))
+    literal = program.statements[0].operands[1]
+    assert type(literal) is float
+    assert literal == 2.0**53
+    built = Program((Parameter("float", "x"),), (Parameter("float", "y"),), (Statement("y", "Mul", ("x", 2)),))
+    assert type(built.statements[0].operands[1]) is float
+    assert str(parse(body("y = Where(c, b, 1.0)", parameters="bool c, bool b", results="bool y"))).endswith("b, 1)\n}")
+
+
+def test_sums() -> None:
+    text = """(float x, float w) => (float y, float y2, float16 y3) {
+  a = Mul(x, w)
+  y = SumTo<axes="0 2 11">(a)
+  y2 = SumTo<axes="1", keepdims=0>(x)
+  s = SumTo<axes="1">(a)
+  y3 = Cast<to=float16>(s)
+}"""
+    program = parse(text)
+    assert str(program) == text
+    assert [statement.attribute("axes") for statement in program.cores] == ["0 2 11", "1", "1"]
+    assert sum_axes("0 2 11") == (0, 2, 11)
+    assert str(program.readable()).splitlines()[1] == "  mul = Mul(x, w)"
 
 
 BAD = {
     "": "line 1, column 1: found the end, expected '('",
     "(float x) => () { }": "expected a dtype",
     "(float x) => (float y) { y = Relu(x) } more": "found 'more', expected the end",
-    "(int64 x) => (float y) { y = Relu(x) }": "found 'int64', expected a dtype",
+    "(int4 x) => (float y) { y = Relu(x) }": "found 'int4', expected a dtype",
     "(float x) => (float y) { y = Rleu(x) }": "unknown operator 'Rleu'",
     "(float x) => (float y) {\n  y = Relu<alpha=1>(x)\n}": "Relu has no attribute 'alpha'",
     "(float x) => (float y) { y = LeakyRelu<alpha=1, alpha=1>(x) }": "attribute 'alpha' is given twice",
     '(float x) => (float y) { y = Gelu<approximate="fast">(x) }': 'it must be "none" or "tanh"',
     "(float x) => (float y) { y = Cast(x) }": "Cast needs the attribute 'to'",
-    "(float x) => (float y) { y = Cast<to=int64>(x) }": "found 'int64', expected a number, a string or a dtype",
+    "(float x) => (float y) { y = Cast<to=int4>(x) }": "found 'int4', expected a number, a string or a dtype",
+    '(float x) => (float y) { y = Cast<to="float">(x) }': "expected a number, a word or a dtype without quotes",
+    "(float x) => (float y) { y = Mod(x, x) }": "Mod of float needs the attribute fmod=1",
+    "(int32 x) => (int32 y) { y = Mod<fmod=2>(x, x) }": "it must be 0 or 1",
+    "(float x) => (bool y) { y = IsInf<detect_negative=0.5>(x) }": "it must be 0 or 1",
+    "(uint8 x) => (uint8 y) { y = BitShift(x, x) }": "BitShift needs the attribute 'direction'",
+    '(uint8 x) => (uint8 y) { y = BitShift<direction="left">(x, x) }': 'it must be "LEFT" or "RIGHT"',
+    '(int8 x) => (int8 y) { y = BitShift<direction="LEFT">(x, x) }': "BitShift takes no int8, as 'x' is",
+    "(int32 x, int64 z) => (int64 y) { y = Add(x, z) }": "'z' is int64 where another operand is int32",
+    "(int8 x) => (int8 y) { y = Add(x, 128) }": "int8 goes from -128 to 127",
+    "(uint64 x) => (uint64 y) { y = Add(x, 18446744073709551616) }": "uint64 goes from 0 to 18446744073709551615",
+    "(int64 x) => (int64 y) { y = Add(x, 1.0) }": "takes no 1 there: int64 takes an integer without fraction",
+    "(bool x) => (bool y) { y = Equal(x, 2) }": "Equal takes no 2 there",
+    "(bool c, bool x) => (bool y) { y = Where(c, x, 0.5) }": "Where takes no 0.5 there",
+    '(float x) => (float y) { y = SumTo<axes="">(x) }': "numbers from 0 to 63, ascending",
+    '(float x) => (float y) { y = SumTo<axes="2 0">(x) }': "numbers from 0 to 63, ascending",
+    '(float x) => (float y) { y = SumTo<axes="1 1">(x) }': "numbers from 0 to 63, ascending",
+    '(float x) => (float y) { y = SumTo<axes="0  1">(x) }': "numbers from 0 to 63, ascending",
+    '(float x) => (float y) { y = SumTo<axes=" 0">(x) }': "numbers from 0 to 63, ascending",
+    '(float x) => (float y) { y = SumTo<axes="01">(x) }': "numbers from 0 to 63, ascending",
+    '(float x) => (float y) { y = SumTo<axes="64">(x) }': "numbers from 0 to 63, ascending",
+    "(float x) => (float y) { y = SumTo<axes=0>(x) }": "numbers from 0 to 63, ascending",
+    "(float x) => (float y) { y = SumTo(x) }": "SumTo needs the attribute 'axes'",
+    '(float x) => (float y) { y = SumTo<axes="0", keepdims=2>(x) }': "it must be 0 or 1",
+    '(int8 x) => (int8 y) { y = SumTo<axes="0">(x) }': "SumTo takes no int8, as 'x' is",
+    '(float x) => (float y) { n = RMSNormalization(x) y = SumTo<axes="0">(n) }': "at most one core operator",
     "(float x) => (float y) { y = LayerNormalization<axis=0.5>(x) }": "an integer from -1024 to 1024",
     "(float x) => (float y) { y = LayerNormalization<axis=2000>(x) }": "an integer from -1024 to 1024",
     "(float x) => (float y) { y = Elu<alpha=1e39>(x) }": "within the range of float",
@@ -244,6 +344,16 @@ CASTS = {
     "w = Relu(x) v = Cast<to=float16>(w) y = Relu(v)": (
         "float16", "float16", ["w = Relu(x)", "v = Cast<to=float16>(w)", "y = Relu(v)"]),
     # through bool is a comparison with 0
+    "v = Cast<to=int32>(x) y = Cast<to=int64>(v)": ("int8", "int64", ["y = Cast<to=int64>(x)"]),
+    "v = Cast<to=float>(x) y = Cast<to=int64>(v)": ("bool", "int64", ["y = Cast<to=int64>(x)"]),
+    "v = Cast<to=double>(x) y = Cast<to=float>(v)": ("int32", "float", ["y = Cast<to=float>(x)"]),
+    # float to integer saturates, integer to integer wraps
+    "v = Cast<to=float>(x) y = Cast<to=int8>(v)": (
+        "int16", "int8", ["v = Cast<to=float>(x)", "y = Cast<to=int8>(v)"]),
+    "v = Cast<to=uint32>(x) y = Cast<to=int64>(v)": (
+        "int8", "int64", ["v = Cast<to=uint32>(x)", "y = Cast<to=int64>(v)"]),
+    "f = Cast<to=float>(x) y = Cast<to=double>(f)": (
+        "int32", "double", ["f = Cast<to=float>(x)", "y = Cast<to=double>(f)"]),
     "v = Cast<to=bool>(x) y = Cast<to=float>(v)": ("float", "float", ["v = Cast<to=bool>(x)", "y = Cast<to=float>(v)"]),
 }  # fmt: skip
 

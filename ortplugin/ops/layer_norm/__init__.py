@@ -48,7 +48,7 @@ def program_of(node: onnx.NodeProto) -> Program:
         raise ModelError(f"{where}: the program holds a character beyond ASCII") from error
     except ModelError as error:
         raise ModelError(f"{where}: {error}") from error
-    if program.core is None:
+    if program.core is None or program.core.op not in ("LayerNormalization", "RMSNormalization"):
         raise ModelError(f"{where}: the program holds no LayerNormalization or RMSNormalization")
     for what, given, needed in (
         ("inputs", len(node.input), len(program.parameters)),

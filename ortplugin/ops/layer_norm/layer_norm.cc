@@ -11,46 +11,19 @@ namespace {
 
 // ---- shape inference ------------------------------------------------------------------------------------------------
 
-// The shape of the normalised value as far as it is known. A dimension that is not known keeps its name where the
-// operands that could give it agree on one.
-TensorType InferSummed(const NormProgram& norm, const std::vector<TensorType>& inputs) {
-  TensorType summed;
-  summed.has_shape = true;
-  std::vector<Shape> shapes;
-  for (const size_t i : norm.prologue_operands.parameters) {
-    if (!inputs[i].has_shape) return {};
-    shapes.push_back(inputs[i].shape);
-  }
-  summed.shape = Broadcast(shapes);
-  const size_t rank = summed.shape.size();
-  summed.symbols.resize(rank);
-  for (size_t axis = 0; axis < rank; ++axis) {
-    if (summed.shape[axis] != -1) continue;
-    bool agree = true;
-    std::string symbol;
-    for (const size_t i : norm.prologue_operands.parameters) {
-      const size_t lead = rank - inputs[i].shape.size();
-      if (axis < lead || inputs[i].shape[axis - lead] != -1) continue;
-      const std::string& name = inputs[i].symbols[axis - lead];
-      agree = agree && !name.empty() && (symbol.empty() || symbol == name);
-      symbol = name;
-    }
-    if (agree) summed.symbols[axis] = symbol;
-  }
-  return summed;
-}
-
 void Infer(ShapeContext& context) {
-  const NormProgram norm = NormProgram::Parse(context.string_attribute("program"));
+  const NormProgram norm = NormProgram::Parse(ProgramText(context));
   const size_t count = context.input_count();
   if (count != norm.program.parameters().size())
     Fail("the program has ", norm.program.parameters().size(), " parameters, the node ", count, " inputs");
   std::vector<TensorType> inputs;
   for (size_t i = 0; i < count; ++i) {
     inputs.push_back(context.input(i));
-    if (inputs[i].type != ort::kUndefined) CheckType(norm, i, inputs[i].type);
+    if (inputs[i].type != ort::kUndefined) CheckType(norm.program, i, inputs[i].type);
   }
-  const TensorType summed = InferSummed(norm, inputs);
+  std::vector<TensorType> added;
+  for (const size_t i : norm.prologue_operands.parameters) added.push_back(inputs[i]);
+  const TensorType summed = Broadcast(added);
   for (size_t r = 0; r < norm.program.results().size(); ++r) {
     TensorType type = summed;
     type.type = ToOrt(norm.program.value(norm.program.results()[r]).dtype);
@@ -108,7 +81,7 @@ class OperandLanes {
 class CpuLayerNorm : public Kernel {
  public:
   explicit CpuLayerNorm(const NodeInfo& info)
-      : norm_(NormProgram::Parse(info.string_attribute("program"))),
+      : norm_(NormProgram::Parse(ProgramText(info))),
         prologue_(norm_.program, norm_.prologue),
         epilogue_(norm_.program, norm_.epilogue) {
     CheckNode(norm_, info);
@@ -119,7 +92,7 @@ class CpuLayerNorm : public Kernel {
     std::vector<Shape> shapes;
     for (size_t i = 0; i < norm_.program.parameters().size(); ++i) {
       inputs.push_back(run.input(i));
-      CheckType(norm_, i, inputs[i].type);
+      CheckType(norm_.program, i, inputs[i].type);
       shapes.push_back(inputs[i].shape);
     }
     const NormShape shape = FitShapes(norm_, shapes);
@@ -279,27 +252,13 @@ NormProgram NormProgram::Parse(const std::string& text) {
   return norm;
 }
 
-void CheckType(const NormProgram& norm, size_t input, ort::ElementType type) {
-  const Value& parameter = norm.program.value(norm.program.parameters()[input]);
-  if (ToOrt(parameter.dtype) != type)
-    Fail("input ", input, " is ", NameOfOrt(type), " but the program's parameter '", parameter.name, "' is ",
-         NameOf(parameter.dtype));
-}
-
 std::vector<TensorType> CheckNode(const NormProgram& norm, const NodeInfo& info) {
-  const size_t inputs = norm.program.parameters().size(), outputs = norm.program.results().size();
-  if (info.input_count() != inputs)
-    Fail("the program has ", inputs, " parameters, the node ", info.input_count(), " inputs");
-  if (info.output_count() != outputs)
-    Fail("the program has ", outputs, " results, the node ", info.output_count(), " outputs");
-  std::vector<TensorType> types;
+  std::vector<TensorType> types = CheckNode(norm.program, info);
   std::vector<Shape> shapes;
   bool known = true;
-  for (size_t i = 0; i < inputs; ++i) {
-    types.push_back(info.input(i));
-    CheckType(norm, i, types[i].type);
-    shapes.push_back(types[i].shape);
-    known = known && types[i].has_shape && std::find(shapes[i].begin(), shapes[i].end(), -1) == shapes[i].end();
+  for (const TensorType& type : types) {
+    shapes.push_back(type.shape);
+    known = known && type.has_shape && std::find(type.shape.begin(), type.shape.end(), -1) == type.shape.end();
   }
   if (known) FitShapes(norm, shapes);
   return types;

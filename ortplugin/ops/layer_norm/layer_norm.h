@@ -40,9 +40,6 @@ struct NormShape {
 // Throws Error where the inputs' shapes don't fit the program.
 NormShape FitShapes(const NormProgram& norm, const std::vector<Shape>& inputs);
 
-// Throws Error where the node's inputs have other dtypes than the program's parameters.
-void CheckType(const NormProgram& norm, size_t input, ort::ElementType type);
-
 // What both kernels check when they are created: throws Error where inputs, outputs or the shapes that are known early
 // don't fit the program. Returns the inputs' types.
 std::vector<TensorType> CheckNode(const NormProgram& norm, const NodeInfo& info);

@@ -213,7 +213,7 @@ class CudaLayerNorm : public Kernel {
     bool aligned = true;
     for (size_t i = 0; i < norm_.program.parameters().size(); ++i) {
       inputs.push_back(run.input(i));
-      CheckType(norm_, i, inputs[i].type);
+      CheckType(norm_.program, i, inputs[i].type);
       shapes.push_back(inputs[i].shape);
       aligned = aligned && reinterpret_cast<uintptr_t>(inputs[i].data) % 16 == 0;
     }

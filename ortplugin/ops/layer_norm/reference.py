@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ortplugin.ops.decompose import NUMPY_DTYPES
-from ortplugin.ops.pointwise_reference import evaluate
-from ortplugin.program import Program
+from ortplugin.ops.pointwise_reference import rounded as rounded_to
+from ortplugin.ops.pointwise_reference import values
+from ortplugin.program import Program, Statement
 
 Array = npt.NDArray[Any]
 
@@ -20,32 +20,24 @@ def layer_norm(program: Program, inputs: Sequence[Array], rounded: bool = True) 
     """The outputs of a FusedLayerNorm with this program: one array of the shape S for each result.
 
     The arithmetic is float64 throughout; a Cast to float16, bfloat16 or float rounds. `rounded`: each output has its
-    result's dtype. Otherwise outputs are float64 before that last rounding (bool where the result is bool), which is
-    what a tolerance is measured from. Raises ValueError if the inputs are not as many as the parameters or if a
+    result's dtype. Otherwise floating outputs are float64 before that last rounding, which is what a tolerance is
+    measured from. Raises ValueError if the inputs are not as many as the parameters or if a
     parameter of the epilogue does not broadcast to S.
     """
-    if len(inputs) != len(program.parameters):
-        raise ValueError(f"the program has {len(program.parameters)} parameters, {len(inputs)} inputs are given")
-    values: dict[str, Array] = {}
-    for parameter, array in zip(program.parameters, inputs, strict=True):
-        values[parameter.name] = np.asarray(array).astype(bool if parameter.dtype == "bool" else np.float64)
     shape: tuple[int, ...] | None = None
-    with np.errstate(all="ignore"):
-        for statement in program.statements:
-            operands = [values[x] if isinstance(x, str) else np.asarray(x, np.float64) for x in statement.operands]
-            if statement.spec.core:
-                shape = np.shape(operands[0])
-                axis, epsilon = int(statement.number("axis")), statement.number("epsilon")
-                values[statement.name] = normalise(statement.op, np.asarray(operands[0]), axis, epsilon)
-            else:
-                values[statement.name] = evaluate(statement, operands)
+
+    def core(statement: Statement, s: Array) -> Array:
+        nonlocal shape
+        shape = np.shape(s)
+        return normalise(statement.op, s, int(statement.number("axis")), statement.number("epsilon"))
+
+    found = values(program, inputs, core)
     if shape is None:
         raise ValueError("the program of a FusedLayerNorm needs a LayerNormalization or RMSNormalization")
     outputs = []
     for result in program.results:
-        value = np.broadcast_to(values[result.name], shape)
-        with np.errstate(over="ignore"):
-            outputs.append(value.astype(NUMPY_DTYPES[result.dtype]) if rounded else np.array(value))
+        value = np.broadcast_to(found[result.name], shape)
+        outputs.append(rounded_to(value, result.dtype) if rounded else np.array(value))
     return outputs
 
 

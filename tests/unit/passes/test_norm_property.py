@@ -12,14 +12,17 @@ from ortplugin.passes.common_subexpressions import COMMON_SUBEXPRESSIONS
 from ortplugin.passes.dead_nodes import DEAD_NODES
 from ortplugin.passes.fold_constants import FOLD_CONSTANTS
 from ortplugin.passes.fuse_layer_norm import FUSE_LAYER_NORM
+from ortplugin.passes.fuse_pointwise import FUSE_POINTWISE
 from ortplugin.passes.fuse_rms_norm import FUSE_RMS_NORM
 from ortplugin.passes.norm_epilogue import NORM_EPILOGUE
 from ortplugin.passes.norm_prologue import NORM_PROLOGUE
+from ortplugin.passes.pointwise_views import POINTWISE_VIEWS
 from ortplugin.passes.remove_identities import REMOVE_IDENTITIES
 from ortplugin.passes.shape_arithmetic import SHAPE_ARITHMETIC
 
 NORMS = (FUSE_LAYER_NORM, FUSE_RMS_NORM, NORM_PROLOGUE, NORM_EPILOGUE)
-ALL = (REMOVE_IDENTITIES, SHAPE_ARITHMETIC, FOLD_CONSTANTS, COMMON_SUBEXPRESSIONS, *NORMS, DEAD_NODES)
+ALL = (REMOVE_IDENTITIES, SHAPE_ARITHMETIC, FOLD_CONSTANTS, COMMON_SUBEXPRESSIONS, *NORMS, DEAD_NODES, POINTWISE_VIEWS,
+       FUSE_POINTWISE)  # fmt: skip
 
 INPUTS = {"x": "[N,M,8]", "r": "[N,M,8]", "b": "[8]", "c": "[1,M,1]", "e": "[N,1,8]", "one": "[1,1,1]"}
 UNARY = ("Neg", "Abs", "Tanh", "Sigmoid", "Relu", "Erf", "Sin", "Identity", "Softplus")

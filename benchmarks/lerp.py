@@ -1,0 +1,310 @@
+"""Lerp, its gradients, and sums over axes: the workload of Paddle PR 45946, and gradients of biases.
+
+    z = x + w (y - x)        dx = sum_to(x, (1 - w) dout)        dy = sum_to(y, w dout)        db = sum(dout)
+
+Measures, in one run: FusedPointwise or FusedSumTo inside ONNX Runtime, ONNX Runtime's own operators, PyTorch
+(torch.lerp; for gradients what its autograd computes: (grad * (1 - w)).sum_to_size(x), (grad * w).sum_to_size(y)),
+the same under `torch.compile`, and a device copy of the bytes that must be moved. Every step has tensors of its own, so
+that nothing is found in a cache. Checks every output against float64 in the same run. Writes results/lerp.json; with
+--readme fills the table in README.md from the results.
+
+    python benchmarks/lerp.py            measure, write, print
+    python benchmarks/lerp.py --readme   the same, then fill README.md
+    python benchmarks/lerp.py --from benchmarks/results/lerp.json --readme    no measuring
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+import timing
+
+STEPS = 11  # each on tensors of its own
+ROUNDS = 9
+LAUNCH = 3.0  # microseconds that a small operation may take beyond the time of its bytes
+COLUMNS = {
+    "ort": "ORT's operators",
+    "eager": "torch",
+    "compile": "torch.compile",
+    "ortplugin": "**ortplugin**",
+    "copy": "device copy of the bytes",
+}
+DTYPES = {
+    "float16": (TensorProto.FLOAT16, np.float16),
+    "float": (TensorProto.FLOAT, np.float32),
+    "double": (TensorProto.DOUBLE, np.float64),
+}
+Shape = tuple[int, ...]
+Node = tuple[str, str, tuple[str, ...]]  # result, operator, operands; "1" is the number; ReduceSum's are Case.axes
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row: named inputs, ONNX's nodes, the same in PyTorch or CuPy, and the axes of each sum."""
+
+    name: str
+    dtype: str
+    shapes: dict[str, Shape]
+    nodes: tuple[Node, ...]
+    results: tuple[str, ...]
+    formula: Callable[..., tuple[Any, ...]]
+    axes: tuple[int, ...] = ()
+    keepdims: int = 1
+
+    @property
+    def shape(self) -> Shape:
+        return tuple(np.broadcast_shapes(*self.shapes.values()))
+
+    def result_shape(self, result: str) -> Shape:
+        if not any(name == result and op == "ReduceSum" for name, op, _ in self.nodes):
+            return self.shape
+        kept = [1 if axis in self.axes else size for axis, size in enumerate(self.shape)]
+        return tuple(kept if self.keepdims else (size for axis, size in enumerate(kept) if axis not in self.axes))
+
+    @property
+    def bytes(self) -> int:
+        """What has to be moved at least."""
+        shapes = [*self.shapes.values(), *map(self.result_shape, self.results)]
+        return sum(map(math.prod, shapes)) * np.dtype(DTYPES[self.dtype][1]).itemsize
+
+    def program(self) -> str:
+        parameters = ", ".join(f"{self.dtype} {name}" for name in self.shapes)
+        results = ", ".join(f"{self.dtype} {name}" for name in self.results)
+        axes = " ".join(map(str, self.axes))
+        sums = f'SumTo<axes="{axes}", keepdims={self.keepdims}>'
+        body = "\n".join(f"  {name} = {op.replace('ReduceSum', sums)}({', '.join(e)})" for name, op, e in self.nodes)
+        return f"({parameters}) => ({results}) {{\n{body}\n}}"
+
+    def model(self, count: int, *, fused: bool) -> bytes:
+        """A model of `count` steps that share nothing."""
+        kind, numpy = DTYPES[self.dtype]
+        nodes, inputs, outputs = [], [], []
+        for step in range(count):
+            inputs += [helper.make_tensor_value_info(f"{name}{step}", kind, each) for name, each in self.shapes.items()]
+            outputs += [helper.make_tensor_value_info(f"{r}{step}", kind, self.result_shape(r)) for r in self.results]
+            if fused:
+                op = "FusedSumTo" if self.axes else "FusedPointwise"
+                names = [[f"{name}{step}" for name in each] for each in (self.shapes, self.results)]
+                nodes.append(helper.make_node(op, *names, f"node{step}", domain="ortplugin", program=self.program()))
+                continue
+            for name, op, operands in self.nodes:
+                given = ["one" if each == "1" else f"{each}{step}" for each in operands]
+                attributes = {"axes": list(self.axes), "keepdims": self.keepdims} if op == "ReduceSum" else {}
+                nodes.append(helper.make_node(op, given, [f"{name}{step}"], **attributes))
+        one = onnx.numpy_helper.from_array(np.asarray(1, numpy), "one")
+        constants = [one] if any("one" in node.input for node in nodes) else []
+        graph = helper.make_graph(nodes, "steps", inputs, outputs, constants)
+        opsets = [helper.make_opsetid("", 12), helper.make_opsetid("ortplugin", 1)]
+        made: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+        return made.SerializeToString()
+
+
+FORWARD: tuple[Node, ...] = (("d", "Sub", ("y", "x")), ("p", "Mul", ("w", "d")), ("z", "Add", ("x", "p")))
+GRADIENTS: tuple[Node, ...] = (
+    ("a", "Sub", ("1", "w")),
+    ("dx", "Mul", ("a", "dout")),
+    ("dy", "Mul", ("w", "dout")),
+)
+SUMMED: tuple[Node, ...] = (
+    ("a", "Sub", ("1", "w")),
+    ("g", "Mul", ("a", "dout")),
+    ("dx", "ReduceSum", ("g",)),
+    ("dy", "Mul", ("w", "dout")),
+)
+
+
+def gradients(dout: Any, w: Any) -> tuple[Any, ...]:
+    return dout * (1 - w), dout * w
+
+
+def cases() -> list[Case]:
+    """Every row of the table."""
+    made = []
+    for dtype, x, y, w in (
+        ("float", (16, 102400), (16, 102400), (1,)),
+        ("double", (16, 204800), (16, 204800), (1,)),
+        ("float", (16, 1, 1, 1), (16, 3, 244, 244), (3, 1, 244)),
+    ):
+        shape = "x".join(map(str, y))
+        made.append(
+            Case(f"lerp {shape}", dtype, {"x": x, "y": y, "w": w}, FORWARD, ("z",), lambda x, y, w: (x + w * (y - x),))
+        )
+        given = {"dout": y, "w": w}
+        if x == y:
+            made.append(Case(f"lerp {shape}, gradients", dtype, given, GRADIENTS, ("dx", "dy"), gradients))
+            continue
+
+        def summed(dout: Any, w: Any) -> tuple[Any, ...]:
+            dx, dy = gradients(dout, w)
+            return dx.sum((1, 2, 3), keepdims=True), dy
+
+        made.append(Case(f"lerp {shape}, gradients", dtype, given, SUMMED, ("dx", "dy"), summed, (1, 2, 3)))
+    for name, dtype, shape, axes in (
+        ("bias gradient, NCHW 1000x16x28x28", "float", (1000, 16, 28, 28), (0, 2, 3)),
+        ("bias gradient, NHWC 1000x28x28x16", "float", (1000, 28, 28, 16), (0, 1, 2)),
+        ("bias gradient, NCHW 64x256x56x56", "float16", (64, 256, 56, 56), (0, 2, 3)),
+        ("bias gradient, NHWC 64x56x56x256", "float16", (64, 56, 56, 256), (0, 1, 2)),
+        ("columns of 8192x4096", "float16", (8192, 4096), (0,)),
+        ("rows of 8192x4096", "float16", (8192, 4096), (1,)),
+        ("rows of 1048576x32", "float", (1048576, 32), (1,)),
+        ("the middle of 64x256x1024", "float", (64, 256, 1024), (1,)),
+        ("all of 16777216", "float", (16777216,), (0,)),
+    ):
+        nodes: tuple[Node, ...] = (("db", "ReduceSum", ("dout",)),)
+
+        def total(dout: Any, axes: tuple[int, ...] = axes) -> tuple[Any, ...]:
+            return (dout.sum(axes),)
+
+        made.append(Case(name, dtype, {"dout": shape}, nodes, ("db",), total, axes, 0))
+    return made
+
+
+def check(case: Case, feed: dict[str, Any], results: dict[str, tuple[Any, ...]]) -> dict[str, float]:
+    """Largest difference of each contender's first step from float64, in units of the dtype's roundoff times the size
+    of what is added up (a sum's terms by their absolute values)."""
+    import cupy
+
+    wide = {name: each.astype(cupy.float64) for name, each in feed.items()}
+    expected = case.formula(**wide)
+    sizes = case.formula(**{name: abs(each) if name != "w" else each for name, each in wide.items()})
+    unit = float(np.finfo(DTYPES[case.dtype][1]).eps)
+    errors = {}
+    for name, found in results.items():
+        worst = 0.0
+        for got, wanted, size in zip(found, expected, sizes, strict=True):
+            difference = cupy.abs(cupy.asarray(got).astype(cupy.float64) - wanted)
+            worst = max(worst, float((difference / (cupy.abs(size).max() * unit)).max()))
+        if not worst <= 8:
+            raise SystemExit(f"{case.name}: {name} is off by {worst:.1f} units")
+        errors[name] = worst
+    return errors
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """One row of the table: microseconds of each contender and its error."""
+    import cupy
+    import torch
+
+    import ortplugin
+
+    cupy.random.seed(len(case.name))
+    numpy = DTYPES[case.dtype][1]
+    drawn = np.float64 if case.dtype == "double" else np.float32
+
+    def fresh(name: str, shape: Shape) -> Any:
+        draw = cupy.random.random_sample if name == "w" else cupy.random.standard_normal
+        return draw(shape, drawn).astype(numpy)
+
+    feeds = [{name: fresh(name, shape) for name, shape in case.shapes.items()} for _ in range(STEPS)]
+    cupy.cuda.Device().synchronize()
+    tensors = [{name: torch.from_dlpack(array) for name, array in feed.items()} for feed in feeds]
+
+    def eager(**feed: Any) -> Any:
+        return (torch.lerp(**{"input": feed["x"], "end": feed["y"], "weight": feed["w"]}),) if "x" in feed else (
+            case.formula(**feed))  # fmt: skip
+
+    def copy(**feed: Any) -> Any:
+        return (feed[max(case.shapes, key=lambda name: math.prod(case.shapes[name]))].clone(),)
+
+    torch._dynamo.reset()
+    contenders, results = {}, {}
+    for name, fused in (("ortplugin", True), ("ort", False)):
+        contenders[name], _ = timing.session_steps(
+            lambda count, fused=fused: case.model(count, fused=fused), feeds, plugin=fused
+        )
+        session = ortplugin.session(case.model(1, fused=fused), providers=["CUDAExecutionProvider"])
+        found = ortplugin.run(session, {f"{key}0": each for key, each in feeds[0].items()})
+        results[name] = tuple(found[f"{result}0"] for result in case.results)
+    for name, step in (("eager", eager), ("compile", torch.compile(eager, dynamic=False)), ("copy", copy)):
+        contenders[name], results[name] = timing.torch_steps(step, tensors)
+    del results["copy"]
+    times = timing.microseconds(contenders, STEPS, ROUNDS)
+    errors = check(case, feeds[0], results)
+    copied = 2 * max(map(math.prod, case.shapes.values())) * np.dtype(numpy).itemsize
+    times["copy"] *= case.bytes / copied
+    row = {
+        "case": case.name,
+        "dtype": case.dtype,
+        "shapes": {name: list(shape) for name, shape in case.shapes.items()},
+        "bytes": case.bytes,
+        "microseconds": times,
+        "error": errors,
+    }
+    del contenders, results, feeds, tensors
+    gc.collect()
+    cupy.get_default_memory_pool().free_all_blocks()
+    torch.cuda.empty_cache()
+    return row
+
+
+def copy_rate() -> float:
+    """Bytes read and written in a microsecond by a device copy of 256 MiB."""
+    import torch
+
+    feeds = [{"x": torch.randn(1 << 26, device="cuda")} for _ in range(STEPS)]
+    contender, _ = timing.torch_steps(lambda x: (x.clone(),), feeds)
+    return (2 << 28) / timing.microseconds({"copy": contender}, STEPS, ROUNDS)["copy"]
+
+
+def bound(row: dict[str, Any], rate: float) -> float:
+    """What a row may take: 1.15 times its bytes at the copy's rate, and a launch."""
+    return 1.15 * float(row["bytes"]) / rate + LAUNCH
+
+
+def table(record: dict[str, Any]) -> str:
+    """The record as a Markdown table."""
+    lines = [
+        "| tensors | " + " | ".join(COLUMNS.values()) + " | bytes at the copy's rate |",
+        "|---|" + "---:|" * (len(COLUMNS) + 1),
+    ]
+    for row in record["rows"]:
+        cells = " | ".join(f"{row['microseconds'][column]:.1f}" for column in COLUMNS)
+        lines.append(f"| {row['case']}, {row['dtype']} | {cells} | {row['bytes'] / record['copy_rate']:.1f} |")
+    where = record["environment"]
+    lines += [
+        "",
+        f"Microseconds of a step, medians; a copy of 256 MiB moves {record['copy_rate'] / 1e6:.2f} TB/s; "
+        f"{where['gpu']}, driver {where['driver']}, ONNX Runtime {where['onnxruntime']}, PyTorch {where['torch']}, "
+        f"commit {where['commit'][:12]}, {where['date']}. Measured by `python benchmarks/lerp.py`.",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=[], help="words that the cases' names begin with")
+    parser.add_argument("--readme", action="store_true", help="fill the table in README.md")
+    parser.add_argument("--from", dest="source", type=Path, help="use these results instead of measuring")
+    parser.add_argument("--out", type=Path, default=timing.RESULTS, help="folder of the results")
+    parser.add_argument("--commit", default="", help="what was measured, where git can't tell")
+    args = parser.parse_args()
+    if args.source:
+        record = json.loads(args.source.read_text())
+    else:
+        record = {"environment": timing.environment(args.commit), "copy_rate": copy_rate(), "rows": []}
+        for case in cases():
+            if args.only and not any(case.name.startswith(word) for word in args.only):
+                continue
+            row = measure(case)
+            record["rows"].append(row)
+            shown = ", ".join(f"{name} {value:.1f}" for name, value in row["microseconds"].items())
+            print(f"{case.name} {case.dtype}: {shown}; may take {bound(row, record['copy_rate']):.1f}", flush=True)
+        timing.write("lerp", record, args.out)
+    print(table(record))
+    if args.readme:
+        timing.fill_readme("lerp", table(record))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,317 @@
+"""Chains of pointwise operators over tensors of 64 MiB, and lerp.
+
+    v = Mul(x, b)  v = Add(v, b)  v = Relu(v)  v = Sub(v, x)  ...      2, 4, 8 or 16 operators; x: 64 MiB
+
+b has the shape of x, or is a row, a column, a scalar or [N, 1, H, W] beside [N, C, H, W]. Measures, in one run:
+FusedPointwise inside ONNX Runtime, ONNX Runtime's own operators, and where PyTorch is there its eager mode,
+`torch.compile` and a device copy, scaled to the bytes that the program must move. Every step has tensors of its own, so
+that nothing is found in a cache. Checks every output against float64 in the same run. Writes results/pointwise.json;
+--readme fills the table in README.md from the results.
+
+    python benchmarks/pointwise.py            measure, write, print
+    python benchmarks/pointwise.py --readme   the same, then fill README.md
+    python benchmarks/pointwise.py --from benchmarks/results/pointwise.json --readme    no measuring
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+import timing
+
+STEPS = 11  # each on tensors of its own
+ROUNDS = 9
+LENGTHS = (2, 4, 8, 16)
+COLUMNS = {
+    "ort": "ORT's operators",
+    "eager": "torch eager",
+    "compile": "torch.compile",
+    "ortplugin": "**ortplugin**",
+    "copy": "device copy of the bytes",
+}
+DTYPES = {
+    "float16": (TensorProto.FLOAT16, np.float16),
+    "float": (TensorProto.FLOAT, np.float32),
+    "double": (TensorProto.DOUBLE, np.float64),
+}
+# One turn of the chain: an operator and what stands beside the value at hand. Bounded, and nothing cancels.
+TURN = (
+    ("Mul", "b"), ("Add", "b"), ("Relu", None), ("Sub", "x"), ("Mul", 0.5), ("Max", "b"), ("Add", "x"), ("Min", 4.0),
+)  # fmt: skip
+
+# x sigmoid(x) of a scaled and shifted tensor, as after a folded batch normalisation.
+SILU = (("v0", "Mul", ("x", "b")), ("v1", "Add", ("v0", "b")), ("v2", "Sigmoid", ("v1",)), ("y", "Mul", ("v1", "v2")))
+
+Statement = tuple[str, str, Sequence[str | float]]  # result, operator, operands
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program of ONNX operators on named inputs, whose last statement is the result y."""
+
+    name: str
+    dtype: str
+    shapes: dict[str, tuple[int, ...]]
+    statements: tuple[Statement, ...]
+    length: int  # operators, for the table
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(np.broadcast_shapes(*self.shapes.values()))
+
+    @property
+    def bytes(self) -> int:
+        """What has to be moved at least."""
+        sizes = [math.prod(shape) for shape in self.shapes.values()]
+        return (sum(sizes) + math.prod(self.shape)) * np.dtype(DTYPES[self.dtype][1]).itemsize
+
+    def program(self) -> str:
+        parameters = ", ".join(f"{self.dtype} {name}" for name in self.shapes)
+        body = "\n".join(f"  {name} = {op}({', '.join(map(str, each))})" for name, op, each in self.statements)
+        return f"({parameters}) => ({self.dtype} y) {{\n{body}\n}}"
+
+    def model(self, count: int, *, fused: bool) -> bytes:
+        """A model of `count` steps that share nothing."""
+        kind, numpy = DTYPES[self.dtype]
+        nodes, inputs, outputs, constants = [], [], [], {}
+        for step in range(count):
+            inputs += [helper.make_tensor_value_info(f"{name}{step}", kind, each) for name, each in self.shapes.items()]
+            outputs.append(helper.make_tensor_value_info(f"y{step}", kind, self.shape))
+            if fused:
+                names = [f"{name}{step}" for name in self.shapes]
+                nodes.append(
+                    helper.make_node(
+                        "FusedPointwise", names, [f"y{step}"], f"node{step}", domain="ortplugin", program=self.program()
+                    )
+                )
+                continue
+            for name, op, operands in self.statements:
+                given = []
+                for operand in operands:
+                    if isinstance(operand, str):
+                        given.append(operand + str(step) if operand in self.shapes else f"{operand}_{step}")
+                        continue
+                    constants[f"c{operand}"] = np.asarray(operand, numpy)
+                    given.append(f"c{operand}")
+                nodes.append(helper.make_node(op, given, [f"y{step}" if name == "y" else f"{name}_{step}"]))
+        graph = helper.make_graph(
+            nodes, "steps", inputs, outputs, [onnx.numpy_helper.from_array(x, name) for name, x in constants.items()]
+        )
+        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
+        made: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+        return made.SerializeToString()
+
+    def evaluate(self, functions: dict[str, Callable[..., Any]], feed: dict[str, Any]) -> Any:
+        values = dict(feed)
+        for name, op, operands in self.statements:
+            values[name] = functions[op](*(values[x] if isinstance(x, str) else x for x in operands))
+        return values["y"]
+
+
+def chain(length: int) -> tuple[Statement, ...]:
+    statements: list[Statement] = []
+    value = "x"
+    for number in range(length):
+        op, beside = TURN[number % len(TURN)]
+        result = "y" if number == length - 1 else f"v{number}"
+        statements.append((result, op, (value,) if beside is None else (value, beside)))
+        value = result
+    return tuple(statements)
+
+
+LERP: tuple[Statement, ...] = (("d", "Sub", ("end", "x")), ("p", "Mul", ("w", "d")), ("y", "Add", ("x", "p")))
+
+
+def cases() -> list[Case]:
+    """Every row of the table."""
+    made = []
+    for dtype, rows in (("float16", 8192), ("float", 4096)):
+        matrix, image = (rows, 4096), (rows // 256, 64, 128, 128)
+        for name, x, b in (
+            ("contiguous", matrix, matrix),
+            ("row", matrix, (4096,)),
+            ("column", matrix, (rows, 1)),
+            ("scalar", matrix, (1,)),
+            ("middle", image, (image[0], 1, *image[2:])),
+        ):
+            made += [Case(name, dtype, {"x": x, "b": b}, chain(length), length) for length in LENGTHS]
+        made.append(Case("SiLU, row", dtype, {"x": matrix, "b": (4096,)}, SILU, 4))
+    for dtype, x, y, w in (
+        ("float", (16, 102400), (16, 102400), (1,)),
+        ("double", (16, 204800), (16, 204800), (1,)),
+        ("float", (16, 1, 1, 1), (16, 3, 244, 244), (3, 1, 244)),
+    ):
+        shape = "x".join(map(str, y))
+        made.append(Case(f"lerp {shape}", dtype, {"x": x, "end": y, "w": w}, LERP, 3))
+    return made
+
+
+def functions_of(library: Any) -> dict[str, Callable[..., Any]]:
+    """The operators in CuPy or PyTorch."""
+    if library.__name__ == "torch":
+        sigmoid = library.sigmoid
+
+        def minimum(a: Any, b: Any) -> Any:
+            return library.clamp(a, max=b) if isinstance(b, float) else library.minimum(a, b)
+
+        relu = library.relu
+    else:
+
+        def relu(a: Any) -> Any:
+            return library.maximum(a, 0)
+
+        def sigmoid(a: Any) -> Any:
+            return 1 / (1 + library.exp(-a))
+
+        minimum = library.minimum
+    return {
+        "Mul": lambda a, b: a * b,
+        "Add": lambda a, b: a + b,
+        "Sub": lambda a, b: a - b,
+        "Relu": relu,
+        "Sigmoid": sigmoid,
+        "Max": library.maximum,
+        "Min": minimum,
+    }
+
+
+def check(case: Case, feed: dict[str, Any], results: dict[str, Any]) -> dict[str, float]:
+    """Largest difference of each contender's first step from float64, in units of the output's largest value."""
+    import cupy
+
+    expected = case.evaluate(functions_of(cupy), {name: each.astype(cupy.float64) for name, each in feed.items()})
+    scale = float(cupy.abs(expected).max())
+    unit = float(np.finfo(DTYPES[case.dtype][1]).eps)
+    errors = {}
+    for name, result in results.items():
+        error = float(cupy.abs(cupy.asarray(result).astype(cupy.float64) - expected).max()) / scale
+        # Fused there is one rounding to the dtype; operators by themselves round after each.
+        roundings = 2 if name == "ortplugin" and case.dtype == "float16" else 2 * case.length
+        if not error <= unit * roundings:
+            raise SystemExit(f"{case.name}, {case.length} operators, {case.dtype}: {name} is off by {error:.1e}")
+        errors[name] = error
+    return errors
+
+
+def torch_contenders(case: Case, feeds: Sequence[dict[str, Any]]) -> list[tuple[str, Callable[..., Any], list[Any]]]:
+    """Name, step and tensors of each; none where PyTorch is not installed."""
+    try:
+        import torch
+    except ImportError:
+        return []
+    torch.cuda.empty_cache()
+    torch._dynamo.reset()
+    tensors = [{name: torch.from_dlpack(array) for name, array in feed.items()} for feed in feeds]
+    ops = functions_of(torch)
+    largest = max(case.shapes, key=lambda name: math.prod(case.shapes[name]))
+
+    def eager(**feed: Any) -> Any:
+        return torch.lerp(feed["x"], feed["end"], feed["w"]) if "end" in feed else case.evaluate(ops, feed)
+
+    compiled = torch.compile(eager, dynamic=False)
+    return [
+        ("eager", eager, tensors),
+        ("compile", compiled, tensors),
+        ("copy", lambda **x: x[largest].clone(), tensors),
+    ]
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """One row of the table: microseconds of each contender and its error."""
+    import cupy
+
+    cupy.random.seed(len(case.name) + case.length)
+    numpy = DTYPES[case.dtype][1]
+    drawn = np.float64 if case.dtype == "double" else np.float32
+    feeds = [
+        {name: cupy.random.standard_normal(each, drawn).astype(numpy) for name, each in case.shapes.items()}
+        for _ in range(STEPS)
+    ]
+    cupy.cuda.Device().synchronize()
+    contenders, results = {}, {}
+    for name, fused in (("ortplugin", True), ("ort", False)):
+        contenders[name], results[name] = timing.session_steps(
+            lambda count, fused=fused: case.model(count, fused=fused), feeds, plugin=fused
+        )
+    for name, step, tensors in torch_contenders(case, feeds):
+        contenders[name], results[name] = timing.torch_steps(step, tensors)
+    times = timing.microseconds(contenders, STEPS, ROUNDS)
+    results.pop("copy", None)
+    errors = check(case, feeds[0], results)
+    if "copy" in times:
+        times["copy"] *= case.bytes / (2 * math.prod(case.shape) * np.dtype(numpy).itemsize)
+    row = {
+        "case": case.name,
+        "dtype": case.dtype,
+        "operators": case.length,
+        "shapes": {name: list(shape) for name, shape in case.shapes.items()},
+        "bytes": case.bytes,
+        "microseconds": times,
+        "error": errors,
+    }
+    del contenders, results, feeds
+    gc.collect()
+    cupy.get_default_memory_pool().free_all_blocks()
+    return row
+
+
+def table(record: dict[str, Any]) -> str:
+    """The record as a Markdown table."""
+    present = [column for column in COLUMNS if column in record["rows"][0]["microseconds"]]
+    lines = [
+        "| tensors | operators | " + " | ".join(COLUMNS[column] for column in present) + " | / copy |",
+        "|---|---:|" + "---:|" * (len(present) + 1),
+    ]
+    for row in record["rows"]:
+        times = row["microseconds"]
+        cells = " | ".join(f"{times[column]:.1f}" for column in present)
+        ratio = f"{times['ortplugin'] / times['copy']:.2f}" if "copy" in times else ""
+        lines.append(f"| {row['case']}, {row['dtype']} | {row['operators']} | {cells} | {ratio} |")
+    where = record["environment"]
+    lines += [
+        "",
+        f"Microseconds of a step, medians; {where['gpu']}, driver {where['driver']}, ONNX Runtime "
+        f"{where['onnxruntime']}, PyTorch {where.get('torch', 'absent')}, commit {where['commit'][:12]}, "
+        f"{where['date']}. Measured by `python benchmarks/pointwise.py`.",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=[], help="names of cases")
+    parser.add_argument("--readme", action="store_true", help="fill the table in README.md")
+    parser.add_argument("--from", dest="source", type=Path, help="use these results instead of measuring")
+    parser.add_argument("--out", type=Path, default=timing.RESULTS, help="folder of the results")
+    parser.add_argument("--commit", default="", help="what was measured, where git can't tell")
+    args = parser.parse_args()
+    if args.source:
+        record = json.loads(args.source.read_text())
+    else:
+        record = {"environment": timing.environment(args.commit), "rows": []}
+        for case in cases():
+            if args.only and case.name not in args.only:
+                continue
+            record["rows"].append(measure(case))
+            times = record["rows"][-1]["microseconds"]
+            shown = ", ".join(f"{name} {value:.1f}" for name, value in times.items())
+            print(f"{case.name} {case.length} {case.dtype}: {shown}", flush=True)
+        timing.write("pointwise", record, args.out)
+    print(table(record))
+    if args.readme:
+        timing.fill_readme("pointwise", table(record))
+
+
+if __name__ == "__main__":
+    main()

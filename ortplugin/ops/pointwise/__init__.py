@@ -1,0 +1,91 @@
+"""FusedPointwise: any chain of pointwise operators as one.
+
+    outs[i] = program(ins[broadcast(i)])            for every index i of S, the shape that all inputs broadcast to
+
+Domain `ortplugin`, version 1.
+Attribute: `program` (string), docs/programs.md; it holds no core operator.
+Inputs: one for each of the program's parameters (1 to 32), in order, of the dtypes declared there. They broadcast to
+    each other as in ONNX, whatever their ranks.
+Outputs: one for each of the program's results (1 to 16), in order, with the dtype declared there and the shape S, also
+    where a result needs only some of the inputs.
+Arithmetic of floating dtypes runs in float32, in float64 for double; integers compute in their own dtype and wrap.
+Errors: an invalid program, one with a core operator, another number of inputs or outputs than the program has, an input
+    of another dtype than declared, shapes that do not broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from ortplugin.errors import ModelError
+from ortplugin.graph.shapes import broadcast
+from ortplugin.ops.base import DOMAIN, Operator, TensorType
+from ortplugin.ops.decompose import NUMPY_DTYPES, Builder, to_onnx
+from ortplugin.ops.node_program import read_program
+from ortplugin.ops.pointwise import reference as reference_module
+from ortplugin.program import Program
+
+NAME = "FusedPointwise"
+
+
+def program_of(node: onnx.NodeProto) -> Program:
+    """The node's program, checked against its inputs and outputs. Raises ModelError that names the node."""
+    program = read_program(node)
+    if program.core is not None:
+        raise ModelError(f"node '{node.name}' ({NAME}): the program holds a {program.core.op}; it must be pointwise")
+    if not program.parameters:
+        raise ModelError(f"node '{node.name}' ({NAME}): the program has no parameters")
+    return program
+
+
+def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[TensorType]:
+    """Every output's dtype as declared and the shape S, None where the inputs' shapes do not tell."""
+    program = program_of(node)
+    shape = broadcast([tensor.shape for tensor in inputs])
+    return [TensorType(NUMPY_DTYPES[result.dtype], shape) for result in program.results]
+
+
+def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
+    """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names.
+
+    A result that some parameters have no part in is expanded by each of their shapes; that changes nothing where it has
+    the shape S already, which the parameters' shapes alone decide.
+    """
+    program = program_of(node)
+    inputs = {each.name: name for each, name in zip(program.parameters, node.input, strict=True)}
+    prefix = f"{node.output[0]}/unfused"
+    made: list[str] = []
+    missing = []
+    for result, output in zip(program.results, node.output, strict=True):
+        needed = program.needed_for([result.name])
+        missing.append([name for each, name in inputs.items() if each not in needed])
+        made.append(f"{prefix}/{result.name}" if missing[-1] else output)
+    nodes = to_onnx(program, node.input, made, opset, prefix)
+    expand = Builder(opset, f"{prefix}/whole")
+    for value, output, names in zip(made, node.output, missing, strict=True):
+        for name in names:
+            value = expand.op("Expand", value, expand.op("Shape", name), output=output if name == names[-1] else "")
+    return nodes + expand.nodes
+
+
+def reference(
+    node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
+) -> list[npt.NDArray[np.generic]]:
+    """The outputs in NumPy, computed in float64; see reference.py."""
+    return reference_module.pointwise(program_of(node), inputs, rounded)
+
+
+OPERATOR = Operator(
+    name=NAME,
+    domain=DOMAIN,
+    version=1,
+    summary="any chain of pointwise operators, with broadcasting",
+    infer_shapes=infer_shapes,
+    decompose=decompose,
+    reference=reference,
+)

@@ -1,0 +1,53 @@
+// FusedPointwise: any pointwise program over tensors that broadcast together. The specification is in
+// ortplugin/ops/pointwise/__init__.py.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ortplugin/runtime/cuda.h"
+#include "ortplugin/runtime/operands.h"
+#include "ortplugin/runtime/ort.h"
+#include "ortplugin/runtime/program.h"
+
+namespace ortplugin {
+
+extern const Operator kFusedPointwise;
+
+// Throws Error where the text is no program of this operator.
+Program ParsePointwise(const std::string& text);
+
+// The shapes of one run.
+struct PointwiseShape {
+  Shape shape;  // what all inputs broadcast to, and every result has
+  int64_t count;
+  Axes axes;  // strides: of each parameter
+};
+
+// Throws Error where the inputs' shapes don't broadcast together.
+PointwiseShape FitPointwise(const Program& program, const std::vector<Shape>& inputs);
+
+// What both kernels check when they are created: throws Error where inputs, outputs or the shapes that are known early
+// don't fit the program. Returns the inputs' types.
+std::vector<TensorType> CheckPointwise(const Program& program, const NodeInfo& info);
+
+std::unique_ptr<Kernel> CreateCudaPointwise(const NodeInfo& info);
+
+// The whole CUDA C++ of one variant of the kernel, for tests as well as for launches.
+struct PointwiseSchedule {
+  int vector;     // elements of an access
+  int items;      // vectors of a thread
+  bool across;    // vectors cross the ends of rows: tensors that are repeated are read element by element
+  bool tail;      // elements are left after the last whole vector
+  bool wide;      // indices have 64 bits
+  int threads;    // of a block
+  int64_t tiles;  // of threads * items vectors
+};
+
+// `most_vector`: the most elements, a power of two, of an access that every tensor's address is good for.
+PointwiseSchedule SchedulePointwise(const Program& program, const PointwiseShape& shape, const cuda::DeviceFacts& gpu,
+                                    int most_vector);
+std::string PointwiseSource(const Program& program, const PointwiseShape& shape, const PointwiseSchedule& schedule);
+
+}  // namespace ortplugin

@@ -1,0 +1,519 @@
+#include "ortplugin/ops/sum_to/sum_to.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "ortplugin/runtime/evaluator.h"
+#include "ortplugin/runtime/operand_lanes.h"
+
+namespace ortplugin {
+namespace {
+
+void CheckRank(const SumProgram& sums, const SumProgram::Sum& sum, const Shape& shape) {
+  if (sum.axes.back() >= static_cast<int64_t>(shape.size()))
+    Fail("'", sums.program.value(sum.value).name, "' sums over axis ", sum.axes.back(),
+         ", but the inputs broadcast to the shape ", ToString(shape));
+}
+
+bool IsSummed(const SumProgram::Sum& sum, size_t axis) {
+  return std::binary_search(sum.axes.begin(), sum.axes.end(), static_cast<int64_t>(axis));
+}
+
+void Infer(ShapeContext& context) {
+  const SumProgram sums = SumProgram::Parse(ProgramText(context));
+  const Program& program = sums.program;
+  const size_t count = context.input_count();
+  if (count != program.parameters().size())
+    Fail("the program has ", program.parameters().size(), " parameters, the node ", count, " inputs");
+  std::vector<TensorType> inputs;
+  for (size_t i = 0; i < count; ++i) {
+    inputs.push_back(context.input(i));
+    if (inputs[i].type != ort::kUndefined) CheckType(program, i, inputs[i].type);
+  }
+  const TensorType whole = Broadcast(inputs);
+  std::vector<TensorType> results(program.results().size(), whole);
+  for (const SumProgram::Sum& sum : sums.sums) {
+    if (!whole.has_shape) break;
+    CheckRank(sums, sum, whole.shape);
+    TensorType type;
+    type.has_shape = true;
+    for (size_t axis = 0; axis < whole.shape.size(); ++axis) {
+      const bool is_summed = IsSummed(sum, axis);
+      if (is_summed && !sum.keepdims) continue;
+      type.shape.push_back(is_summed ? 1 : whole.shape[axis]);
+      type.symbols.push_back(is_summed ? "" : whole.symbols[axis]);
+    }
+    for (const size_t r : sum.results) results[r] = type;
+  }
+  for (size_t r = 0; r < results.size(); ++r) {
+    results[r].type = ToOrt(program.value(program.results()[r]).dtype);
+    context.set_output(r, results[r]);
+  }
+}
+
+// ---- CPU kernel -----------------------------------------------------------------------------------------------------
+
+// Sums are kept in double, or modulo 2^64: both as 64 bits.
+union Total {
+  double floating;
+  uint64_t integer;
+};
+
+template <typename T>
+void AddRun(const T* lanes, size_t count, bool to_one, double* totals) {
+  if (!to_one) {
+    for (size_t i = 0; i < count; ++i) totals[i] += static_cast<double>(lanes[i]);
+    return;
+  }
+  constexpr size_t kShort = 8;
+  if (count > kShort) {
+    *totals += SumLanes(sizeof(T) == 4 ? DType::kFloat : DType::kDouble, lanes, count);
+    return;
+  }
+  double sum = 0;
+  for (size_t i = 0; i < count; ++i) sum += static_cast<double>(lanes[i]);
+  *totals += sum;
+}
+
+template <typename T>
+void AddRun(const T* lanes, size_t count, bool to_one, uint64_t* totals) {
+  if (!to_one) {
+    for (size_t i = 0; i < count; ++i) totals[i] += static_cast<uint64_t>(lanes[i]);
+    return;
+  }
+  uint64_t sum = 0;
+  for (size_t i = 0; i < count; ++i) sum += static_cast<uint64_t>(lanes[i]);
+  *totals += sum;
+}
+
+// Adds the lanes of elements [first, first + count) of S to the totals that they belong to; `strides` lead to these,
+// the first of which has the number `base`.
+template <typename T, typename Totals>
+void AddLanes(const Axes& axes, const Shape& strides, int64_t first, const T* lanes, size_t count, int64_t base,
+              Totals* totals) {
+  const size_t last = axes.count() - 1;
+  Shape index(axes.count());
+  int64_t row = -base;
+  for (size_t i = axes.count(); i-- > 0; first /= axes.sizes[i]) {
+    index[i] = first % axes.sizes[i];
+    if (i < last) row += index[i] * strides[i];
+  }
+  const bool to_one = strides[last] == 0;
+  while (true) {
+    const size_t run = std::min(count, static_cast<size_t>(axes.sizes[last] - index[last]));
+    AddRun(lanes, run, to_one, totals + row + (to_one ? 0 : index[last]));
+    lanes += run;
+    count -= run;
+    if (count == 0) return;
+    index[last] = 0;
+    for (size_t i = last; i-- > 0;) {
+      row += strides[i];
+      if (++index[i] < axes.sizes[i]) break;
+      row -= strides[i] * axes.sizes[i];
+      index[i] = 0;
+    }
+  }
+}
+
+void AddLanes(DType dtype, const Axes& axes, const Shape& strides, int64_t first, const void* lanes, size_t count,
+              int64_t base, Total* totals) {
+  const auto floating = [&](auto type) {
+    AddLanes(axes, strides, first, static_cast<const decltype(type)*>(lanes), count, base, &totals->floating);
+  };
+  const auto integer = [&](auto type) {
+    AddLanes(axes, strides, first, static_cast<const decltype(type)*>(lanes), count, base, &totals->integer);
+  };
+  switch (dtype) {
+    case DType::kDouble:
+      return floating(double{});
+    case DType::kInt32:
+      return integer(int32_t{});
+    case DType::kUInt32:
+      return integer(uint32_t{});
+    case DType::kInt64:
+    case DType::kUInt64:
+      return integer(uint64_t{});
+    default:
+      return floating(float{});
+  }
+}
+
+void TotalsToLanes(DType dtype, const Total* totals, size_t count, void* lanes) {
+  const auto floating = [&](auto* to) {
+    for (size_t i = 0; i < count; ++i) to[i] = static_cast<std::decay_t<decltype(*to)>>(totals[i].floating);
+  };
+  const auto integer = [&](auto* to) {
+    for (size_t i = 0; i < count; ++i) to[i] = static_cast<std::decay_t<decltype(*to)>>(totals[i].integer);
+  };
+  switch (dtype) {
+    case DType::kDouble:
+      return floating(static_cast<double*>(lanes));
+    case DType::kInt32:
+    case DType::kUInt32:
+      return integer(static_cast<uint32_t*>(lanes));
+    case DType::kInt64:
+    case DType::kUInt64:
+      return integer(static_cast<uint64_t*>(lanes));
+    default:
+      return floating(static_cast<float*>(lanes));
+  }
+}
+
+// One run. S is cut into tasks by its shape alone; each has totals of its own, which are added in the order of the
+// tasks, so that the result does not depend on the number of threads.
+class Pass {
+ public:
+  Pass(const SumProgram& sums, const SumShape& shape, const std::vector<Tensor>& inputs,
+       const std::vector<char*>& outputs)
+      : sums_(sums),
+        program_(sums.program),
+        shape_(shape),
+        outputs_(outputs),
+        is_fixed_(FixedValues()),
+        once_(program_, Statements(true)),
+        each_(program_, Statements(false)) {
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const DType dtype = program_.value(program_.parameters()[i]).dtype;
+      operands_.emplace_back(dtype, shape.axes, i, inputs[i].data, false);
+    }
+    std::vector<bool> is_bound(program_.values().size());
+    for (const size_t r : sums.whole) {
+      const ValueId value = program_.results()[r];
+      const bool bind = IsComputed(value) && !is_bound[value] && IsLanes(program_.value(value).dtype);
+      binds_.push_back(bind);
+      is_bound[value] = is_bound[value] || bind;
+    }
+    Cut();
+  }
+
+  void Compute(Run& run) {
+    partial_.resize(tasks_);
+    const auto task = [&](size_t number) { Task(number); };
+    if (tasks_ == 1) {
+      task(0);
+    } else {
+      run.parallel_for(tasks_, task);
+    }
+    for (size_t s = 0; s < sums_.sums.size(); ++s) {
+      const int64_t totals = ElementCount(shape_.results[sums_.sums[s].results[0]]);
+      const auto blocks = static_cast<size_t>((totals + kTotals - 1) / kTotals);
+      const auto finish = [&](size_t block) {
+        const int64_t first = static_cast<int64_t>(block) * kTotals;
+        Finish(s, first, std::min(totals, first + kTotals));
+      };
+      if (blocks == 1) {
+        finish(0);
+      } else {
+        run.parallel_for(blocks, finish);
+      }
+    }
+  }
+
+ private:
+  // A task's totals of one sum: those with the numbers from `first` on.
+  struct Partial {
+    int64_t first;
+    std::vector<Total> totals;
+    // Of double, which nothing wider could add up: the totals of the last `pending` elements, so that few numbers are
+    // added one after the other.
+    std::vector<Total> recent;
+    size_t pending;
+
+    void Add(DType dtype, const Axes& axes, const Shape& strides, int64_t at, const void* lanes, size_t count) {
+      AddLanes(dtype, axes, strides, at, lanes, count, first, recent.empty() ? totals.data() : recent.data());
+      pending += count;
+      if (pending >= std::max(kBlock, 64 * recent.size())) Fold();
+    }
+    void Fold() {
+      for (size_t i = 0; i < recent.size(); ++i) {
+        totals[i].floating += recent[i].floating;
+        recent[i].floating = 0;
+      }
+      pending = 0;
+    }
+  };
+  static constexpr int64_t kTask = 32768, kMostTasks = 64, kTotals = 16384;
+  static constexpr int64_t kStretch = 8 * static_cast<int64_t>(kBlock);
+
+  const Shape& strides(size_t sum) const { return shape_.axes.strides[operands_.size() + sum]; }
+
+  // Tasks are stretches of S. Where the first axis is summed over and much lies within it, stretches of that instead,
+  // for all its indices: a task then has few totals, and those of different tasks are different.
+  void Cut() {
+    const Axes& axes = shape_.axes;
+    const int64_t within = shape_.count / axes.sizes[0];
+    bool sums_first = false;
+    int64_t most_totals = 1;
+    for (size_t s = 0; s < sums_.sums.size(); ++s) {
+      sums_first = sums_first || strides(s)[0] == 0;
+      most_totals = std::max(most_totals, ElementCount(shape_.results[sums_.sums[s].results[0]]));
+    }
+    int64_t wanted = std::clamp<int64_t>(shape_.count / kTask, 1, kMostTasks);
+    const bool splits = sums_first && axes.count() > 1 && within >= kMostTasks * static_cast<int64_t>(kBlock);
+    repeats_ = splits ? axes.sizes[0] : 1;
+    inner_ = splits ? within : shape_.count;
+    if (sums_first && !splits) wanted = std::clamp<int64_t>(shape_.count / (4 * most_totals), 1, wanted);
+    const auto block = static_cast<int64_t>(kBlock);
+    task_ = ((inner_ + wanted - 1) / wanted + block - 1) / block * block;
+    tasks_ = static_cast<size_t>((inner_ + task_ - 1) / task_);
+  }
+
+  // The totals of a sum that a task adds to: those of its first and last index and all between.
+  Partial MakePartial(size_t sum, int64_t first, int64_t last) const {
+    const Axes& axes = shape_.axes;
+    Shape low(axes.count()), high(axes.count());
+    for (size_t i = axes.count(); i-- > 0; first /= axes.sizes[i], last /= axes.sizes[i]) {
+      low[i] = first % axes.sizes[i];
+      high[i] = last % axes.sizes[i];
+    }
+    if (repeats_ > 1) high[0] = axes.sizes[0] - 1;
+    bool differs = false;
+    for (size_t i = repeats_ > 1 ? 1 : 0; i < axes.count(); ++i) {
+      if (differs) low[i] = 0, high[i] = axes.sizes[i] - 1;
+      differs = differs || low[i] != high[i];
+    }
+    int64_t begin = 0, end = 0;
+    for (size_t i = 0; i < axes.count(); ++i) {
+      begin += low[i] * strides(sum)[i];
+      end += high[i] * strides(sum)[i];
+    }
+    std::vector<Total> zeros(static_cast<size_t>(end - begin + 1), Total{0});
+    const bool is_double = program_.value(sums_.sums[sum].value).dtype == DType::kDouble;
+    return {begin, zeros, is_double ? zeros : std::vector<Total>(), 0};
+  }
+
+  void Task(size_t number) {
+    Evaluator::Workspace workspace(each_);
+    alignas(64) char scratch[kBlock * 8];
+    for (size_t i = 0; i < operands_.size(); ++i)
+      if (operands_[i].kind() == BlockOperand::Kind::kScalar) operands_[i].Fill(program_.parameters()[i], workspace);
+    once_.Run(workspace, kBlock);
+    const int64_t first = static_cast<int64_t>(number) * task_, last = std::min(inner_, first + task_);
+    std::vector<Partial>& partials = partial_[number];
+    for (size_t s = 0; s < sums_.sums.size(); ++s) partials.push_back(MakePartial(s, first, last - 1));
+    for (int64_t stretch = first; stretch < last; stretch += kStretch)
+      for (int64_t repeat = 0; repeat < repeats_; ++repeat)
+        for (int64_t at = stretch; at < std::min(last, stretch + kStretch); at += static_cast<int64_t>(kBlock))
+          Block(repeat * inner_ + at, static_cast<size_t>(std::min(last - at, static_cast<int64_t>(kBlock))), workspace,
+                scratch, partials);
+    for (Partial& partial : partials) partial.Fold();
+  }
+
+  void Block(int64_t first, size_t count, Evaluator::Workspace& workspace, void* scratch,
+             std::vector<Partial>& partials) const {
+    for (size_t i = 0; i < operands_.size(); ++i)
+      operands_[i].Load(first, count, program_.parameters()[i], workspace, scratch);
+    const auto place = [&](size_t r) {
+      return outputs_[r] + static_cast<size_t>(first) * SizeOf(program_.value(program_.results()[r]).dtype);
+    };
+    for (size_t w = 0; w < binds_.size(); ++w)
+      if (binds_[w]) workspace.Bind(program_.results()[sums_.whole[w]], place(sums_.whole[w]));
+    each_.Run(workspace, count);
+    for (size_t w = 0; w < binds_.size(); ++w) {
+      const ValueId value = program_.results()[sums_.whole[w]];
+      if (!binds_[w]) StoreLanes(program_.value(value).dtype, workspace.lanes(value), count, place(sums_.whole[w]));
+    }
+    for (size_t s = 0; s < sums_.sums.size(); ++s) {
+      const SumProgram::Sum& sum = sums_.sums[s];
+      partials[s].Add(program_.value(sum.value).dtype, shape_.axes, strides(s), first, workspace.lanes(sum.operand),
+                      count);
+    }
+  }
+
+  // The totals [first, last) of a sum over all tasks, as its results.
+  void Finish(size_t s, int64_t first, int64_t last) const {
+    const SumProgram::Sum& sum = sums_.sums[s];
+    const DType dtype = program_.value(sum.value).dtype;
+    std::vector<Total> totals(static_cast<size_t>(last - first), Total{0});
+    for (const std::vector<Partial>& task : partial_) {
+      const Partial& partial = task[s];
+      const int64_t begin = std::max(first, partial.first);
+      const int64_t end = std::min(last, partial.first + static_cast<int64_t>(partial.totals.size()));
+      for (int64_t k = begin; k < end; ++k) {
+        Total& total = totals[static_cast<size_t>(k - first)];
+        const Total& added = partial.totals[static_cast<size_t>(k - partial.first)];
+        if (IsFloating(dtype)) {
+          total.floating += added.floating;
+        } else {
+          total.integer += added.integer;
+        }
+      }
+    }
+    const Evaluator casts(program_, sum.casts);
+    Evaluator::Workspace workspace(casts);
+    alignas(64) char lanes[kBlock * 8];
+    workspace.Bind(sum.value, lanes);
+    for (int64_t at = first; at < last; at += static_cast<int64_t>(kBlock)) {
+      const size_t count = static_cast<size_t>(std::min(last - at, static_cast<int64_t>(kBlock)));
+      TotalsToLanes(dtype, totals.data() + (at - first), count, lanes);
+      casts.Run(workspace, count);
+      for (const size_t r : sum.results) {
+        const ValueId value = program_.results()[r];
+        const DType type = program_.value(value).dtype;
+        StoreLanes(type, workspace.lanes(value), count, outputs_[r] + static_cast<size_t>(at) * SizeOf(type));
+      }
+    }
+  }
+
+  // The values that are the same for all elements: they are computed once for each task.
+  std::vector<bool> FixedValues() const {
+    std::vector<bool> fixed(program_.values().size());
+    for (size_t id = 0; id < fixed.size(); ++id) {
+      const Value& value = program_.value(static_cast<ValueId>(id));
+      fixed[id] = value.kind == Value::Kind::kLiteral ||
+                  (value.kind == Value::Kind::kParameter && shape_.axes.is_scalar(value.index));
+    }
+    for (const Statement& statement : program_.statements())
+      fixed[statement.result] = std::all_of(statement.operands.begin(), statement.operands.end(),
+                                            [&](ValueId operand) { return fixed[operand]; });
+    return fixed;
+  }
+  // Those of the values that have the shape S.
+  std::vector<uint32_t> Statements(bool fixed) const {
+    std::vector<bool> is_sum(program_.values().size());
+    std::vector<uint32_t> statements;
+    for (uint32_t index = 0; index < program_.statements().size(); ++index) {
+      const Statement& statement = program_.statements()[index];
+      is_sum[statement.result] = IsCore(statement.op) || is_sum[statement.operands[0]];
+      if (!is_sum[statement.result] && is_fixed_[statement.result] == fixed) statements.push_back(index);
+    }
+    return statements;
+  }
+  bool IsComputed(ValueId value) const {
+    return program_.value(value).kind == Value::Kind::kResult && !is_fixed_[value];
+  }
+
+  const SumProgram& sums_;
+  const Program& program_;
+  const SumShape& shape_;
+  const std::vector<char*>& outputs_;
+  std::vector<bool> is_fixed_;
+  Evaluator once_, each_;
+  std::vector<BlockOperand> operands_;
+  std::vector<bool> binds_;  // of the whole results: computed where they belong
+  int64_t repeats_, inner_, task_;
+  size_t tasks_;
+  std::vector<std::vector<Partial>> partial_;  // [task][sum]
+};
+
+class CpuSumTo : public Kernel {
+ public:
+  explicit CpuSumTo(const NodeInfo& info) : sums_(SumProgram::Parse(ProgramText(info))) { CheckSums(sums_, info); }
+
+  void Compute(Run& run) const override {
+    const Program& program = sums_.program;
+    std::vector<Tensor> inputs;
+    std::vector<Shape> shapes;
+    for (size_t i = 0; i < program.parameters().size(); ++i) {
+      inputs.push_back(run.input(i));
+      CheckType(program, i, inputs[i].type);
+      shapes.push_back(inputs[i].shape);
+    }
+    const SumShape shape = FitSums(sums_, shapes);
+    std::vector<char*> outputs;
+    for (size_t r = 0; r < program.results().size(); ++r)
+      outputs.push_back(static_cast<char*>(run.output(r, shape.results[r])));
+    if (shape.count > 0) {
+      Pass(sums_, shape, inputs, outputs).Compute(run);
+      return;
+    }
+    for (size_t r = 0; r < outputs.size(); ++r) {  // sums of nothing
+      const auto count = static_cast<size_t>(ElementCount(shape.results[r]));
+      if (count > 0) std::memset(outputs[r], 0, count * SizeOf(program.value(program.results()[r]).dtype));
+    }
+  }
+
+ private:
+  SumProgram sums_;
+};
+
+}  // namespace
+
+SumProgram SumProgram::Parse(const std::string& text) {
+  SumProgram sums{Program::Parse(text), {}, {}};
+  const Program& program = sums.program;
+  const auto name = [&](ValueId value) { return program.value(value).name; };
+  std::vector<int> sum_of(program.values().size(), -1);
+  for (uint32_t index = 0; index < program.statements().size(); ++index) {
+    const Statement& statement = program.statements()[index];
+    if (statement.op == Op::kSumTo) {
+      if (sum_of[statement.operands[0]] >= 0)
+        Fail("'", name(statement.result), "' computes with the sum '", name(statement.operands[0]),
+             "'; only a Cast that is a result may");
+      sum_of[statement.result] = static_cast<int>(sums.sums.size());
+      sums.sums.push_back(
+          {statement.operands[0], statement.result, statement.axes, statement.attributes[1] != 0, {}, {}});
+      continue;
+    }
+    if (IsCore(statement.op)) Fail("the program holds a ", NameOf(statement.op), ", which another fused operator has");
+    for (const ValueId operand : statement.operands) {
+      if (sum_of[operand] < 0) continue;
+      if (statement.op != Op::kCast || program.value(operand).kind != Value::Kind::kResult ||
+          program.statements()[program.value(operand).index].op != Op::kSumTo)
+        Fail("'", name(statement.result), "' computes with the sum '", name(operand),
+             "'; only a Cast that is a result may");
+      sum_of[statement.result] = sum_of[operand];
+      sums.sums[static_cast<size_t>(sum_of[operand])].casts.push_back(index);
+    }
+  }
+  if (sums.sums.empty()) Fail("the program holds no SumTo");
+  if (program.parameters().empty()) Fail("the program has no parameters, so its results have no shape");
+  for (size_t r = 0; r < program.results().size(); ++r) {
+    const int sum = sum_of[program.results()[r]];
+    (sum < 0 ? sums.whole : sums.sums[static_cast<size_t>(sum)].results).push_back(r);
+  }
+  return sums;
+}
+
+SumShape FitSums(const SumProgram& sums, const std::vector<Shape>& inputs) {
+  SumShape fit;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    try {
+      fit.shape = Broadcast(std::vector<Shape>{fit.shape, inputs[i]});
+    } catch (const Error& error) {
+      Fail("input ", i, " ('", sums.program.value(sums.program.parameters()[i]).name, "'): ", error.what());
+    }
+  }
+  fit.count = ElementCount(fit.shape);
+  fit.results.assign(sums.program.results().size(), fit.shape);
+  std::vector<Shape> tensors = inputs;
+  for (const SumProgram::Sum& sum : sums.sums) {
+    CheckRank(sums, sum, fit.shape);
+    Shape kept = fit.shape, left;
+    for (size_t axis = 0; axis < kept.size(); ++axis) {
+      if (IsSummed(sum, axis)) {
+        kept[axis] = 1;
+      } else {
+        left.push_back(kept[axis]);
+      }
+    }
+    for (const size_t r : sum.results) fit.results[r] = sum.keepdims ? kept : left;
+    tensors.push_back(kept);
+  }
+  fit.axes = JoinAxes(fit.shape, tensors);
+  return fit;
+}
+
+std::vector<TensorType> CheckSums(const SumProgram& sums, const NodeInfo& info) {
+  std::vector<TensorType> types = CheckNode(sums.program, info);
+  std::vector<Shape> shapes;
+  bool known = true;
+  for (const TensorType& type : types) {
+    shapes.push_back(type.shape);
+    known = known && type.has_shape && std::find(type.shape.begin(), type.shape.end(), -1) == type.shape.end();
+  }
+  if (known) FitSums(sums, shapes);
+  const TensorType whole = Broadcast(types);
+  for (const SumProgram::Sum& sum : sums.sums)
+    if (whole.has_shape) CheckRank(sums, sum, whole.shape);
+  return types;
+}
+
+const Operator kFusedSumTo = {
+    "FusedSumTo",
+    Infer,
+    [](const NodeInfo& info) -> std::unique_ptr<Kernel> { return std::make_unique<CpuSumTo>(info); },
+    CreateCudaSumTo,
+};
+
+}  // namespace ortplugin

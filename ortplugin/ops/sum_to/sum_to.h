@@ -1,0 +1,85 @@
+// FusedSumTo: sums over some axes of what a pointwise program computes, and such values themselves. The specification
+// is in ortplugin/ops/sum_to/__init__.py.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ortplugin/runtime/cuda.h"
+#include "ortplugin/runtime/operands.h"
+#include "ortplugin/runtime/ort.h"
+#include "ortplugin/runtime/program.h"
+
+namespace ortplugin {
+
+extern const Operator kFusedSumTo;
+
+// A node's program, taken apart.
+struct SumProgram {
+  struct Sum {
+    ValueId operand, value;
+    std::vector<int64_t> axes;  // of S, ascending
+    bool keepdims;
+    std::vector<uint32_t> casts;  // statements
+    std::vector<size_t> results;  // numbers of those that are this sum or a Cast of it
+  };
+
+  Program program;
+  std::vector<Sum> sums;
+  std::vector<size_t> whole;  // numbers of the results of the shape S
+
+  // Throws Error where the text is no program of this operator.
+  static SumProgram Parse(const std::string& text);
+};
+
+// The shapes of one run.
+struct SumShape {
+  Shape shape;  // S, what all inputs broadcast to
+  int64_t count;
+  std::vector<Shape> results;
+  // Strides of each parameter, then of each sum as a tensor that broadcasts to S: 0 along the axes summed over.
+  Axes axes;
+};
+
+// Throws Error where the inputs' shapes don't broadcast together, or have no axis that is summed over.
+SumShape FitSums(const SumProgram& program, const std::vector<Shape>& inputs);
+
+// What both kernels check when they are created: throws Error where inputs, outputs or the shapes that are known early
+// don't fit the program. Returns the inputs' types.
+std::vector<TensorType> CheckSums(const SumProgram& program, const NodeInfo& info);
+
+std::unique_ptr<Kernel> CreateCudaSumTo(const NodeInfo& info);
+
+// What one launch computes: the sums over the same axes, and with the first of them the results of the shape S.
+struct SumGroup {
+  std::vector<size_t> sums;        // numbers of sums
+  std::vector<size_t> results;     // numbers of results of the shape S
+  std::vector<size_t> parameters;  // numbers of those that it reads
+  std::vector<uint32_t> statements;
+  Axes axes;                         // strides: of each of `parameters`, then those of a tensor of the shape S
+  std::vector<size_t> kept, summed;  // axes
+  int64_t kept_elements, summed_elements;
+};
+std::vector<SumGroup> GroupSums(const SumProgram& program, const SumShape& shape, const std::vector<Shape>& inputs);
+
+// The whole CUDA C++ of one variant of the kernel, for tests as well as for launches.
+struct SumSchedule {
+  bool along;  // vectors and neighbouring threads lie along axes that are summed over, else along kept ones
+  int vector;  // elements of an access
+  int items;   // accesses of a thread at once
+  int kept_threads, summed_threads;  // of a block
+  bool wide;                         // indices have 64 bits
+  bool stream;                       // the data outgrows the cache and need not stay in it
+};
+SumSchedule ScheduleSums(const SumProgram& program, const SumGroup& group, const cuda::DeviceFacts& gpu, bool aligned);
+std::string SumSource(const SumProgram& program, const SumGroup& group, const SumSchedule& schedule);
+
+// How the blocks of a launch share the work.
+struct SumPieces {
+  int64_t kept_blocks, chunk_size, chunks;
+};
+// `resident`: blocks that the GPU runs at once.
+SumPieces CutSums(const SumGroup& group, const SumSchedule& schedule, int64_t resident);
+
+}  // namespace ortplugin

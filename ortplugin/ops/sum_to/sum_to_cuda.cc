@@ -1,0 +1,488 @@
+// FusedSumTo on the GPU: what is summed in one launch, which variant of sum_to.cu it gets, its source, and the
+// launches.
+
+#include <algorithm>
+#include <cstdio>
+#include <numeric>
+#include <sstream>
+
+#include "ortplugin/ops/sum_to/sum_to.h"
+#include "ortplugin/runtime/kernel_sources.h"
+#include "ortplugin/runtime/plan_cache.h"
+
+namespace ortplugin {
+namespace {
+
+int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t PowerUp(int64_t n) {
+  int64_t power = 1;
+  while (power < n) power *= 2;
+  return power;
+}
+int64_t PowerDown(int64_t n) { return n < 1 ? 1 : PowerUp(n + 1) / 2; }
+
+constexpr int kThreads = 256;  // the most of a block
+
+DType ParameterType(const SumProgram& sums, size_t i) { return sums.program.value(sums.program.parameters()[i]).dtype; }
+DType ResultType(const SumProgram& sums, size_t r) { return sums.program.value(sums.program.results()[r]).dtype; }
+DType SumType(const SumProgram& sums, size_t s) { return sums.program.value(sums.sums[s].value).dtype; }
+
+// What a group's tensor number `t` needs: an element, one for each k, or a vector for each r.
+bool IsScalar(const SumGroup& group, size_t t) { return group.axes.is_scalar(t); }
+bool IsKept(const SumGroup& group, size_t t) {
+  return std::all_of(group.summed.begin(), group.summed.end(),
+                     [&](size_t axis) { return group.axes.strides[t][axis] == 0; });
+}
+bool IsVector(const SumGroup& group, size_t t) { return group.axes.strides[t].back() != 0; }
+
+// Some of a group's axes, for an index over these.
+Axes Part(const SumGroup& group, const std::vector<size_t>& axes) {
+  Axes part;
+  for (const size_t axis : axes) part.sizes.push_back(group.axes.sizes[axis]);
+  for (const Shape& strides : group.axes.strides) {
+    part.strides.emplace_back();
+    for (const size_t axis : axes) part.strides.back().push_back(strides[axis]);
+    if (axes.empty()) part.strides.back().push_back(0);
+  }
+  if (axes.empty()) part.sizes.push_back(1);
+  return part;
+}
+
+// The tensors that an index leads into.
+std::vector<size_t> Tensors(const SumGroup& group) {
+  std::vector<size_t> tensors;
+  for (size_t t = 0; t < group.parameters.size(); ++t)
+    if (!IsScalar(group, t)) tensors.push_back(t);
+  if (!group.results.empty()) tensors.push_back(group.parameters.size());
+  return tensors;
+}
+IndexMap KeptMap(const SumGroup& group, const SumSchedule& schedule) {
+  return IndexMap("k", Part(group, group.kept), schedule.along ? 1 : schedule.vector, Tensors(group), schedule.wide);
+}
+IndexMap SummedMap(const SumGroup& group, const SumSchedule& schedule) {
+  return IndexMap("r", Part(group, group.summed), schedule.along ? schedule.vector : 1, Tensors(group), schedule.wide);
+}
+
+}  // namespace
+
+std::vector<SumGroup> GroupSums(const SumProgram& sums, const SumShape& shape, const std::vector<Shape>& inputs) {
+  const Program& program = sums.program;
+  const size_t parameters = program.parameters().size();
+  std::vector<SumGroup> groups;
+  for (size_t s = 0; s < sums.sums.size(); ++s) {
+    // Sums whose strides agree have the same axes, those of length 1 left aside.
+    const auto strides = [&](size_t sum) { return shape.axes.strides[parameters + sum]; };
+    const auto found = std::find_if(groups.begin(), groups.end(),
+                                    [&](const SumGroup& group) { return strides(group.sums[0]) == strides(s); });
+    if (found != groups.end()) {
+      found->sums.push_back(s);
+    } else {
+      groups.emplace_back();
+      groups.back().sums.push_back(s);
+    }
+  }
+  groups[0].results = sums.whole;
+  for (SumGroup& group : groups) {
+    std::vector<ValueId> targets;
+    for (const size_t s : group.sums) targets.push_back(sums.sums[s].operand);
+    for (const size_t r : group.results) targets.push_back(program.results()[r]);
+    group.statements = program.Closure(targets, {});
+    for (const uint32_t index : group.statements) {
+      const std::vector<ValueId>& operands = program.statements()[index].operands;
+      targets.insert(targets.end(), operands.begin(), operands.end());
+    }
+    std::vector<Shape> tensors;
+    for (size_t i = 0; i < parameters; ++i) {
+      if (std::find(targets.begin(), targets.end(), program.parameters()[i]) == targets.end()) continue;
+      group.parameters.push_back(i);
+      tensors.push_back(inputs[i]);
+    }
+    Shape kept = shape.shape;
+    for (const int64_t axis : sums.sums[group.sums[0]].axes) kept[static_cast<size_t>(axis)] = 1;
+    tensors.push_back(kept);
+    group.axes = JoinAxes(shape.shape, tensors);
+    group.kept_elements = group.summed_elements = 1;
+    for (size_t axis = 0; axis < group.axes.count(); ++axis) {
+      const bool is_summed = group.axes.strides.back()[axis] == 0;
+      (is_summed ? group.summed : group.kept).push_back(axis);
+      (is_summed ? group.summed_elements : group.kept_elements) *= group.axes.sizes[axis];
+    }
+    Shape& linear = group.axes.strides.back();
+    int64_t stride = 1;
+    for (size_t axis = group.axes.count(); axis-- > 0; stride *= group.axes.sizes[axis]) linear[axis] = stride;
+  }
+  return groups;
+}
+
+SumSchedule ScheduleSums(const SumProgram& sums, const SumGroup& group, const cuda::DeviceFacts& gpu, bool aligned) {
+  SumSchedule best{};
+  const size_t last = group.axes.count() - 1;
+  best.along = !group.summed.empty() && group.summed.back() == last;
+  int64_t widest = 1, narrowest = 8;        // bytes of an element of the tensors that vectors are taken of
+  int64_t moved = 0, loaded = 0, held = 0;  // bytes of an element
+  for (size_t t = 0; t < group.parameters.size(); ++t) {
+    const auto size = static_cast<int64_t>(SizeOf(ParameterType(sums, group.parameters[t])));
+    if (IsScalar(group, t) || !IsVector(group, t)) continue;
+    widest = std::max(widest, size);
+    narrowest = std::min(narrowest, size);
+    held += size;
+    if (IsKept(group, t)) continue;
+    loaded += size;
+    if (group.axes.is_linear(t)) moved += size;
+  }
+  for (const size_t r : group.results) {
+    const auto size = static_cast<int64_t>(SizeOf(ResultType(sums, r)));
+    widest = std::max(widest, size);
+    narrowest = std::min(narrowest, size);
+    moved += size;
+    held += size;
+  }
+  int64_t terms = 0;
+  for (const size_t s : group.sums) terms += SizeOf(SumType(sums, s)) == 8 ? 8 : 4;
+  best.stream = moved * group.kept_elements * group.summed_elements > gpu.l2_bytes;
+
+  // As in FusedPointwise: accesses of 16 bytes to the widest tensors and of no less than 4 to the narrowest, and so
+  // many of a thread at once that 64 bytes are under way, as far as registers and code allow.
+  constexpr int64_t kWanted = 64, kMostHeld = 256, kMostCode = 1024;
+  const int64_t code = 2 + static_cast<int64_t>(group.statements.size());
+  int64_t vector = aligned ? std::max(16 / widest, 4 / narrowest) : 1;
+  while (vector > 1 && (vector * (held + 2 * terms) > kMostHeld || vector * code > kMostCode)) vector /= 2;
+  vector = std::gcd(vector, group.axes.sizes[last]);
+  best.vector = static_cast<int>(vector);
+  const int64_t kept = best.along ? group.kept_elements : group.kept_elements / vector;
+  const int64_t summed = best.along ? group.summed_elements / vector : group.summed_elements;
+  int64_t items = 1;
+  while (items < 8 && items < summed && 2 * items * vector * std::max<int64_t>(1, loaded) <= kWanted &&
+         2 * items * vector * (held + terms) <= kMostHeld && 2 * items * vector * code <= kMostCode)
+    items *= 2;
+  // Threads of one k: as few as need no second step, so that short rows share blocks; no fewer than make accesses of
+  // 128 bytes.
+  const int64_t enough = 4 * gpu.multiprocessors;
+  const int64_t steps = DivideUp(summed, items);
+  if (best.along) {
+    const int64_t least = std::min(PowerUp(summed), 128 / std::min<int64_t>(128, vector * widest));
+    best.summed_threads = static_cast<int>(std::min<int64_t>(kThreads, std::max(PowerUp(steps), least)));
+    best.kept_threads = kThreads / best.summed_threads;
+  } else {
+    // Some 64 vectors of k side by side, with few threads idle at the end; fewer where that makes enough blocks to do
+    // without chunks, more where there is little to add up.
+    int64_t side = std::min<int64_t>(kept, 64);
+    if (kept >= 8 * enough) {
+      while (side > 8 && DivideUp(kept, side) < enough) side /= 2;
+    } else if (kept > 64) {
+      for (int64_t option = 63; option >= 24; --option)
+        if (DivideUp(kept, option) * option < DivideUp(kept, side) * side) side = option;
+    }
+    best.summed_threads = static_cast<int>(std::min(PowerDown(kThreads / side), PowerUp(steps)));
+    if (best.summed_threads * side < kThreads / 2) side = std::min<int64_t>(kept, kThreads / best.summed_threads);
+    best.kept_threads = static_cast<int>(side);
+  }
+  best.items = static_cast<int>(std::min(items, PowerUp(DivideUp(summed, best.summed_threads))));
+
+  // Room for the indices of the last vectors that are asked for.
+  constexpr int64_t kNarrow = (int64_t{1} << 31) - 16 * kThreads;
+  best.wide = kept >= kNarrow || summed >= kNarrow || KeptMap(group, best).largest_stride() > UINT32_MAX ||
+              SummedMap(group, best).largest_stride() > UINT32_MAX;
+  return best;
+}
+
+SumPieces CutSums(const SumGroup& group, const SumSchedule& schedule, int64_t resident) {
+  const int64_t kept = group.kept_elements / (schedule.along ? 1 : schedule.vector);
+  const int64_t summed = group.summed_elements / (schedule.along ? schedule.vector : 1);
+  const int64_t blocks = DivideUp(kept, schedule.kept_threads);
+  const int64_t step = int64_t{schedule.summed_threads} * schedule.items,
+                steps = std::max<int64_t>(1, DivideUp(summed, step));
+  // One wave of blocks, or several of blocks that still have enough to do each: the last to finish are then shorter.
+  constexpr int64_t kFew = 4, kMany = 8, kWaves = 4;
+  const int64_t wave = resident / blocks;
+  int64_t chunks = steps <= kFew ? 1 : std::clamp<int64_t>(wave, 1, steps);
+  if (steps / kMany * blocks >= kWaves * resident) chunks = std::max(chunks, kWaves * resident / blocks);
+  const int64_t size = DivideUp(steps, chunks) * step;
+  return {blocks, size, std::max<int64_t>(1, DivideUp(summed, size))};
+}
+
+std::string SumSource(const SumProgram& sums, const SumGroup& group, const SumSchedule& schedule) {
+  const Program& program = sums.program;
+  const size_t inputs = group.parameters.size(), whole = inputs;
+  const IndexMap kept = KeptMap(group, schedule), summed = SummedMap(group, schedule);
+  const auto dtype = [&](size_t t) { return ParameterType(sums, group.parameters[t]); };
+  const auto value = [&](size_t t) { return program.parameters()[group.parameters[t]]; };
+  const auto storage = [&](size_t t) { return StorageType(dtype(t)); };
+  const auto pointer = [&](size_t t) { return "(const " + storage(t) + "*)a.in[" + std::to_string(t) + "]"; };
+  const auto vector = [&](size_t t) {
+    return "Vector<" + storage(t) + ", " + (IsVector(group, t) ? "VECTOR" : "1") + "> p" + std::to_string(t);
+  };
+  size_t sum_results = 0;
+  for (const size_t s : group.sums) sum_results += sums.sums[s].results.size();
+  std::ostringstream text;
+  text << kCommonSource << "\n"
+       << kPointwiseSource << "\n"
+       << "#define VECTOR " << schedule.vector << "\n"
+       << "#define ITEMS " << schedule.items << "\n"
+       << "#define ALONG " << schedule.along << "\n"
+       << "#define KEPT_THREADS " << schedule.kept_threads << "\n"
+       << "#define SUMMED_THREADS " << schedule.summed_threads
+       << "\n"
+       // The compiler may use all registers where it would else keep so many sums in memory.
+       << "#define BOUNDS KEPT_THREADS * SUMMED_THREADS" << (group.sums.size() > 4 ? ", 1" : "") << "\n"
+       << "#define EACH_SUM(DO)";
+  for (size_t n = 0; n < group.sums.size(); ++n)
+    text << " DO(" << n << ", " << ComputeType(SumType(sums, group.sums[n])) << ")";
+  text << "\ntypedef unsigned " << (schedule.wide ? "long long" : "int") << " index_t;\n\n"
+       << "struct Arguments {\n  const void* in[" << std::max<size_t>(1, inputs) << "];\n  void* out["
+       << group.results.size() + sum_results << "];\n  void* partial[" << group.sums.size()
+       << "];\n  unsigned long long kept, summed, kept_blocks, chunk_size, chunks, sums, adders;\n"
+       << kept.EmitMembers() << summed.EmitMembers() << "};\n\n";
+
+  text << "struct Scalars {\n";
+  for (size_t t = 0; t < inputs; ++t)
+    if (IsScalar(group, t)) text << "  Vector<" << storage(t) << ", 1> p" << t << ";\n";
+  text << "  __device__ __forceinline__ Scalars(const Arguments& a) {\n";
+  for (size_t t = 0; t < inputs; ++t)
+    if (IsScalar(group, t)) text << "    p" << t << ".load(" << pointer(t) << ");\n";
+  text << "  }\n};\n\n";
+
+  text << "struct Kept {\n";
+  for (const size_t t : Tensors(group)) text << "  unsigned long long at" << t << ";\n";
+  for (size_t t = 0; t < inputs; ++t)
+    if (!IsScalar(group, t) && IsKept(group, t)) text << "  " << vector(t) << ";\n";
+  text << "  __device__ __forceinline__ Kept(const Arguments& a, index_t k) {\n" << kept.EmitOffsets("    ");
+  for (const size_t t : Tensors(group)) text << "    at" << t << " = " << kept.OffsetOf(t) << ";\n";
+  for (size_t t = 0; t < inputs; ++t)
+    if (!IsScalar(group, t) && IsKept(group, t))
+      text << "    p" << t << ".load(" << pointer(t) << " + at" << t << ");\n";
+  text << "  }\n};\n\n";
+
+  text << "struct Operands {\n";
+  for (size_t t = 0; t < inputs; ++t)
+    if (!IsKept(group, t)) text << "  " << vector(t) << ";\n";
+  text << "  __device__ __forceinline__ void load(const Arguments& a, const Kept& at, index_t r) {\n"
+       << summed.EmitOffsets("    ");
+  for (size_t t = 0; t < inputs; ++t)
+    if (!IsKept(group, t))
+      text << "    p" << t << (schedule.stream && group.axes.is_linear(t) ? ".load_once(" : ".load(") << pointer(t)
+           << " + at.at" << t << " + " << summed.OffsetOf(t) << ");\n";
+  text << "  }\n};\n\n";
+
+  text << "struct Results {\n";
+  for (size_t n = 0; n < group.results.size(); ++n) {
+    const DType type = ResultType(sums, group.results[n]);
+    text << "  Vector<" << StorageType(type) << ", VECTOR> r" << n << ";\n  __device__ __forceinline__ void set" << n
+         << "(int j, " << ComputeType(type) << " x) {\n    " << StorageType(type)
+         << " stored;\n    from_compute(x, stored);\n    r" << n << ".set(j, stored);\n  }\n";
+  }
+  text << "  __device__ __forceinline__ void store(const Arguments& a, const Kept& at, index_t r) const {\n";
+  if (!group.results.empty()) text << summed.EmitOffsets("    ");
+  for (size_t n = 0; n < group.results.size(); ++n)
+    text << "    r" << n << (schedule.stream ? ".store_once((" : ".store((")
+         << StorageType(ResultType(sums, group.results[n])) << "*)a.out[" << n << "] + at.at" << whole << " + "
+         << summed.OffsetOf(whole) << ");\n";
+  text << "  }\n};\n\n";
+
+  text << "struct Terms;\n"
+       << "template <typename T>\n__device__ __forceinline__ void apply(const Operands& operands, const Kept& at, "
+          "const Scalars& scalars, int j, Results& results, T& terms) {\n";
+  for (size_t t = 0; t < inputs; ++t)
+    text << "  const " << ComputeType(dtype(t)) << " v" << value(t) << " = to_compute("
+         << (IsScalar(group, t) ? "scalars.p"
+             : IsKept(group, t) ? "at.p"
+                                : "operands.p")
+         << t << (!IsScalar(group, t) && IsVector(group, t) ? "[j]" : "[0]") << ");\n";
+  text << EmitCuda(program, group.statements, "  ");
+  for (size_t n = 0; n < group.results.size(); ++n)
+    text << "  results.set" << n << "(j, v" << program.results()[group.results[n]] << ");\n";
+  for (size_t n = 0; n < group.sums.size(); ++n)
+    text << "  terms.t" << n << "[j] = v" << sums.sums[group.sums[n]].operand << ";\n";
+  text << "}\n\n";
+
+  text << "__device__ __forceinline__ void store_sums(const Arguments& a, unsigned long long element";
+  for (const size_t s : group.sums) text << ", " << ComputeType(SumType(sums, s)) << " v" << sums.sums[s].value;
+  text << ") {\n";
+  size_t out = group.results.size();
+  for (const size_t s : group.sums) {
+    text << EmitCuda(program, sums.sums[s].casts, "  ");
+    for (const size_t r : sums.sums[s].results)
+      text << "  from_compute(v" << program.results()[r] << ", ((" << StorageType(ResultType(sums, r)) << "*)a.out["
+           << out++ << "])[element]);\n";
+  }
+  text << "}\n\n" << kSumToSource;
+  return text.str();
+}
+
+namespace {
+
+// Where the kernel cache complains: kernels are made during runs too, when ORT offers no log.
+void Warn(const std::string& message) { std::fprintf(stderr, "ortplugin: %s\n", message.c_str()); }
+
+// One group, ready to launch.
+struct Stage {
+  std::vector<size_t> inputs, outputs;  // of the node, in the order of the arguments
+  cuda::Function sum, add;              // add: null where there is one chunk
+  cuda::LaunchShape sum_launch, add_launch;
+  std::vector<uint64_t> arguments;  // pointers are filled in at each launch
+  std::vector<size_t> partial;      // where each sum's chunks are in the scratch memory, in bytes
+};
+
+// All groups for one combination of input shapes.
+struct Plan {
+  std::vector<Shape> results;
+  std::vector<Stage> stages;
+  size_t scratch_bytes;
+};
+
+class CudaSumTo : public Kernel {
+ public:
+  explicit CudaSumTo(const NodeInfo& info)
+      : sums_(SumProgram::Parse(info.string_attribute("program"))), api_(info.api()), allocator_(info.allocator()) {
+    try {
+      Check(api_, ort::AllocatorGetInfo(api_, static_cast<const ort::Allocator*>(allocator_), &memory_));
+      int ordinal = 0;
+      Check(api_, ort::MemoryInfoGetId(api_, memory_, &ordinal));
+      device_ = &cuda::Device(ordinal);
+      Prepare(info);
+    } catch (...) {
+      ort::ReleaseAllocator(api_, allocator_);
+      throw;
+    }
+  }
+  ~CudaSumTo() override { ort::ReleaseAllocator(api_, allocator_); }
+  CudaSumTo(const CudaSumTo&) = delete;
+  CudaSumTo& operator=(const CudaSumTo&) = delete;
+
+  void Compute(Run& run) const override {
+    std::vector<Tensor> inputs;
+    std::vector<Shape> shapes;
+    bool aligned = true;
+    for (size_t i = 0; i < sums_.program.parameters().size(); ++i) {
+      inputs.push_back(run.input(i));
+      CheckType(sums_.program, i, inputs[i].type);
+      shapes.push_back(inputs[i].shape);
+      aligned = aligned && reinterpret_cast<uintptr_t>(inputs[i].data) % 16 == 0;
+    }
+    const cuda::Stream stream = run.stream();
+    // Outputs bound by the caller may start anywhere, which is known once the shapes are.
+    std::vector<Shape> fit;
+    const Plan* plan = plans_.Find(shapes, aligned);
+    if (plan == nullptr) fit = FitSums(sums_, shapes).results;
+    const std::vector<Shape>& results = plan != nullptr ? plan->results : fit;
+    std::vector<void*> outputs;
+    bool all_aligned = aligned, any = false;
+    for (size_t r = 0; r < results.size(); ++r) {
+      outputs.push_back(run.output(r, results[r]));
+      all_aligned = all_aligned && reinterpret_cast<uintptr_t>(outputs[r]) % 16 == 0;
+      any = any || ElementCount(results[r]) > 0;
+    }
+    if (!any) return;
+    if (all_aligned != aligned) plan = plans_.Find(shapes, all_aligned);
+    if (plan == nullptr) {
+      if (cuda::IsCapturing(*device_, stream))
+        Fail(
+            "these input shapes come for the first time while a CUDA graph is captured, when nothing can be "
+            "compiled: run once with them before the capture");
+      plan = &Make(shapes, all_aligned);
+    }
+    if (plan->scratch_bytes == 0) return Launch(*plan, inputs, outputs, nullptr, stream);
+    // ORT's allocator hands freed memory only to later work of the same stream, so it may be freed after the launches.
+    void* scratch = run.scratch(memory_, plan->scratch_bytes);
+    std::exception_ptr failure;
+    try {
+      Launch(*plan, inputs, outputs, static_cast<char*>(scratch), stream);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    Check(api_, ort::AllocatorFree(api_, allocator_, scratch));
+    if (failure != nullptr) std::rethrow_exception(failure);
+  }
+
+ private:
+  void Launch(const Plan& plan, const std::vector<Tensor>& inputs, const std::vector<void*>& outputs, char* scratch,
+              cuda::Stream stream) const {
+    for (const Stage& stage : plan.stages) {
+      std::vector<uint64_t> arguments = stage.arguments;
+      size_t at = 0;
+      for (const size_t i : stage.inputs) arguments[at++] = reinterpret_cast<uintptr_t>(inputs[i].data);
+      at = std::max<size_t>(at, 1);
+      for (const size_t r : stage.outputs) arguments[at++] = reinterpret_cast<uintptr_t>(outputs[r]);
+      for (const size_t offset : stage.partial) arguments[at++] = reinterpret_cast<uintptr_t>(scratch + offset);
+      void* parameters[] = {arguments.data()};
+      cuda::Launch(*device_, stage.sum, stage.sum_launch, stream, parameters);
+      if (stage.add != nullptr) cuda::LaunchNext(*device_, stage.add, stage.add_launch, stream, parameters);
+    }
+  }
+
+  // Compiles for the shapes that the model declares, so that errors come with the session and runs find the kernels
+  // there. Where a guessed dimension is wrong or fits nothing, the first run compiles.
+  void Prepare(const NodeInfo& info) {
+    const auto shapes = GuessShapes(CheckSums(sums_, info));
+    if (!shapes) return;
+    const SumShape fit = FitSums(sums_, *shapes);
+    if (std::any_of(fit.results.begin(), fit.results.end(), [](const Shape& each) { return ElementCount(each) > 0; }))
+      Make(*shapes, true);
+  }
+
+  const Plan& Make(const std::vector<Shape>& shapes, bool aligned) const {
+    const SumShape fit = FitSums(sums_, shapes);
+    auto plan = std::make_unique<Plan>();
+    plan->results = fit.results;
+    plan->scratch_bytes = 0;
+    for (const SumGroup& group : GroupSums(sums_, fit, shapes))
+      if (group.kept_elements > 0) plan->stages.push_back(MakeStage(group, aligned, plan->scratch_bytes));
+    return plans_.Keep(shapes, aligned, std::move(plan));
+  }
+
+  Stage MakeStage(const SumGroup& group, bool aligned, size_t& scratch_bytes) const {
+    const SumSchedule schedule = ScheduleSums(sums_, group, *device_, aligned);
+    const std::string source = SumSource(sums_, group, schedule);
+    Stage stage{};
+    stage.sum = cuda::Load(*device_, source, "sum_to", Warn);
+    const int threads = schedule.kept_threads * schedule.summed_threads;
+    const int resident = cuda::BlocksPerMultiprocessor(*device_, stage.sum, threads);
+    if (resident == 0) Fail("the kernel does not fit a multiprocessor of this GPU");
+    const SumPieces pieces = CutSums(group, schedule, int64_t{resident} * device_->multiprocessors);
+    constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
+    stage.sum_launch = {static_cast<unsigned>(std::min(pieces.kept_blocks * pieces.chunks, kMostBlocks)),
+                        static_cast<unsigned>(threads)};
+    const int64_t adders = std::min(PowerUp(DivideUp(pieces.chunks, 4)), int64_t{kThreads / 2});
+    if (pieces.chunks > 1) {
+      stage.add = cuda::Load(*device_, source, "add_chunks", Warn);
+      stage.add_launch = {
+          static_cast<unsigned>(std::min(DivideUp(group.kept_elements, kThreads / adders), kMostBlocks)), kThreads};
+    }
+    stage.inputs = group.parameters;
+    stage.outputs = group.results;
+    for (const size_t s : group.sums) {
+      const std::vector<size_t>& results = sums_.sums[s].results;
+      stage.outputs.insert(stage.outputs.end(), results.begin(), results.end());
+      stage.partial.push_back(scratch_bytes);
+      if (pieces.chunks > 1) scratch_bytes += static_cast<size_t>(pieces.chunks * group.kept_elements) * 8;
+    }
+    stage.arguments.resize(std::max<size_t>(1, stage.inputs.size()) + stage.outputs.size() + stage.partial.size());
+    const int64_t unit = schedule.vector;
+    for (const int64_t number :
+         {group.kept_elements / (schedule.along ? 1 : unit), group.summed_elements / (schedule.along ? unit : 1),
+          pieces.kept_blocks, pieces.chunk_size, pieces.chunks, group.kept_elements, adders})
+      stage.arguments.push_back(static_cast<uint64_t>(number));
+    for (const IndexMap& map : {KeptMap(group, schedule), SummedMap(group, schedule)}) {
+      const std::vector<uint64_t> numbers = map.Numbers();
+      stage.arguments.insert(stage.arguments.end(), numbers.begin(), numbers.end());
+    }
+    constexpr size_t kMostArguments = 4096 / sizeof(uint64_t);
+    if (stage.arguments.size() > kMostArguments)
+      Fail("the inputs broadcast along too many axes in too many ways for the ", kMostArguments,
+           " numbers that a kernel takes: ", stage.arguments.size(), ". Split the node");
+    return stage;
+  }
+
+  SumProgram sums_;
+  const ort::Api* api_;
+  ort::Allocator* allocator_;
+  const ort::MemoryInfo* memory_ = nullptr;
+  const cuda::DeviceFacts* device_ = nullptr;
+  mutable PlanCache<Plan, bool> plans_;
+};
+
+}  // namespace
+
+std::unique_ptr<Kernel> CreateCudaSumTo(const NodeInfo& info) { return std::make_unique<CudaSumTo>(info); }
+
+}  // namespace ortplugin

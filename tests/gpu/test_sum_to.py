@@ -1,0 +1,248 @@
+"""FusedSumTo in ONNX Runtime on a GPU: equal to its reference for every dtype, pattern, size and address, the same bits
+in every run, under threads and CUDA graphs, beyond 2^31 elements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from layer_norm_cases import typed
+from sum_to_cases import BOTH, CASES, LARGE_CASES, LERP_GRAD, RELU_GRAD, Case, by_name, check, expect, model_of, summed
+from threads import in_threads
+
+import ortplugin
+from gpu.device import at_offset, bind, host, make, python, run, same_bits
+
+cupy = pytest.importorskip("cupy")
+
+# One of each way that the kernel can take.
+CHOSEN = (
+    "short rows, float16",
+    "three columns, float",
+    "everything, double",
+    "bias of NCHW, float",
+    "lerp, gradients over other axes, float16",
+    "sums in other dtypes, float16",
+    "whole rows, int32, whole range",
+    "special rows, columns, float",
+    "large: everything, float16",
+    "large: rows, float16",
+    "large: many short rows, float",
+    "large: columns, float16",
+    "large: few long columns, double",
+    "large: a block of columns, float",
+    "large: bias of NCHW, float16",
+    "large: lerp, gradients, float",
+)
+
+
+@pytest.mark.parametrize("case", [*CASES, *LARGE_CASES], ids=lambda case: case.name)
+def test_equals_the_reference(library: Path, case: Case) -> None:
+    check(case, run(make(case.model()), case))
+
+
+AXES = ("0", "1", "2", "0 1", "1 2", "0 2", "0 1 2")
+SIZES = ((1, 1, 1), (2, 3, 7), (5, 16, 64), (3, 11, 1023), (70, 3, 8), (1, 1, 65537), (67, 61, 49), (2571, 4, 2),
+         (16, 196, 520), (4099, 1, 96), (2, 9001, 24))  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float", "double", "int32", "uint64"])
+@pytest.mark.parametrize("axes", AXES)
+def test_every_pattern_of_every_size(library: Path, axes: str, dtype: str) -> None:
+    """One session, whose inputs' ranks are not known before they come; a weight that is repeated, and two results."""
+    text = f'(T x, T w) => (T y, T p) {{ p = Mul(x, w) y = SumTo<axes="{axes}", keepdims=0>(p) }}'
+    session = make(model_of(typed(text, dtype), [None, None]))
+    for number, (n, m, k) in enumerate(SIZES):
+        weight = ((), (k,), (n, 1, 1), (m, 1), (n, 1, k))[(number + int(axes[0])) % 5]
+        case = Case(f"{axes} {(n, m, k)} {weight} {dtype}", typed(text, dtype), ((n, m, k), weight))
+        check(case, run(session, case))
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_random_sums(library: Path, seed: int) -> None:
+    """Up to six axes, inputs without some of them, several sums over axes of their own."""
+    rng = np.random.default_rng(seed)
+    for number in range(4):
+        full = [int(rng.choice((1, 2, 3, 5, 8, 16, 37))) for _ in range(int(rng.integers(1, 7)))]
+        while np.prod(full) > 200_000:
+            full[int(rng.integers(len(full)))] = 1
+        sums = []
+        for name, operand in (("a", "p"), ("b", "x"), ("c", "p")):
+            axes = np.flatnonzero(rng.random(len(full)) < 0.5)
+            axes = axes if len(axes) else np.array([0])
+            keep = int(rng.integers(2))
+            sums.append(f'{name} = SumTo<axes="{" ".join(map(str, axes))}", keepdims={keep}>({operand})')
+        head = "(float16 x, float16 w) => (float16 a, float16 p, float16 b, float16 c)"
+        text = f"{head} {{ p = Mul(x, w) {' '.join(sums)} }}"
+        shapes = [tuple(size if rng.random() < 0.7 else 1 for size in full) for _ in range(2)]
+        shapes[0] = tuple(full)
+        case = Case(f"random {seed} {number} {shapes}", text, tuple(shapes))
+        check(case, run(make(case.model()), case))
+
+
+def test_a_hundred_runs_are_bit_identical(library: Path) -> None:
+    """Whatever ran between them, in another session too."""
+    for name in CHOSEN:
+        case = by_name[name]
+        session = make(case.model())
+        feeds = (
+            {key: cupy.asarray(array) for key, array in case.feeds().items()} if "bfloat" not in name else case.feeds()
+        )
+        first = host(ortplugin.run(session, feeds))
+        for _ in range(100):
+            assert same_bits(host(ortplugin.run(session, feeds)), first), name
+        assert same_bits(run(make(case.model()), case), first), name
+
+
+def test_shapes_may_change_from_run_to_run(library: Path) -> None:
+    text = typed(BOTH, "float16")
+    session = make(model_of(text, [("a", "b", "c", "d"), ("e", "f", "g")]))
+    for shapes in (
+        ((2, 3, 5, 7), (3, 1, 7)),
+        ((1, 1, 1, 1), (3, 5, 7)),
+        ((2, 0, 5, 7), (1, 1, 7)),
+        ((0, 3, 5, 7), (3, 1, 7)),
+        ((7, 3, 33, 128), (1, 33, 1)),
+        ((64, 3, 244, 244), (3, 1, 244)),
+        ((2, 3, 5, 7), (3, 1, 7)),
+    ):
+        case = Case(f"changing {shapes}", text, shapes)
+        check(case, run(session, case))
+
+
+@pytest.mark.parametrize("which", ["inputs", "outputs", "inputs and outputs"])
+@pytest.mark.parametrize("name", CHOSEN)
+def test_tensors_may_start_anywhere(library: Path, name: str, which: str) -> None:
+    """A view into a larger array begins at a multiple of its elements' size, not of 16 bytes."""
+    case = by_name[name]
+    expected, session = expect(case), make(case.model())
+    for offset in (1, 2, 3):
+        inputs = [at_offset(array, offset if "inputs" in which else 0) for array in case.inputs()]
+        blank = [np.zeros_like(array) for array in expected.outputs]
+        outputs = [at_offset(array, offset if "outputs" in which else 0) for array in blank]
+        cupy.cuda.get_current_stream().synchronize()
+        session.run_with_iobinding(bind(session, case, inputs, outputs))
+        check(case, [cupy.asnumpy(array) for array in outputs], expected)
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_a_cuda_graph_gives_the_same_bits(library: Path, name: str) -> None:
+    case = by_name[name]
+    plain = make(case.model())
+    graph = ortplugin.session(case.model(), ["cuda"], cuda_graph=True)
+    for number in range(3):  # captured once, then replayed on other values
+        feeds = Case(f"{name}, replay {number}", case.text, case.shapes, case.values).feeds()
+        wanted = host(ortplugin.run(plain, feeds))
+        assert same_bits(host(ortplugin.run(graph, feeds)), wanted)
+
+
+NEW_SHAPE_IN_CAPTURE = """
+import cupy, numpy
+from gpu.device import bind, make
+from gpu.test_sum_to import Case, check, model_of, summed, typed
+from ortplugin.session import onnxruntime
+stream = cupy.cuda.Stream(non_blocking=True)
+text = typed(summed("0"), "float")
+session = make(model_of(text, [("n", 8)]), user_compute_stream=str(stream.ptr))
+options = onnxruntime().RunOptions()
+options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+def prepare(rows):
+    case = Case(f"captured {rows}", text, ((rows, 8),))
+    inputs, outputs = [cupy.asarray(each) for each in case.inputs()], [cupy.zeros((1, 8), numpy.float32)]
+    return case, outputs, bind(session, case, inputs, outputs), inputs
+first, later = prepare(300), prepare(50000)
+session.run_with_iobinding(first[2], options)
+cupy.cuda.Device().synchronize()
+message = "accepted"
+stream.begin_capture()
+try:
+    session.run_with_iobinding(later[2], options)
+except Exception as error:
+    message = str(error)
+try:
+    stream.end_capture()
+except cupy.cuda.runtime.CUDARuntimeError:
+    pass  # the capture was given up
+print(message)
+for case, outputs, binding, kept in (first, later):
+    session.run_with_iobinding(binding, options)
+    stream.synchronize()
+    check(case, [cupy.asnumpy(each) for each in outputs])
+print("runs")
+"""
+
+
+def test_new_shapes_under_capture_are_refused(library: Path) -> None:
+    done = python(NEW_SHAPE_IN_CAPTURE)
+    assert done.returncode == 0, done.stderr
+    assert "for the first time while a CUDA graph is captured" in done.stdout
+    assert "node 'sums'" in done.stdout
+    assert done.stdout.endswith("runs\n")
+
+
+def test_many_threads_run_one_session(library: Path) -> None:
+    """Half of them with shapes of their own, half with the same, all new to the session."""
+    text = typed(RELU_GRAD, "float")
+    session = make(model_of(text, [None, None]))
+
+    def work(number: int) -> None:
+        shape = (16, 24, 32, 32) if number % 2 else (8 + number, 5, 17, (33, 64, 7, 120)[number // 2 % 4])
+        case = Case(f"thread {number}", text, (shape, shape))
+        feeds = {name: cupy.asarray(array) for name, array in case.feeds().items()}
+        first = host(ortplugin.run(session, feeds))
+        check(case, first)
+        for _ in range(20):
+            assert same_bits(host(ortplugin.run(session, feeds)), first)
+
+    in_threads(8, work)
+
+
+HUGE = {
+    "all": ("0", ((1 << 31) + 4320,)),
+    "rows": ("1", ((1 << 31) // 1024 + 77, 1024)),
+    "columns": ("0", ((1 << 31) // 1024 + 77, 1024)),
+    "few long columns": ("0", (3, (1 << 30) + 1024)),
+    "odd rows": ("1", (3, (1 << 30) + 1)),
+}
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_more_than_two_to_the_31_elements(library: Path, name: str) -> None:
+    """Sums of whole numbers are exact."""
+    axis, shape = HUGE[name]
+    needed = 60 << 30
+    free = cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes()
+    if free < needed:
+        pytest.skip(f"the GPU has {free >> 30} GiB of free memory, this takes {needed >> 30}")
+    text = f'(int32 x) => (int32 y) {{ y = SumTo<axes="{axis}", keepdims=0>(x) }}'
+    x = cupy.empty(shape, np.int32)
+    flat = x.reshape(-1)
+    for start in range(0, x.size, 1 << 28):
+        part = flat[start : start + (1 << 28)]
+        part[...] = (
+            cupy.arange(start, start + part.size, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> 33
+        ).astype(np.int32)
+    wanted = x.sum(int(axis), dtype=np.int32)
+    y = cupy.zeros(wanted.shape, np.int32)
+    session = make(model_of(text, [None]))
+    cupy.cuda.Device().synchronize()
+    session.run_with_iobinding(bind(session, Case(name, text, (shape,)), [x], [y]))
+    assert bool((y == wanted).all())
+
+
+def test_a_wrong_run_leaves_the_session_whole(library: Path) -> None:
+    text = typed(LERP_GRAD.replace("AXES", "0"), "float")
+    session = make(model_of(text, [("n", "h"), ("m",)]))
+    good = Case("whole", text, ((60, 40), (40,)))
+    check(good, run(session, good))
+    with pytest.raises(Exception, match="do not broadcast"):
+        ortplugin.run(session, {"dout": np.ones((6, 40), np.float32), "w": np.ones(39, np.float32)})
+    check(good, run(session, good))
+
+
+def test_a_wrong_node_is_refused_with_the_session(library: Path) -> None:
+    with pytest.raises(Exception, match="'y' sums over axis 2, but the inputs broadcast to the shape") as caught:
+        make(model_of(typed(summed("2"), "float"), [(3, 4)]))
+    assert "FusedSumTo" in str(caught.value)
+    assert "node 'sums'" in str(caught.value)

@@ -1,0 +1,155 @@
+// Compiles the kernels of FusedSumTo for a GPU architecture, in each of the variants that a schedule can take, and
+// fails where the compiler spills registers to local memory. Needs NVRTC but no GPU.
+//
+//   test_sum_to_kernels sm_90     VERBOSE=1 shows each variant
+//   test_sum_to_kernels NAME      the source of the case of this name for a GPU like the H200, on standard output
+
+#include <cstdlib>
+#include <iostream>
+#include <regex>
+#include <sstream>
+
+#include "ortplugin/ops/sum_to/sum_to.h"
+#include "ortplugin/runtime/cuda.h"
+#include "tests/native/check.h"
+#include "tests/native/kernel_remarks.h"
+
+using namespace ortplugin;
+
+namespace {
+
+struct Case {
+  std::string name, program;
+  std::vector<Shape> inputs;
+  int vector;         // what the schedule must choose for the first group; 0: whatever registers allow
+  std::string modes;  // likewise, of: along, wide, stream, chunks
+  size_t groups = 1;
+  bool aligned = true;
+};
+
+std::string Typed(const std::string& text, const std::string& dtype) {
+  return std::regex_replace(text, std::regex("\\bT\\b"), dtype);
+}
+
+std::string Summed(const std::string& axes) {
+  return "(T x) => (T y) { y = SumTo<axes=\"" + axes + "\", keepdims=0>(x) }";
+}
+
+const char* const kLerpGradient =
+    "(T dout, T w) => (T dx, T dy) {\n  a = Sub(1, w)\n  g = Mul(a, dout)\n  dx = SumTo<axes=\"1 2 3\">(g)\n"
+    "  dy = Mul(w, dout)\n}";
+const char* const kTwoWays = "(T x) => (T r, T c) { r = SumTo<axes=\"1\">(x) c = SumTo<axes=\"0\">(x) }";
+const char* const kMixed =
+    "(float16 x, float r, bool m, double d, int64 l) => (float16 y, float s, double e, int64 k, float16 h) {\n"
+    "  f = Cast<to=float>(x)\n  s = Add(f, r)\n  w = Where(m, s, r)\n  y = SumTo<axes=\"0\">(x)\n"
+    "  q = SumTo<axes=\"0\">(w)\n  h = Cast<to=float16>(q)\n  e = SumTo<axes=\"0\">(d)\n  k = SumTo<axes=\"0\">(l)\n}";
+
+// As many parameters, sums and results as a program has.
+std::string Wide(const std::string& dtype) {
+  std::string head = "(", tail = "(", body;
+  for (int i = 0; i < 32; ++i) head += (i ? ", " : "") + dtype + " p" + std::to_string(i);
+  for (int i = 0; i < 16; ++i) {
+    const std::string n = std::to_string(i), m = std::to_string(i + 16);
+    tail += (i ? ", " : "") + dtype + " s" + n;
+    body += " t" + n + " = Mul(p" + n + ", p" + m + ") s" + n + " = SumTo<axes=\"0\">(t" + n + ")";
+  }
+  return head + ") => " + tail + ") {" + body + " }";
+}
+
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const auto& [dtype, size] : std::vector<std::pair<std::string, int>>{
+           {"float16", 2}, {"bfloat16", 2}, {"float", 4}, {"double", 8}, {"int32", 4}, {"uint64", 8}}) {
+    const auto add = [&, type = dtype](const std::string& name, const std::string& program,
+                                       const std::vector<Shape>& inputs, int vector, const std::string& modes,
+                                       size_t groups = 1, bool aligned = true) {
+      cases.push_back({name + " " + type, Typed(program, type), inputs, vector, modes, groups, aligned});
+    };
+    const int most = 16 / size;
+    add("everything", Summed("0 1 2"), {{64, 512, 1024}}, most, "along stream chunks");
+    add("rows", Summed("2"), {{64, 512, 1024}}, most, "along stream");
+    add("long rows", Summed("1"), {{16, 2097152}}, most, "along stream chunks");
+    add("short rows", Summed("1"), {{8388608, 8}}, std::min(most, 8), "along stream");
+    add("odd rows", Summed("1"), {{65536, 1023}}, 1, "along stream");
+    add("columns", Summed("0"), {{1048576, 64}}, most, "stream chunks");
+    add("many columns", Summed("0"), {{16, 4194304}}, most, "stream");
+    add("three columns", Summed("0"), {{16777216, 3}}, 1, "stream chunks");
+    add("NCHW", Summed("0 2 3"), {{32, 64, 56, 56}}, most, "along chunks");
+    add("NHWC", Summed("0 1 2"), {{32, 56, 56, 64}}, most, "chunks");
+    add("middle", Summed("1"), {{64, 512, 1024}}, most, "stream");
+    add("small", Summed("0"), {{1000}}, most, "along");
+    add("odd addresses", Summed("0 1"), {{8192, 8192}}, 1, "along stream chunks", 1, false);
+    add("huge", Summed("1"), {{70000, 32768, 16}}, most, "stream");
+    add("huge, all", Summed("0 1 2"), {{70000, 65536, 16}}, most, "along wide stream chunks");
+    add("two ways", kTwoWays, {{8192, 8192}}, most, "along stream", 2);
+    if (dtype[0] == 'f' || dtype[0] == 'b' || dtype[0] == 'd') {
+      add("lerp gradient", kLerpGradient, {{16, 3, 244, 244}, {3, 1, 244}}, std::min(most, 4), "along chunks");
+      add("scalar weight", kLerpGradient, {{16, 3, 244, 244}, {1}}, most, "along chunks");
+    }
+  }
+  cases.push_back({"mixed", kMixed, {{65536, 96}, {96}, {65536, 1}, {65536, 96}, {65536, 96}}, 0, ""});
+  for (const std::string dtype : {"float16", "float", "double"}) {
+    cases.push_back({"32 in, 16 sums, rows " + dtype, Wide(dtype), std::vector<Shape>(32, {65536}), 0, ""});
+    cases.push_back({"32 in, 16 sums, columns " + dtype, Wide(dtype), std::vector<Shape>(32, {65536, 64}), 0, ""});
+  }
+  return cases;
+}
+
+std::string Modes(const SumSchedule& schedule, const SumPieces& pieces) {
+  std::string modes;
+  for (const auto& [is, name] : {std::pair(schedule.along, "along"),
+                                 {schedule.wide, "wide"},
+                                 {schedule.stream, "stream"},
+                                 {pieces.chunks > 1, "chunks"}})
+    if (is) modes += (modes.empty() ? "" : " ") + std::string(name);
+  return modes;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string argument = argc == 2 ? argv[1] : "";
+  const bool show = argument.rfind("sm_", 0) != 0;
+  const cuda::DeviceFacts gpu = {0, 9, 0, 132, 60 << 20};
+  if (!show) std::cout << cuda::CompilerVersion() << "\n";  // without NVRTC the test ends here and says so
+  for (const Case& the : Cases()) {
+    if (show && the.name != argument) continue;
+    const SumProgram sums = SumProgram::Parse(the.program);
+    const SumShape shape = FitSums(sums, the.inputs);
+    const std::vector<SumGroup> groups = GroupSums(sums, shape, the.inputs);
+    CHECK_WITH(groups.size() == the.groups, the.name);
+    for (size_t g = 0; g < groups.size(); ++g) {
+      const SumSchedule schedule = ScheduleSums(sums, groups[g], gpu, the.aligned);
+      const std::string source = SumSource(sums, groups[g], schedule);
+      if (show) {
+        std::cout << source;
+        continue;
+      }
+      std::string log, code, failure;
+      try {
+        code = cuda::Compile(source, argument, &log);
+      } catch (const Error& error) {
+        failure = std::string(error.what()).substr(0, 3000);
+      }
+      const int threads = schedule.kept_threads * schedule.summed_threads;
+      const int64_t resident = std::min(2048 / threads, 65536 / std::max(1, test::Registers(log) * threads));
+      const SumPieces pieces = CutSums(groups[g], schedule, resident * gpu.multiprocessors);
+      std::ostringstream text;
+      text << argument << " " << the.name << " " << g << ": vector " << schedule.vector << " items " << schedule.items
+           << " threads " << schedule.kept_threads << "x" << schedule.summed_threads << " modes '"
+           << Modes(schedule, pieces) << "' blocks " << pieces.kept_blocks << "x" << pieces.chunks << " registers "
+           << test::Registers(log) << " spilled " << test::Spilled(log) << " local " << test::Local(log) << " "
+           << failure;
+      if (std::getenv("VERBOSE") != nullptr) std::cout << text.str() << std::endl;
+      CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, text.str());
+      CHECK_WITH(test::Spilled(log) == 0 && test::Local(log) == 0, text.str());
+      // Every index has a piece, and no piece is empty.
+      const int64_t summed = groups[g].summed_elements / (schedule.along ? schedule.vector : 1);
+      CHECK_WITH(pieces.chunk_size * (pieces.chunks - 1) < summed && pieces.chunk_size * pieces.chunks >= summed,
+                 text.str());
+      if (g == 0 && the.vector > 0)
+        CHECK_WITH(schedule.vector == the.vector && Modes(schedule, pieces) == the.modes, text.str());
+    }
+  }
+  return test::Summary();
+}

@@ -1,0 +1,209 @@
+"""FusedSumTo in ONNX Runtime on the CPU: its reference and its decomposition; shapes; threads; what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from layer_norm_cases import OPSET, Array, bits, typed
+from onnx import TensorProto, helper
+from sum_to_cases import BOTH, CASES, LARGE_CASES, LERP_GRAD, Case, by_name, check, model_of, summed
+from threads import in_threads
+
+import ortplugin
+from ortplugin.ops.sum_to import OPERATOR
+
+CPU_ONLY = ["CPUExecutionProvider"]
+FLOAT = TensorProto.FLOAT
+
+
+def options(threads: int = 0) -> onnxruntime.SessionOptions:
+    """Registered, and quiet where an error is wanted."""
+    made = onnxruntime.SessionOptions()
+    made.log_severity_level = 4
+    made.intra_op_num_threads = threads
+    ortplugin.register(made)
+    return made
+
+
+def make(model: bytes, threads: int = 0) -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(model, options(threads), providers=CPU_ONLY)
+
+
+def run(session: Any, case: Case) -> list[Array]:
+    return list(ortplugin.run(session, case.feeds()).values())  # NumPy lacks bfloat16, so not session.run
+
+
+@pytest.mark.parametrize("case", [*CASES, *LARGE_CASES], ids=lambda case: case.name)
+def test_equals_the_reference(library: Path, case: Case) -> None:
+    session = make(case.model())
+    found = run(session, case)
+    check(case, found)
+    assert [output.shape for output in session.get_outputs()] == [list(each.shape) for each in found]
+
+
+# ONNX Runtime has no pointwise operators of bfloat16, and its sums of integers do not wrap.
+DECOMPOSED = [case for case in CASES if "bfloat16" not in case.program.dtypes.values() and case.values != "whole range"]
+
+
+@pytest.mark.parametrize("case", DECOMPOSED, ids=lambda case: case.name)
+def test_the_decomposition_runs_without_the_library(case: Case) -> None:
+    """In its own precision: every operator rounds, in float16 too."""
+    model = model_of(case.text, case.shapes, OPERATOR.decompose(case.node(), OPSET))
+    dtypes = set(case.program.dtypes.values())
+    unit = 2.0**-11 if "float16" in dtypes else 2.0**-21 if "float" in dtypes else 2.0**-50
+    check(case, run(onnxruntime.InferenceSession(model, providers=CPU_ONLY), case), unit=unit)
+
+
+@pytest.mark.parametrize("case", LARGE_CASES, ids=lambda case: case.name)
+def test_the_number_of_threads_changes_no_bit(library: Path, case: Case) -> None:
+    found = [run(make(case.model(), threads), case) for threads in (1, 2, 5)]
+    for other in found[1:]:
+        assert all((bits(a) == bits(b)).all() for a, b in zip(found[0], other, strict=True))
+
+
+# ------------------------------------------------------------------------------------------------------------- shapes
+
+
+@pytest.mark.parametrize(
+    ("shapes", "wanted"),
+    [
+        (((4, 3, 6, 8), (3, 1, 8)), ([4, 1, 1, 1], [3, 6, 8])),
+        ((("n", 3, "h", 8), (3, 1, 8)), (["n", 1, 1, 1], [3, "h", 8])),
+        ((("n", 3, "h", 8), ("c", 1, "w")), (["n", 1, 1, 1], [3, "h", 8])),
+    ],
+)
+def test_shapes_are_inferred(library: Path, shapes: Sequence[Any], wanted: Sequence[list[Any]]) -> None:
+    session = make(model_of(typed(BOTH, "float"), shapes))
+    assert [output.shape for output in session.get_outputs()] == list(wanted)
+
+
+def test_shapes_may_change_from_run_to_run(library: Path) -> None:
+    text = typed(BOTH, "float")
+    for declared in ([("a", "b", "c", "d"), ("e", "f", "g")], [None, None]):
+        session = make(model_of(text, declared))
+        for shapes in (
+            ((2, 3, 5, 7), (3, 1, 7)),
+            ((1, 1, 1, 1), (3, 5, 7)),
+            ((2, 0, 5, 7), (1, 1, 7)),
+            ((0, 3, 5, 7), (3, 1, 7)),
+            ((7, 3, 33, 129), (1, 33, 1)),
+        ):
+            case = Case(f"changing {shapes}", text, shapes)
+            check(case, run(session, case))
+
+
+# -------------------------------------------------------------------------------------------------------- wrong nodes
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A node that must be refused: words of the message beside the names of operator and node, and when."""
+
+    words: str
+    text: str | None
+    shapes: tuple[tuple[int | str, ...] | None, ...] = ((2, 3),)
+    dtype: int = FLOAT
+    outputs: tuple[str, ...] = ("y",)
+    fed: tuple[tuple[int, ...], ...] | None = None  # shapes at the run, if that is when it is refused
+
+    def model(self) -> bytes:
+        names = [f"p{i}" for i in range(len(self.shapes))]
+        attributes = {} if self.text is None else {"program": self.text}
+        node = helper.make_node("FusedSumTo", names, self.outputs, "culprit", domain="ortplugin", **attributes)
+        graph = helper.make_graph(
+            [node],
+            "g",
+            [
+                helper.make_tensor_value_info(name, self.dtype, each)
+                for name, each in zip(names, self.shapes, strict=True)
+            ],
+            [helper.make_tensor_value_info(name, FLOAT, None) for name in self.outputs],
+        )
+        imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
+        return helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString()
+
+
+SUM = typed(summed("1"), "float")
+GRADIENT = typed(LERP_GRAD.replace("AXES", "0"), "float")
+WRONG = {
+    "no program": Wrong("program", None),
+    "an empty program": Wrong("line 1, column 1: found the end of the text, expected '('", ""),
+    "no sum": Wrong("holds no SumTo", "(float x) => (float y) { y = Relu(x) }"),
+    "a norm": Wrong("LayerNormalization", "(float x) => (float y) { y = LayerNormalization(x) }"),
+    "axes that descend": Wrong("1 0", SUM.replace('"1"', '"1 0"')),
+    "CUDA for axes": Wrong("found", SUM.replace('"1"', '"1); asm(""trap;"")"')),
+    "a sum that is computed with": Wrong(
+        "'y' computes with the sum 's'", '(float x) => (float y) { s = SumTo<axes="0">(x) y = Mul(s, 2) }'
+    ),
+    "a sum of a sum": Wrong(
+        "'y' computes with the sum 's'", '(float x) => (float y) { s = SumTo<axes="0">(x) y = SumTo<axes="1">(s) }'
+    ),
+    "a Cast of a Cast": Wrong(
+        "'y' computes with the sum 'c'",
+        '(float x) => (float y) { s = SumTo<axes="0">(x) c = Cast<to=double>(s) y = Cast<to=float>(c) }',
+    ),
+    "an axis beyond the rank": Wrong("'y' sums over axis 2", SUM.replace('"1"', '"2"')),
+    "an axis beyond the rank of what is partly known": Wrong(
+        "'y' sums over axis 2", SUM.replace('"1"', '"2"'), (("a", 3),)
+    ),
+    "an axis beyond the rank at the run": Wrong("'y' sums over axis 1", SUM, (None,), fed=((5,),)),
+    "another dtype": Wrong("is float16 but the program's parameter 'x' is float", SUM, dtype=TensorProto.FLOAT16),
+    "an input too many": Wrong("1 parameters, the node 2 inputs", SUM, ((2, 3), (3,))),
+    "an output too many": Wrong("1 results, the node 2 outputs", SUM, outputs=("y", "z")),
+    "operands that do not broadcast": Wrong("do not broadcast", GRADIENT, ((2, 3), (4,)), outputs=("y", "z")),
+    "operands that do not broadcast at the run": Wrong(
+        "do not broadcast", GRADIENT, (("a", "b"), ("c",)), outputs=("y", "z"), fed=((2, 3), (4,))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_node_is_refused(library: Path, name: str) -> None:
+    wrong = WRONG[name]
+    if wrong.fed is None:
+        with pytest.raises(Exception) as caught:  # noqa: PT011, ONNX Runtime's own kinds
+            make(wrong.model())
+    else:
+        session = make(wrong.model())
+        feeds = {
+            each.name: np.ones(shape, np.float32) for each, shape in zip(session.get_inputs(), wrong.fed, strict=True)
+        }
+        with pytest.raises(Exception) as caught:  # noqa: PT011
+            session.run(None, feeds)
+    message = str(caught.value)
+    assert wrong.words in message
+    assert "culprit" in message
+    assert "FusedSumTo" in message
+
+
+# ------------------------------------------------------------------------------------------------------------ threads
+
+
+def test_many_threads_run_one_session(library: Path) -> None:
+    """Each with shapes and values of its own, over and over: the same bits every time."""
+    text = typed(BOTH, "float")
+    session = make(model_of(text, [("n", "c", "h", "w"), ("c", 1, "w")]))
+
+    def work(number: int) -> None:
+        shape = (3 + number, 3, (5, 33, 120, 61)[number % 4], 64 + number)
+        case = Case(f"thread {number}", text, (shape, (3, 1, shape[3])))
+        wanted = run(session, case)
+        check(case, wanted)
+        for _ in range(10):
+            assert all((bits(a) == bits(b)).all() for a, b in zip(run(session, case), wanted, strict=True))
+
+    in_threads(8, work)
+
+
+def test_runs_are_bit_identical(library: Path) -> None:
+    case = by_name["large: lerp, gradients over other axes, float"]
+    session = make(case.model())
+    wanted = run(session, case)
+    for _ in range(20):
+        assert all((bits(a) == bits(b)).all() for a, b in zip(run(session, case), wanted, strict=True))

@@ -1,0 +1,469 @@
+"""The cases on which FusedPointwise must equal its reference, on every provider.
+
+A case is a program, the shapes of its inputs and what stands in them. Inputs come from a seed, the expectation from the
+float64 reference. `check` compares; its docstring derives the tolerance.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from layer_norm_cases import OPSET, SMALLEST, UNIT_ROUNDOFF, VALUES, Array, Shape, bits, output_name, typed
+from onnx import helper
+
+from ortplugin.ops import pointwise_reference
+from ortplugin.ops.decompose import NUMPY_DTYPES, ONNX_DTYPES
+from ortplugin.ops.pointwise import OPERATOR
+from ortplugin.ops.pointwise.reference import pointwise
+from ortplugin.program import FLOATING, INTEGERS, Program, parse
+
+
+@dataclass(frozen=True)
+class Case:
+    """One node with its inputs.
+
+    `values` is the row of VALUES that makes the floating parameters; bools are fair coins, integers span their dtype
+    with `values` "whole range" and lie from 1 to 5 otherwise. `exact` names the floating results that must have the
+    reference's very bits, signs of zeros included.
+    """
+
+    name: str
+    text: str
+    shapes: tuple[Shape, ...]
+    values: str = "normal"
+    exact: tuple[str, ...] = ()
+
+    @property
+    def program(self) -> Program:
+        return parse(self.text)
+
+    def inputs(self) -> list[Array]:
+        """One array for each parameter, in order."""
+        rng = np.random.default_rng(zlib.crc32(self.name.encode()))
+        return [self._made(rng, p.dtype, shape) for p, shape in zip(self.program.parameters, self.shapes, strict=True)]
+
+    def _made(self, rng: np.random.Generator, dtype: str, shape: Shape) -> Array:
+        numpy = NUMPY_DTYPES[dtype]
+        if dtype == "bool":
+            return np.asarray(rng.random(shape) < 0.5)
+        if dtype in INTEGERS:
+            info = np.iinfo(numpy)
+            low, high = (info.min, info.max) if self.values == "whole range" else (1, 5)
+            return np.asarray(rng.integers(low, high, shape, dtype=numpy, endpoint=True))
+        made = VALUES["normal" if self.values == "whole range" else self.values](rng, shape or (1,)).reshape(shape)
+        with np.errstate(over="ignore"):
+            return np.asarray(made, np.float64).astype(numpy)
+
+    def feeds(self) -> dict[str, Array]:
+        """The inputs by name."""
+        return dict(zip((parameter.name for parameter in self.program.parameters), self.inputs(), strict=True))
+
+    def node(self) -> onnx.NodeProto:
+        return node_of(self.text)
+
+    def model(self, shapes: Sequence[Sequence[int | str | None] | None] | None = None) -> bytes:
+        """A model of this one node, with the case's shapes or those given. Outputs leave their shape to inference."""
+        return model_of(self.text, self.shapes if shapes is None else shapes)
+
+
+def node_of(text: str, name: str = "pointwise") -> onnx.NodeProto:
+    """A FusedPointwise that reads and writes values named as in the program."""
+    program = parse(text)
+    return helper.make_node(
+        OPERATOR.name,
+        [parameter.name for parameter in program.parameters],
+        [output_name(program, result) for result in program.results],
+        name,
+        domain=OPERATOR.domain,
+        program=text,
+    )
+
+
+def model_of(
+    text: str, shapes: Sequence[Sequence[int | str | None] | None], nodes: Sequence[onnx.NodeProto] | None = None
+) -> bytes:
+    """A model with the program's parameters as inputs; its nodes are `nodes`, else the program's FusedPointwise."""
+    program = parse(text)
+    graph = helper.make_graph(
+        [node_of(text)] if nodes is None else list(nodes),
+        "case",
+        [
+            helper.make_tensor_value_info(parameter.name, ONNX_DTYPES[parameter.dtype], shape)
+            for parameter, shape in zip(program.parameters, shapes, strict=True)
+        ],
+        [
+            helper.make_tensor_value_info(output_name(program, result), ONNX_DTYPES[result.dtype], None)
+            for result in program.results
+        ],
+    )
+    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(OPERATOR.domain, OPERATOR.version)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString()
+
+
+# --------------------------------------------------------------------------------------------------------- comparison
+
+# What one statement's result may be off by, in units of the arithmetic's roundoff: the GPU's functions of float promise
+# up to 4 (tanh, erf, pow some more), and ours are allowed as much on the CPU.
+UNITS = 8.0
+
+# These are sums or products inside whose terms are of the operand's order and may cancel.
+ACTIVATIONS = ("Gelu", "QuickGelu", "Swish", "Mish", "HardSwish", "HardSigmoid", "Elu", "Celu", "Selu", "Softplus")
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """The reference's outputs: `wide` before the last rounding, `outputs` in their own dtypes.
+
+    `slack`: for each result the error that arithmetic in the kernel's precision may make, element by element.
+    """
+
+    wide: list[Array]
+    outputs: list[Array]
+    slack: list[Array]
+
+
+def expect(case: Case, inputs: Sequence[Array] | None = None, unit: float | None = None) -> Expectation:
+    """What `check` compares with. `unit`: the unit roundoff of the arithmetic, where it is not the kernel's."""
+    program = case.program
+    arrays = case.inputs() if inputs is None else list(inputs)
+    wide = pointwise(program, arrays, rounded=False)
+    outputs = pointwise(program, arrays)
+    floating = set(program.dtypes.values()) & set(FLOATING)
+    compute = UNIT_ROUNDOFF["double" if floating <= {"double"} else "float"] if unit is None else unit
+    slack = [np.zeros(np.shape(value)) for value in wide]
+    values = pointwise_reference.values(program, arrays)
+    for index, statement in enumerate(program.statements):
+        if program.dtypes[statement.name] not in FLOATING:
+            continue
+        size = np.abs(values[statement.name])
+        if statement.op in ACTIVATIONS:
+            size = np.maximum(size, np.abs(values[statement.names[0]]))
+        errors = [np.zeros(np.shape(each)) for each in slack]
+        for sign in (-1, 1):
+            moved = dict(values)
+            with np.errstate(all="ignore"):
+                moved[statement.name] = values[statement.name] + sign * UNITS * compute * size
+                _recompute(program, index + 1, moved)
+                for number, result in enumerate(program.results):
+                    if result.dtype in FLOATING:
+                        error = np.abs(moved[result.name] - values[result.name])
+                        errors[number] = np.maximum(errors[number], np.where(np.isfinite(error), error, 0))
+        slack = [each + error for each, error in zip(slack, errors, strict=True)]
+    return Expectation(wide, outputs, slack)
+
+
+def _recompute(program: Program, first: int, values: dict[str, Array]) -> None:
+    """Computes again, from statement `first` on, what depends on a value that was changed."""
+    changed = {program.statements[first - 1].name}
+    for statement in program.statements[first:]:
+        if changed.isdisjoint(statement.names):
+            continue
+        changed.add(statement.name)
+        kept = _kept_as(program.operand_dtype(statement))
+        operands = [values[x] if isinstance(x, str) else np.asarray(x, kept) for x in statement.operands]
+        values[statement.name] = pointwise_reference.evaluate(statement, operands)
+
+
+def _kept_as(dtype: str) -> np.dtype[np.generic]:
+    return np.dtype(np.float64) if dtype in FLOATING else NUMPY_DTYPES[dtype]
+
+
+def check(case: Case, outputs: Sequence[Array], expected: Expectation | None = None) -> None:
+    """Compares a kernel's outputs with the reference; AssertionError says where they differ.
+
+    Shape and dtype are equal, so are the masks of NaN and the signed infinities, and so are bools and integers.
+    Otherwise
+
+        |got - wanted| <= u |wanted| + smallest / 2 + slack
+
+    where `wanted` is the reference before its rounding to the result's dtype, u the unit roundoff of the result's dtype
+    (twice that of a coarser dtype that the program casts to, where one of two neighbours may be taken) and `smallest`
+    its smallest subnormal number. The slack is measured, element by element: by how much the result moves if a
+    statement's value is moved by UNITS units of roundoff of the arithmetic (of its operand, for ACTIVATIONS), summed
+    over the statements. So a cancellation gets what it needs and nothing else does.
+    """
+    expected = expect(case) if expected is None else expected
+    program = case.program
+    assert len(outputs) == len(program.results)
+    cast_to = [str(each.attribute("to")) for each in program.statements if each.op == "Cast"]
+    coarse = [UNIT_ROUNDOFF[dtype] for dtype in cast_to if dtype in FLOATING]
+    for result, got, wanted, wide, slack in zip(
+        program.results, outputs, expected.outputs, expected.wide, expected.slack, strict=True
+    ):
+        where = f"{case.name}: result '{result.name}'"
+        assert got.shape == wanted.shape, f"{where} has the shape {got.shape} instead of {wanted.shape}"
+        assert got.dtype == wanted.dtype, f"{where} is {got.dtype} instead of {wanted.dtype}"
+        if result.dtype not in FLOATING or got.size == 0:
+            np.testing.assert_array_equal(got, wanted, err_msg=where)
+            continue
+        found, rounded = np.asarray(got).astype(np.float64), np.asarray(wanted).astype(np.float64)
+        if result.name in case.exact:
+            same = (bits(got) == bits(wanted)) | (np.isnan(found) & np.isnan(rounded))
+            assert same.all(), f"{where} differs in bits at {_first(~same)}: {got[~same][0]} for {wanted[~same][0]}"
+            continue
+        np.testing.assert_array_equal(np.isnan(found), np.isnan(rounded), err_msg=f"{where}: NaN")
+        infinite = np.isinf(found) | np.isinf(rounded)
+        np.testing.assert_array_equal(found[infinite], rounded[infinite], err_msg=f"{where}: infinities")
+        exact = np.where(np.isfinite(rounded), wide, 0.0)
+        error = np.abs(np.where(np.isfinite(rounded), found, 0.0) - exact)
+        unit = max([UNIT_ROUNDOFF[result.dtype], *(2 * each for each in coarse)])
+        allowed = unit * np.abs(exact) + SMALLEST[result.dtype] / 2 + slack
+        bad = ~(error <= allowed)  # an error that is no number is bad too
+        assert not bad.any(), (
+            f"{where}: {int(bad.sum())} of {error.size} elements differ too much, the first at {_first(bad)}: "
+            f"{found[bad][0]!r} instead of {exact[bad][0]!r}, allowed {allowed[bad][0]:.3g}"
+        )
+
+
+def _first(mask: Array) -> list[int]:
+    return [int(i) for i in np.argwhere(mask)[0]]
+
+
+# ----------------------------------------------------------------------------------------------------------- programs
+# T stands for the dtype at hand.
+
+SUM_RELU = "(T x, T r) => (T y) { s = Add(x, r) y = Relu(s) }"
+LERP = """(T x, T y, T w) => (T z) {
+  a = Sub(1, w)
+  b = Mul(a, x)
+  c = Mul(w, y)
+  z = Add(b, c)
+}"""
+LERP_DIFFERENCE = "(T x, T y, T w) => (T z) { d = Sub(y, x) s = Mul(d, w) z = Add(x, s) }"
+SILU = "(T x) => (T y) { s = Sigmoid(x) y = Mul(x, s) }"
+CHAIN = """(T x, T a, T b) => (T y) {
+  u = Mul(x, a)
+  v = Add(u, b)
+  w = Tanh(v)
+  n = Neg(w)
+  e = Exp(n)
+  q = Div(x, e)
+  c = Clip(q, -4, 4)
+  y = Sub(c, x)
+}"""
+FULL: Shape = (3, 7, 65)
+
+PROGRAMS: dict[str, tuple[str, tuple[Shape, ...]]] = {
+    "sum and Relu": (SUM_RELU, (FULL, FULL)),
+    "lerp, scalar weight": (LERP, (FULL, FULL, ())),
+    "lerp, equal shapes": (LERP, (FULL, FULL, FULL)),
+    "lerp, leading broadcast": (LERP, (FULL, (7, 65), (65,))),
+    "lerp, middle broadcast": (LERP, (FULL, (3, 1, 65), (3, 7, 1))),
+    "lerp by difference": (LERP_DIFFERENCE, (FULL, FULL, (1,))),
+    "Silu": (SILU, (FULL,)),
+    "a chain of eight": (CHAIN, (FULL, (65,), (7, 1))),
+    "S is larger than every input": (SUM_RELU, ((3, 1, 65), (7, 1))),
+    "outer product": ("(T x, T y) => (T z) { p = Mul(x, y) z = Abs(p) }", ((33, 1), (1, 57))),
+    "one column": (SUM_RELU, ((5, 1), (5, 1))),
+    "rank 0": ("(T x, T y) => (T z) { s = Mul(x, y) z = Neg(s) }", ((), ())),
+    "rank 0 and rank 1": (SUM_RELU, ((), (1,))),
+    "one element of many axes": (SUM_RELU, ((1, 1, 1, 1, 1), (1,))),
+    "many axes": (SUM_RELU, ((2, 3, 1, 2, 3, 1, 2, 5), (3, 4, 1, 3, 2, 1, 5))),
+    "alternating axes": (LERP, ((2, 1, 3, 1, 5, 1, 4), (1, 3, 1, 2, 1, 3, 1), (2, 3, 3, 2, 5, 3, 4))),
+    "empty": (SUM_RELU, ((3, 0, 5), (5,))),
+    "empty by broadcast": (SUM_RELU, ((0, 8), (1, 8))),
+    "several results": (
+        "(T x, T b) => (T s, T y, T z) { s = Add(x, b) y = Sigmoid(s) z = Mul(y, x) }",
+        (FULL, (65,)),
+    ),
+    "a parameter is a result": ("(T x, T b) => (T y, T x) { y = Mul(x, b) }", (FULL, (65,))),
+    "results of fewer inputs": (
+        "(T x, T a, T b) => (T y, T u, T c) { y = Add(x, a) u = Neg(a) c = Mul(b, 2) }",
+        (FULL, (65,), (7, 1)),
+    ),
+    "a column and a row": ("(T x, T c, T r) => (T y) { u = Mul(x, c) y = Add(u, r) }", (FULL, (3, 1, 1), (1, 65))),
+    "channels of images": ("(T x, T s, T b) => (T y) { u = Mul(x, s) v = Add(u, b) y = HardSwish(v) }",
+                           ((2, 5, 9, 11), (1, 5, 1, 1), (5, 1, 1))),
+    "masked": (
+        "(T x, bool m, T v) => (T y, bool n) { n = Not(m) z = Where(n, x, v) y = Mul(z, 3) }",
+        (FULL, (7, 1), ()),
+    ),
+    "comparisons": (
+        """(T x, T b) => (T y, bool g, bool e) {
+          g = Greater(x, b)
+          l = LessOrEqual(x, 0.5)
+          e = Xor(g, l)
+          y = Where(e, x, b)
+        }""",
+        (FULL, (65,)),
+    ),
+    "results of all floating dtypes": (
+        """(T x) => (float16 h, bfloat16 b, float f, double d, bool t) {
+          n = Mul(x, 3)
+          h = Cast<to=float16>(n)
+          b = Cast<to=bfloat16>(n)
+          f = Cast<to=float>(n)
+          d = Cast<to=double>(n)
+          t = Cast<to=bool>(x)
+        }""",
+        (FULL,),
+    ),
+    "integers beside": (
+        """(T x, int64 i, int32 j) => (T y, int64 k) {
+          w = Cast<to=int64>(j)
+          k = Add(i, w)
+          m = Mod(k, 3)
+          c = Cast<to=T>(m)
+          y = Mul(x, c)
+        }""",
+        (FULL, (7, 1), (65,)),
+    ),
+}  # fmt: skip
+
+
+def _programs() -> list[Case]:
+    return [
+        Case(f"{name}, {dtype}", typed(text, dtype), shapes)
+        for name, (text, shapes) in PROGRAMS.items()
+        for dtype in FLOATING
+    ]
+
+
+WHOLE = """(T x, T y, T z) => (T a, T p, T d, T m, T c, bool e, bool l) {
+  s = Add(x, y)
+  t = Sub(s, z)
+  p = Mul(t, x)
+  a = Max(s, p)
+  d = Div(x, y)
+  m = Mod(x, y)
+  c = Clip(p, 3, 100)
+  e = Equal(x, y)
+  l = Less(p, z)
+}"""
+BITS = """(T x, T y) => (T a, T o, T e, T n) {
+  a = BitwiseAnd(x, y)
+  o = BitwiseOr(x, y)
+  e = BitwiseXor(a, o)
+  n = BitwiseNot(x)
+}"""
+SHIFTS = """(T x, T y) => (T l, T r) {
+  l = BitShift<direction="LEFT">(x, y)
+  r = BitShift<direction="RIGHT">(x, y)
+}"""
+
+
+def _integers() -> list[Case]:
+    cases = []
+    for dtype in INTEGERS:
+        for values in ("normal", "whole range"):
+            shapes = ((4, 33), (33,), (4, 1))
+            cases.append(Case(f"whole numbers, {dtype}, {values}", typed(WHOLE, dtype), shapes, values))
+            cases.append(Case(f"bits, {dtype}, {values}", typed(BITS, dtype), ((4, 33), (33,)), values))
+        if dtype.startswith("u"):
+            cases.append(Case(f"shifts, {dtype}", typed(SHIFTS, dtype), ((4, 33), (33,))))
+        info = np.iinfo(NUMPY_DTYPES[dtype])
+        ends = f"(T x) => (T y, T z) {{ y = Add(x, {info.max}) z = Max(y, {info.min}) }}"
+        cases.append(Case(f"ends of the range, {dtype}", typed(ends, dtype), ((77,),), "whole range"))
+        to = "".join(f" v{i} = Cast<to={other}>(x)" for i, other in enumerate(INTEGERS))
+        results = ", ".join(f"{other} v{i}" for i, other in enumerate(INTEGERS))
+        cases.append(Case(f"casts of {dtype}", f"({dtype} x) => ({results}) {{{to} }}", ((77,),), "whole range"))
+        up = f"({dtype} x) => (float f, double d, bool b) {{ f = Cast<to=float>(x) d = Cast<to=double>(x) "
+        exact = ("f", "d")
+        cases.append(Case(f"{dtype} to floating", up + "b = Cast<to=bool>(x) }", ((77,),), "whole range", exact))
+        down = f"(float x) => ({dtype} y) {{ a = Abs(x) y = Cast<to={dtype}>(a) }}"
+        cases.append(Case(f"float to {dtype}", down, ((77,),)))
+    return cases
+
+
+_UNARY = """Neg Abs Sign Floor Ceil Round Relu Sqrt Exp Sin Cos Tan Atan Sinh Cosh Tanh Asinh Erf Sigmoid Softplus
+    Softsign HardSwish Mish Gelu LeakyRelu Elu Celu Selu HardSigmoid ThresholdedRelu Shrink Swish QuickGelu"""
+UNARY = _UNARY.split()
+
+
+def _functions() -> list[Case]:
+    cases = []
+    for dtype in FLOATING:
+        for number, first in enumerate(range(0, len(UNARY), 8)):
+            names = UNARY[first : first + 8]
+            statements = "".join(f" v{i} = {name}({'a' if name == 'Sqrt' else 'x'})" for i, name in enumerate(names))
+            wanted = "".join(f", T v{i}" for i in range(len(names)))
+            text = f"(T x) => (T a{wanted}) {{ a = Abs(x){statements} }}"
+            cases.append(Case(f"functions {number}, {dtype}", typed(text, dtype), ((515,),)))
+        domains = """(T x) => (T a, T b, T c, T d, T e, T f, T g) {
+          t = Tanh(x) p = Abs(x) q = Add(p, 1)
+          a = Asin(t) b = Acos(t) c = Log(q) d = Reciprocal(q) e = Pow(q, x) f = Acosh(q) h = Mul(t, 0.5) g = Atanh(h)
+        }"""
+        cases.append(Case(f"functions of domains, {dtype}", typed(domains, dtype), ((515,),)))
+    return cases
+
+
+def _values() -> list[Case]:
+    cases = []
+    shape = (8, 515)
+    exact = (
+        "(T x, T r) => (T s, T n, T a, T m, T c) { s = Add(x, r) n = Neg(x) a = Abs(r) m = Max(x, r) c = Min(x, r) }"
+    )
+    special = """(T x) => (T y, T z, T r, T c, bool n, bool i, bool p) {
+      n = IsNaN(x)
+      i = IsInf(x)
+      p = IsInf<detect_negative=0>(x)
+      y = Where(n, 0, x)
+      z = Mul(x, 0)
+      r = Relu(x)
+      c = Clip(x, -1, 1)
+    }"""
+    for dtype in FLOATING:
+        for values in ("normal", "large", "denormal", "negative zero", "special rows"):
+            # The sum of two numbers rounds to the same bits from float32 as from float64, in every dtype.
+            names = ("s", "n", "a") if values == "negative zero" else ("s", "n", "a", "m", "c")
+            cases.append(Case(f"exact, {values}, {dtype}", typed(exact, dtype), (shape, shape), values, names))
+        cases.append(Case(f"special, {dtype}", typed(special, dtype), (shape,), "special rows"))
+        overflow = "(T x) => (T y) { t = Mul(x, 1e30) y = Mul(t, 1e30) }"
+        cases.append(Case(f"results overflow to infinity, {dtype}", typed(overflow, dtype), (shape,), "large"))
+    wide = "(float16 x) => (float16 y) { t = Mul(x, 1000) y = Div(t, 1000) }"
+    cases.append(Case("no overflow between statements", wide, (shape,), "large"))
+    cases.append(
+        Case("denormals of float stay", "(float x) => (float s) { s = Add(x, x) }", (shape,), "denormal float", ("s",))
+    )
+    return cases
+
+
+def _limits() -> list[Case]:
+    cases = []
+    for dtype in ("float16", "float", "double"):
+        names = [f"p{i}" for i in range(32)]
+        text = f"({', '.join(f'T {name}' for name in names)}) => (T y) {{ s1 = Add(p0, p1)"
+        text += "".join(f" s{i} = Add(s{i - 1}, p{i})" for i in range(2, 32)) + " y = Neg(s31) }"
+        shapes = tuple((4, 129) if i % 3 == 0 else (129,) if i % 3 == 1 else (4, 1) for i in range(32))
+        cases.append(Case(f"32 parameters, {dtype}", typed(text, dtype), shapes))
+        results = ", ".join(f"T r{i}" for i in range(16))
+        text = f"(T x) => ({results}) {{ r0 = Neg(x)"
+        text += "".join(f" r{i} = Add(r{i - 1}, {i})" for i in range(1, 16)) + " }"
+        cases.append(Case(f"16 results, {dtype}", typed(text, dtype), ((4, 129),)))
+        text = "(T x) => (T s255) { s0 = Mul(x, 0.5)"
+        text += (
+            "".join(f" s{i} = {('Add', 'Sub')[i % 2]}(s{i - 1}, {('x', 0.25)[i % 2]})" for i in range(1, 256)) + " }"
+        )
+        cases.append(Case(f"256 statements, {dtype}", typed(text, dtype), ((4, 129),)))
+    return cases
+
+
+def _sizes() -> list[Case]:
+    return [
+        Case(f"{count} elements, {dtype}", typed(SUM_RELU, dtype), ((count,), (count,)))
+        for count in (1, 3, 7, 8, 9, 31, 33, 255, 1023, 4097, 65537)
+        for dtype in ("float16", "float")
+    ]
+
+
+CASES: tuple[Case, ...] = (*_programs(), *_integers(), *_functions(), *_values(), *_limits(), *_sizes())
+
+# Enough elements for every core and every block.
+LARGE_CASES: tuple[Case, ...] = tuple(
+    Case(f"large: {name}, {dtype}", typed(text, dtype), shapes)
+    for name, text, shapes in (
+        ("contiguous", SUM_RELU, ((1 << 20,), (1 << 20,))),
+        ("odd", SUM_RELU, ((1021, 1031), (1021, 1031))),
+        ("rows", LERP, ((1024, 1031), (1031,), ())),
+        ("columns", LERP, ((1024, 1031), (1024, 1), (1024, 1))),
+        ("channels", LERP, ((8, 64, 47, 47), (64, 1, 1), (8, 1, 47, 47))),
+    )
+    for dtype in ("float16", "float")
+)
+
+by_name = {case.name: case for case in (*CASES, *LARGE_CASES)}
+assert len(by_name) == len(CASES) + len(LARGE_CASES), "two cases have one name"
