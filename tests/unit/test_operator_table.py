@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import pointwise_cases
 import pytest
+import sum_to_cases
 
 from ortplugin.ops import DOMAIN, OPERATORS, Operator, TensorType, find
 from ortplugin.ops.decompose import NUMPY_DTYPES
@@ -25,7 +26,11 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 CASES: dict[str, ModuleType] = {
     "FusedLayerNorm": layer_norm_cases,
     "FusedPointwise": pointwise_cases,
+    "FusedSumTo": sum_to_cases,
 }
+
+# The benchmark, where it is named after its workload.
+BENCHMARKS = {"FusedSumTo": "lerp"}
 
 each_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
 
@@ -70,7 +75,7 @@ def test_it_has_its_files(operator: Operator) -> None:
         f"ortplugin/ops/{stem}/{stem}.cu",
         f"tests/ort/test_{stem}.py",
         f"tests/gpu/test_{stem}.py",
-        f"benchmarks/{stem}.py",
+        f"benchmarks/{BENCHMARKS.get(operator.name, stem)}.py",
     ):
         assert (ROOT / path).is_file(), f"{operator.name} lacks {path}"
 
