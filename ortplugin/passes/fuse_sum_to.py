@@ -24,17 +24,17 @@ from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.pointwise import NotPointwiseError, is_pointwise
 from ortplugin.graph.shape_values import shape_values
-from ortplugin.graph.shapes import broadcast, element_count, equal
+from ortplugin.graph.shapes import broadcast, element_count
 from ortplugin.ops import DOMAIN
 from ortplugin.ops.pointwise import NAME as POINTWISE
-from ortplugin.ops.sum_to import NAME, axes_of, sum_of, why_no_sum
+from ortplugin.ops.sum_to import NAME, axes_of, why_no_sum
 from ortplugin.passes.base import PassResult
 from ortplugin.passes.decomposed_norm import unsupported
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 from ortplugin.passes.fuse_pointwise import compose, member_of
 from ortplugin.passes.pointwise_cost import too_dear, work
 from ortplugin.passes.pointwise_sets import Member, tensor_bytes
-from ortplugin.passes.sums import read_sum
+from ortplugin.passes.sums import is_spared, is_whole, read_sum, totals_of
 from ortplugin.program import FLOATING, ProgramError
 
 
@@ -75,9 +75,9 @@ def _neighbours(scope: Scope, sums: Member) -> Iterator[gs.Node]:
     """Who makes what the sums read, who reads what they give out, and who reads what they read."""
     makers = (scope.producer(tensor) for tensor in sums.inputs)
     yield from (each for each in makers if each is not None)
-    totals = _sums_of(sums)
+    totals = totals_of(sums)
     for tensor in (*sums.outputs, *sums.inputs):
-        if any(tensor is each for each in totals) or _is_whole(scope, sums, tensor):
+        if any(tensor is each for each in totals) or is_whole(scope, sums, tensor):
             yield from (each for each in scope.consumers(tensor) if each is not sums.node)
 
 
@@ -86,12 +86,12 @@ def _gains(scope: Scope, sums: Member, other: Member) -> bool:
     if other.program.core is not None:
         shared = any(each is tensor for each in other.inputs for tensor in sums.inputs)
         axes = {axes_of(each)[0] for each in (*sums.program.cores, *other.program.cores)}
-        whole = any(_is_whole(scope, sums, each) for each in other.inputs)
-        return whole and ((shared and len(axes) == 1) or any(_is_spared(scope, sums, other, t) for t in other.inputs))
-    if any(tensor is each for tensor in other.inputs for each in _sums_of(sums)):
+        whole = any(is_whole(scope, sums, each) for each in other.inputs)
+        return whole and ((shared and len(axes) == 1) or any(is_spared(scope, sums, other, t) for t in other.inputs))
+    if any(tensor is each for tensor in other.inputs for each in totals_of(sums)):
         return scope.op(other.node) == "Cast" and scope.dtype(other.outputs[0]) in FLOATING
     made = [tensor for tensor in other.outputs if any(tensor is each for each in sums.inputs)]
-    if not _is_whole(scope, sums, other.outputs[0]):
+    if not is_whole(scope, sums, other.outputs[0]):
         # On smaller tensors: worth it only for what nobody else needs.
         if not made or any(scope.used_beyond(tensor, [sums.node]) for tensor in other.outputs):
             return False
@@ -105,35 +105,6 @@ def _gains(scope: Scope, sums: Member, other: Member) -> bool:
     # What only shares an input and is followed by pointwise operators belongs to them: fused, they come back here.
     followed = any(is_pointwise(scope, each) for tensor in other.outputs for each in scope.consumers(tensor))
     return bool(made) or reads_result or scope.op(other.node) == f"{DOMAIN}::{POINTWISE}" or not followed
-
-
-def _is_spared(scope: Scope, sums: Member, other: Member, tensor: gs.Tensor) -> bool:
-    """Whether reading again what `tensor` is made of costs less than to write and read it, and nobody else needs it.
-
-    `tensor`: what `other` sums over axes of its own.
-    """
-    if any(tensor is each for each in _sums_of(sums)) or scope.used_beyond(tensor, [sums.node, other.node]):
-        return False
-    for result, made in zip(sums.program.results, sums.outputs, strict=True):
-        if made is tensor:
-            needed = sums.program.needed_for([result.name])
-            given = zip(sums.program.parameters, sums.inputs, strict=True)
-            return sum(each.name in needed and _is_whole(scope, sums, t) for each, t in given) <= 2
-    return False
-
-
-def _sums_of(sums: Member) -> list[gs.Tensor]:
-    """The outputs that are sums."""
-    results = zip(sums.program.results, sums.outputs, strict=True)
-    return [tensor for result, tensor in results if sum_of(sums.program, result.name) is not None]
-
-
-def _is_whole(scope: Scope, sums: Member, tensor: gs.Tensor) -> bool:
-    """Whether the tensor has surely the shape S of the sums' terms, in every run."""
-    if equal(scope.shape(tensor), broadcast([scope.shape(each) for each in sums.inputs])):
-        return True
-    whole = (w for w in sums.inputs if all(scope.broadcasts_to(each, w) for each in sums.inputs))
-    return any(scope.same_shape(tensor, each) for each in whole)
 
 
 def _join(scope: Scope, sums: Member, other: Member) -> Applied:

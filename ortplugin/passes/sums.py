@@ -1,4 +1,4 @@
-"""Sums in a graph as programs: ReduceSum of any opset, and FusedSumTo."""
+"""Sums in a graph: ReduceSum of any opset and FusedSumTo as programs, and what of their tensors is whole."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.pointwise import NotPointwiseError
+from ortplugin.graph.shapes import broadcast, equal
 from ortplugin.ops import DOMAIN
-from ortplugin.ops.sum_to import NAME, why_no_sum
+from ortplugin.ops.sum_to import NAME, sum_of, why_no_sum
 from ortplugin.passes.fused_norm import merged_duplicates, unknown_rank
 from ortplugin.passes.pointwise_sets import Member
 from ortplugin.program import FLOATING, MAX_SUM_AXIS, Parameter, Program, ProgramError, Statement, parse
@@ -67,3 +68,32 @@ def _axes(scope: Scope, node: gs.Node) -> list[int]:
     if rank > MAX_SUM_AXIS + 1:
         raise NotPointwiseError(f"{label(node)} has an operand of {rank} dimensions, more than {MAX_SUM_AXIS + 1}")
     return sorted({axis + rank if axis < 0 else axis for axis in axes})
+
+
+def is_spared(scope: Scope, sums: Member, other: Member, tensor: gs.Tensor) -> bool:
+    """Whether reading again what `tensor` is made of costs less than to write and read it, and nobody else needs it.
+
+    `tensor`: what `other` sums over axes of its own.
+    """
+    if any(tensor is each for each in totals_of(sums)) or scope.used_beyond(tensor, [sums.node, other.node]):
+        return False
+    for result, made in zip(sums.program.results, sums.outputs, strict=True):
+        if made is tensor:
+            needed = sums.program.needed_for([result.name])
+            given = zip(sums.program.parameters, sums.inputs, strict=True)
+            return sum(each.name in needed and is_whole(scope, sums, t) for each, t in given) <= 2
+    return False
+
+
+def totals_of(sums: Member) -> list[gs.Tensor]:
+    """The outputs that are sums."""
+    results = zip(sums.program.results, sums.outputs, strict=True)
+    return [tensor for result, tensor in results if sum_of(sums.program, result.name) is not None]
+
+
+def is_whole(scope: Scope, sums: Member, tensor: gs.Tensor) -> bool:
+    """Whether the tensor has surely the shape S of the sums' terms, in every run."""
+    if equal(scope.shape(tensor), broadcast([scope.shape(each) for each in sums.inputs])):
+        return True
+    whole = (w for w in sums.inputs if all(scope.broadcasts_to(each, w) for each in sums.inputs))
+    return any(scope.same_shape(tensor, each) for each in whole)

@@ -65,14 +65,17 @@ void AddRun(const T* lanes, size_t count, bool to_one, double* totals) {
     for (size_t i = 0; i < count; ++i) totals[i] += static_cast<double>(lanes[i]);
     return;
   }
-  constexpr size_t kShort = 8;
+  constexpr size_t kShort = 64;  // not worth a call
   if (count > kShort) {
     *totals += SumLanes(sizeof(T) == 4 ? DType::kFloat : DType::kDouble, lanes, count);
     return;
   }
-  double sum = 0;
-  for (size_t i = 0; i < count; ++i) sum += static_cast<double>(lanes[i]);
-  *totals += sum;
+  double sums[4] = {};
+  size_t i = 0;
+  for (; i + 4 <= count; i += 4)
+    for (size_t j = 0; j < 4; ++j) sums[j] += static_cast<double>(lanes[i + j]);
+  for (; i < count; ++i) sums[0] += static_cast<double>(lanes[i]);
+  *totals += (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
 template <typename T>
@@ -92,7 +95,9 @@ template <typename T, typename Totals>
 void AddLanes(const Axes& axes, const Shape& strides, int64_t first, const T* lanes, size_t count, int64_t base,
               Totals* totals) {
   const size_t last = axes.count() - 1;
-  Shape index(axes.count());
+  if (last == 0) return AddRun(lanes, count, strides[0] == 0, totals + strides[0] * first - base);
+  thread_local Shape index;
+  index.resize(axes.count());
   int64_t row = -base;
   for (size_t i = axes.count(); i-- > 0; first /= axes.sizes[i]) {
     index[i] = first % axes.sizes[i];

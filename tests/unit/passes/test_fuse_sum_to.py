@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import io
-import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from pass_helpers import (
     model,
     operators,
     programs,
+    random_feeds,
     reasons,
     restore,
     run,
@@ -316,70 +316,45 @@ def test_a_shape_in_floats_stays() -> None:
     assert_unchanged(model(text), [FUSE_SUM_TO])
 
 
-# ------------------------------------------------------------------------------------------------ lerp, from exporters
+# ---------------------------------------------------------------------------------------------- lerp, from exporters
 
-torch = pytest.importorskip("torch")
-
-
-class Lerp(torch.nn.Module):  # type: ignore[misc, name-defined]
-    def forward(self, x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:  # type: ignore[name-defined]
-        return torch.lerp(x, y, w)
+LERP = Path(__file__).resolve().parents[2] / "data" / "lerp"  # made by models/export_lerp.py
 
 
-class ScalarLerp(torch.nn.Module):  # type: ignore[misc, name-defined]
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:  # type: ignore[name-defined]
-        return torch.lerp(x, y, 0.75)
+def lerp(x: np.ndarray, y: np.ndarray, w: np.ndarray | float) -> np.ndarray:
+    return np.asarray(x + w * (y - x), np.float32)
 
 
-class LerpGradients(torch.nn.Module):  # type: ignore[misc, name-defined]
-    """What torch.autograd computes: see lerp in its derivatives.yaml, and sum_to_size."""
-
-    def forward(self, dout: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[name-defined]
-        return (dout * (1 - w)).sum((1, 2, 3), keepdim=True), (dout * w).sum(0).reshape(1, 3, 6, 8)
+def gradients(dout: np.ndarray, w: np.ndarray) -> list[np.ndarray]:
+    return [(dout * (1 - w)).sum((1, 2, 3), keepdims=True), (dout * w).sum(0, keepdims=True)]
 
 
-SHAPES = ((4, 1, 1, 1), (4, 3, 6, 8), (3, 1, 8))
+EXPORTED: dict[str, tuple[list[str], Callable[..., list[np.ndarray]]]] = {
+    "tensor_weight": (["FusedPointwise"], lambda x, y, w: [lerp(x, y, w)]),
+    "one_weight": (["FusedPointwise"], lambda x, y, w: [lerp(x, y, w)]),
+    "low_weight": (["FusedPointwise"], lambda x, y: [lerp(x, y, 0.25)]),
+    "high_weight": (["FusedPointwise"], lambda x, y: [lerp(x, y, 0.75)]),
+    "gradients": (["FusedSumTo", "Reshape"], gradients),
+}
 
 
-def export(module: torch.nn.Module, shapes: tuple[tuple[int, ...], ...], dynamo: bool, folder: Path) -> onnx.ModelProto:  # type: ignore[name-defined]
-    inputs = tuple(torch.randn(shape) for shape in shapes)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        if dynamo:
-            pytest.importorskip("onnxscript")
-            path = folder / "lerp.onnx"
-            torch.onnx.export(module.eval(), inputs, str(path), dynamo=True, external_data=False, verbose=False)
-            return onnx.load(path)
-        stream = io.BytesIO()
-        torch.onnx.export(module.eval(), inputs, stream, dynamo=False, opset_version=17)
-    return onnx.load_model_from_string(stream.getvalue())
-
-
-@pytest.mark.parametrize("dynamo", [False, True], ids=["torchscript", "dynamo"])
-@pytest.mark.parametrize(
-    ("module", "shapes", "ops"),
-    [
-        (Lerp(), SHAPES, ["FusedPointwise"]),
-        (Lerp(), ((5, 40), (5, 40), ()), ["FusedPointwise"]),
-        (ScalarLerp(), ((5, 40), (40,)), ["FusedPointwise"]),
-        (LerpGradients(), ((4, 3, 6, 8), (3, 1, 8)), ["FusedSumTo", "Reshape"]),
-    ],
-    ids=["tensor weight", "one weight", "number", "gradients"],
-)
-def test_what_torch_exports_becomes_one(
-    module: torch.nn.Module,  # type: ignore[name-defined]
-    shapes: tuple[tuple[int, ...], ...],
-    ops: list[str],
-    dynamo: bool,
-    rng: np.random.Generator,
-    tmp_path: Path,
-) -> None:
-    original = export(module, shapes, dynamo, tmp_path)
+@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
+@pytest.mark.parametrize("name", EXPORTED)
+def test_what_torch_exports_becomes_one(name: str, exporter: str, rng: np.random.Generator) -> None:
+    ops, formula = EXPORTED[name]
+    original = onnx.load(LERP / f"{name}_{exporter}.onnx")
     optimized, _ = optimize(original)
     assert operators(optimized) == ops
-    names = [each.name for each in original.graph.input]
-    feeds = {n: np.asarray(rng.random(shape), np.float32) for n, shape in zip(names, shapes, strict=True)}
-    wanted = module(*(torch.from_numpy(array) for array in feeds.values()))
+    feeds = random_feeds(original, rng)
     for found in (run(original, feeds), run(restore(optimized), feeds)):
-        for got, want in zip(found, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
-            assert_close(want.numpy(), got)
+        for got, wanted in zip(found, formula(*feeds.values()), strict=True):
+            assert_close(wanted, got)
+
+
+@pytest.mark.parametrize("weight", ["float w", "float[1] w", "float[3,1,8] w"])
+def test_the_plain_form_of_lerp_becomes_one(weight: str, rng: np.random.Generator) -> None:
+    original = model(f"""g (float[4,1,1,1] x, float[4,3,6,8] y, {weight}) => (float[4,3,6,8] z)
+        {{ d = Sub(y, x)  p = Mul(w, d)  z = Add(x, p) }}""")
+    optimized, _ = optimize(original)
+    assert operators(optimized) == ["FusedPointwise"]
+    assert_same_outputs(original, optimized, rng)
