@@ -213,7 +213,7 @@ __device__ __forceinline__ int add_units(const Arguments& args, const count_t* k
 
 // A thread for each access of each sorted unit; those of a slot's first unit (without a reduction its last) do the
 // work.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     scatter_fold(const Arguments args, const count_t* keys, const unsigned* units) {
   const count_t accesses = (count_t)args.width / VECTOR;
   const count_t t = (count_t)blockIdx.x * THREADS + threadIdx.x;
