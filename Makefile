@@ -67,6 +67,7 @@ bench:
 gpu-bench: install
 	$(BIN)/python benchmarks/layer_norm.py --readme
 	$(BIN)/python benchmarks/pointwise.py
+	$(BIN)/python benchmarks/lerp.py
 
 # The library with warnings as errors. Incremental.
 library: $(INSTALLED)

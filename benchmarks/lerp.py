@@ -2,11 +2,11 @@
 
     z = x + w (y - x)        dx = sum_to(x, (1 - w) dout)        dy = sum_to(y, w dout)        db = sum(dout)
 
-Measures, in one run: FusedPointwise or FusedSumTo inside ONNX Runtime, ONNX Runtime's own operators, PyTorch
-(torch.lerp; for gradients what its autograd computes: (grad * (1 - w)).sum_to_size(x), (grad * w).sum_to_size(y)),
-the same under `torch.compile`, and a device copy of the bytes that must be moved. Every step has tensors of its own, so
-that nothing is found in a cache. Checks every output against float64 in the same run. Writes results/lerp.json; with
---readme fills the table in README.md from the results.
+Measures, in one run: FusedPointwise or FusedSumTo inside ONNX Runtime, ONNX Runtime's own operators, and where PyTorch
+is there torch.lerp (for gradients what its autograd computes: (grad * (1 - w)).sum_to_size(x) and
+(grad * w).sum_to_size(y)), the same under `torch.compile`, and a device copy, scaled to the bytes that must be moved.
+Every step has tensors of its own, so that nothing is found in a cache. Checks every output against float64 in the same
+run. Writes results/lerp.json; --readme fills the table in README.md from the results.
 
     python benchmarks/lerp.py            measure, write, print
     python benchmarks/lerp.py --readme   the same, then fill README.md
@@ -19,7 +19,7 @@ import argparse
 import gc
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -191,10 +191,30 @@ def check(case: Case, feed: dict[str, Any], results: dict[str, tuple[Any, ...]])
     return errors
 
 
+def torch_contenders(case: Case, feeds: Sequence[dict[str, Any]]) -> list[tuple[str, Callable[..., Any], list[Any]]]:
+    """Name, step and tensors of each; none where PyTorch is not installed."""
+    try:
+        import torch
+    except ImportError:
+        return []
+    torch.cuda.empty_cache()
+    torch._dynamo.reset()
+    tensors = [{name: torch.from_dlpack(array) for name, array in feed.items()} for feed in feeds]
+    largest = max(case.shapes, key=lambda name: math.prod(case.shapes[name]))
+
+    def eager(**feed: Any) -> Any:
+        return (torch.lerp(feed["x"], feed["y"], feed["w"]),) if "x" in feed else case.formula(**feed)
+
+    return [
+        ("eager", eager, tensors),
+        ("compile", torch.compile(eager, dynamic=False), tensors),
+        ("copy", lambda **feed: (feed[largest].clone(),), tensors),
+    ]
+
+
 def measure(case: Case) -> dict[str, Any]:
     """One row of the table: microseconds of each contender and its error."""
     import cupy
-    import torch
 
     import ortplugin
 
@@ -208,16 +228,6 @@ def measure(case: Case) -> dict[str, Any]:
 
     feeds = [{name: fresh(name, shape) for name, shape in case.shapes.items()} for _ in range(STEPS)]
     cupy.cuda.Device().synchronize()
-    tensors = [{name: torch.from_dlpack(array) for name, array in feed.items()} for feed in feeds]
-
-    def eager(**feed: Any) -> Any:
-        return (torch.lerp(**{"input": feed["x"], "end": feed["y"], "weight": feed["w"]}),) if "x" in feed else (
-            case.formula(**feed))  # fmt: skip
-
-    def copy(**feed: Any) -> Any:
-        return (feed[max(case.shapes, key=lambda name: math.prod(case.shapes[name]))].clone(),)
-
-    torch._dynamo.reset()
     contenders, results = {}, {}
     for name, fused in (("ortplugin", True), ("ort", False)):
         contenders[name], _ = timing.session_steps(
@@ -226,13 +236,13 @@ def measure(case: Case) -> dict[str, Any]:
         session = ortplugin.session(case.model(1, fused=fused), providers=["CUDAExecutionProvider"])
         found = ortplugin.run(session, {f"{key}0": each for key, each in feeds[0].items()})
         results[name] = tuple(found[f"{result}0"] for result in case.results)
-    for name, step in (("eager", eager), ("compile", torch.compile(eager, dynamic=False)), ("copy", copy)):
+    for name, step, tensors in torch_contenders(case, feeds):
         contenders[name], results[name] = timing.torch_steps(step, tensors)
-    del results["copy"]
     times = timing.microseconds(contenders, STEPS, ROUNDS)
+    results.pop("copy", None)
     errors = check(case, feeds[0], results)
-    copied = 2 * max(map(math.prod, case.shapes.values())) * np.dtype(numpy).itemsize
-    times["copy"] *= case.bytes / copied
+    if "copy" in times:
+        times["copy"] *= case.bytes / (2 * max(map(math.prod, case.shapes.values())) * np.dtype(numpy).itemsize)
     row = {
         "case": case.name,
         "dtype": case.dtype,
@@ -241,42 +251,47 @@ def measure(case: Case) -> dict[str, Any]:
         "microseconds": times,
         "error": errors,
     }
-    del contenders, results, feeds, tensors
+    del contenders, results, feeds
     gc.collect()
     cupy.get_default_memory_pool().free_all_blocks()
-    torch.cuda.empty_cache()
     return row
 
 
-def copy_rate() -> float:
-    """Bytes read and written in a microsecond by a device copy of 256 MiB."""
-    import torch
-
+def copy_rate() -> float | None:
+    """Bytes read and written in a microsecond by a device copy of 256 MiB; None without PyTorch."""
+    try:
+        import torch
+    except ImportError:
+        return None
     feeds = [{"x": torch.randn(1 << 26, device="cuda")} for _ in range(STEPS)]
     contender, _ = timing.torch_steps(lambda x: (x.clone(),), feeds)
     return (2 << 28) / timing.microseconds({"copy": contender}, STEPS, ROUNDS)["copy"]
 
 
-def bound(row: dict[str, Any], rate: float) -> float:
+def bound(row: dict[str, Any], rate: float | None) -> str:
     """What a row may take: 1.15 times its bytes at the copy's rate, and a launch."""
-    return 1.15 * float(row["bytes"]) / rate + LAUNCH
+    return "" if rate is None else f"; may take {1.15 * row['bytes'] / rate + LAUNCH:.1f}"
 
 
 def table(record: dict[str, Any]) -> str:
     """The record as a Markdown table."""
+    present = [column for column in COLUMNS if column in record["rows"][0]["microseconds"]]
+    rate = record["copy_rate"]
     lines = [
-        "| tensors | " + " | ".join(COLUMNS.values()) + " | bytes at the copy's rate |",
-        "|---|" + "---:|" * (len(COLUMNS) + 1),
+        "| tensors | " + " | ".join(COLUMNS[column] for column in present) + " | bytes at the copy's rate |",
+        "|---|" + "---:|" * (len(present) + 1),
     ]
     for row in record["rows"]:
-        cells = " | ".join(f"{row['microseconds'][column]:.1f}" for column in COLUMNS)
-        lines.append(f"| {row['case']}, {row['dtype']} | {cells} | {row['bytes'] / record['copy_rate']:.1f} |")
+        cells = " | ".join(f"{row['microseconds'][column]:.1f}" for column in present)
+        least = "" if rate is None else f"{row['bytes'] / rate:.1f}"
+        lines.append(f"| {row['case']}, {row['dtype']} | {cells} | {least} |")
     where = record["environment"]
+    versions = f"ONNX Runtime {where['onnxruntime']}" + (f", PyTorch {where['torch']}" if "torch" in where else "")
+    copied = "" if rate is None else f"; a copy of 256 MiB moves {rate / 1e6:.2f} TB/s"
     lines += [
         "",
-        f"Microseconds of a step, medians; a copy of 256 MiB moves {record['copy_rate'] / 1e6:.2f} TB/s; "
-        f"{where['gpu']}, driver {where['driver']}, ONNX Runtime {where['onnxruntime']}, PyTorch {where['torch']}, "
-        f"commit {where['commit'][:12]}, {where['date']}. Measured by `python benchmarks/lerp.py`.",
+        f"Microseconds of a step, medians{copied}; {where['gpu']}, driver {where['driver']}, {versions}, commit "
+        f"{where['commit'][:12]}, {where['date']}. Measured by `python benchmarks/lerp.py`.",
     ]
     return "\n".join(lines)
 
@@ -299,7 +314,7 @@ def main() -> None:
             row = measure(case)
             record["rows"].append(row)
             shown = ", ".join(f"{name} {value:.1f}" for name, value in row["microseconds"].items())
-            print(f"{case.name} {case.dtype}: {shown}; may take {bound(row, record['copy_rate']):.1f}", flush=True)
+            print(f"{case.name} {case.dtype}: {shown}{bound(row, record['copy_rate'])}", flush=True)
         timing.write("lerp", record, args.out)
     print(table(record))
     if args.readme:
