@@ -19,6 +19,7 @@ from .modelcheck import check_structure, check_tensors
 from .passes.base import Change, NearMiss, Pass, PassResult
 from .passes.common_subexpressions import COMMON_SUBEXPRESSIONS
 from .passes.dead_nodes import DEAD_NODES
+from .passes.fold_batch_norm import FOLD_BATCH_NORM
 from .passes.fold_constants import FOLD_CONSTANTS
 from .passes.fuse_layer_norm import FUSE_LAYER_NORM
 from .passes.fuse_rms_norm import FUSE_RMS_NORM
@@ -26,6 +27,7 @@ from .passes.norm_epilogue import NORM_EPILOGUE
 from .passes.norm_prologue import NORM_PROLOGUE
 from .passes.remove_identities import REMOVE_IDENTITIES
 from .passes.shape_arithmetic import SHAPE_ARITHMETIC
+from .passes.sum_to_add import SUM_TO_ADD
 from .report import ProviderVerification, Report, count_operators
 from .storage import PathLike, StoredModel, load
 
@@ -35,6 +37,8 @@ PIPELINE: tuple[Pass, ...] = (
     SHAPE_ARITHMETIC,  # before folding, which then removes what hangs on a known Shape
     FOLD_CONSTANTS,  # patterns ask for constants: axes, exponents, epsilons computed by nodes become ones
     COMMON_SUBEXPRESSIONS,  # after folding, since equal constants make equal nodes; TorchScript computes x - mean twice
+    SUM_TO_ADD,  # before the passes that look for an Add
+    FOLD_BATCH_NORM,  # after folding, which makes its factors constants; before what looks for a convolution's epilogue
     FUSE_LAYER_NORM,  # before RMS normalisation, whose pattern is a part of this one
     FUSE_RMS_NORM,
     NORM_PROLOGUE,  # bias and residual adds: need a fused norm to be drawn into
