@@ -21,6 +21,7 @@ from .passes.common_subexpressions import COMMON_SUBEXPRESSIONS
 from .passes.dead_nodes import DEAD_NODES
 from .passes.fold_batch_norm import FOLD_BATCH_NORM
 from .passes.fold_constants import FOLD_CONSTANTS
+from .passes.fold_pad import FOLD_PAD
 from .passes.fuse_layer_norm import FUSE_LAYER_NORM
 from .passes.fuse_rms_norm import FUSE_RMS_NORM
 from .passes.norm_epilogue import NORM_EPILOGUE
@@ -39,6 +40,7 @@ PIPELINE: tuple[Pass, ...] = (
     COMMON_SUBEXPRESSIONS,  # after folding, since equal constants make equal nodes; TorchScript computes x - mean twice
     SUM_TO_ADD,  # before the passes that look for an Add
     FOLD_BATCH_NORM,  # after folding, which makes its factors constants; before what looks for a convolution's epilogue
+    FOLD_PAD,  # after the normalisation before a Conv, which goes into it only where it pads nothing
     FUSE_LAYER_NORM,  # before RMS normalisation, whose pattern is a part of this one
     FUSE_RMS_NORM,
     NORM_PROLOGUE,  # bias and residual adds: need a fused norm to be drawn into
