@@ -22,23 +22,25 @@ def path(name: str) -> Path:
     return Path(onnx.__file__).parent / "backend" / "test" / "data" / "light" / f"light_{name}.onnx"
 
 
-def randomized(name: str, seed: int = 0) -> onnx.ModelProto:
+def randomized(name: str, seed: int = 0, logits: bool = False) -> onnx.ModelProto:
     """The model with random weights in place of the constants.
 
-    Weights of convolutions and matrix products are normal with a variance of 2 / (inputs of one output), so that
-    activations neither vanish nor explode; scales and variances lie between 0.5 and 1.5, the rest around 0.
+    Weights of convolutions and matrix products are normal with a variance of 1 or 2 / (inputs of one output), so
+    that activations neither vanish nor explode; scales and variances lie between 0.5 and 1.5, the rest around 0.
+    `logits` leaves out the Softmax at the end, which hides how far the values before it are off.
     """
     model = onnx.load(path(name))
     generator = np.random.default_rng(seed)
     shapes = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
     made = {node.output[0]: node for node in model.graph.node if node.op_type == "ConstantOfShape"}
     positive = _positive(model)
+    gain = 1 if positive else 2  # with normalisation, residual connections add up
     for output, node in made.items():
         shape = tuple(int(length) for length in shapes[node.input[0]])
         if output in positive:
             values = generator.uniform(0.5, 1.5, shape)
         elif len(shape) > 1:
-            values = generator.standard_normal(shape) * np.sqrt(2 / np.prod(shape[1:]))
+            values = generator.standard_normal(shape) * np.sqrt(gain / np.prod(shape[1:]))
         else:
             values = generator.standard_normal(shape) * 0.1
         model.graph.initializer.append(numpy_helper.from_array(values.astype(np.float32), output))
@@ -51,6 +53,9 @@ def randomized(name: str, seed: int = 0) -> onnx.ModelProto:
         copies = [type(each).FromString(each.SerializeToString()) for each in items]
         del field[:]
         field.extend(copies)
+    if logits and model.graph.node[-1].op_type == "Softmax":
+        model.graph.node[-1].op_type = "Identity"
+        del model.graph.node[-1].attribute[:]
     return model
 
 

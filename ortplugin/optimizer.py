@@ -31,6 +31,7 @@ from .passes.shape_arithmetic import SHAPE_ARITHMETIC
 from .passes.sum_to_add import SUM_TO_ADD
 from .report import ProviderVerification, Report, count_operators
 from .storage import PathLike, StoredModel, load
+from .upgrade import opset, upgrade
 
 # Each pass in its place, and why it stands there. To add a rewrite, add a line.
 PIPELINE: tuple[Pass, ...] = (
@@ -167,12 +168,17 @@ def optimize(
     report.input = None if path is None else str(path)
     report.before = count_operators(original)
     with _timed(report, "passes"):
-        start = original
+        start = upgraded = upgrade(original)
         if input_shapes:
             start = ModelProto()
-            start.CopyFrom(original)
+            start.CopyFrom(upgraded)
             fix_input_shapes(start, input_shapes)
         optimized, report.changes, report.near_misses = run_passes(start, passes, limit, tell)
+        if upgraded is not original and (report.changes or input_shapes):
+            report.opset = (opset(original), opset(upgraded))
+        elif upgraded is not original:  # nothing to do is nothing changed
+            optimized = ModelProto()
+            optimized.CopyFrom(original)
     with _timed(report, "check"):
         tell("checking the result")
         check_result(optimized)
@@ -252,18 +258,25 @@ def _verify(
 
         guilty = find_guilty(len(report.changes), passes_with)
         report.guilty = None if guilty is None else report.changes[guilty - 1]
-        error = VerificationError(_verdict(failed, report.guilty))
+        error = VerificationError(_verdict(failed, report))
         error.report = report
         raise error
 
 
-def _verdict(failed: ProviderVerification, guilty: Change | None) -> str:
+def _verdict(failed: ProviderVerification, report: Report) -> str:
     """One line that says which output differs, where, by how much, and which rewrite is to blame."""
     case, output = next(
         (comparison.name, output) for comparison in failed.inputs for output in comparison.outputs if not output.passed
     )
     place = f"{failed.provider.removesuffix('ExecutionProvider')}, {case}"
     what = f"output '{output.name}' differs ({place})" if output.name else f"the check failed ({place})"
+    guilty = report.guilty
+    if guilty is None and report.opset is not None:
+        old, new = report.opset
+        return (
+            f"{what} from the upgrade of opset {old} to {new} on: {one_line(output.message, 250)}; "
+            f"export the model again with opset {new} or later"
+        )
     if guilty is None:
         return f"{what} even without a rewrite: {one_line(output.message, 250)}"
     nodes = ", ".join(guilty.nodes[:3]) + (f" and {len(guilty.nodes) - 3} more" if len(guilty.nodes) > 3 else "")

@@ -21,6 +21,8 @@ def print_report(report: Report, console: Console, explain: bool = False) -> Non
         console.print(table)
     if explain:
         _print_near_misses(report, console)
+    if report.opset is not None:
+        console.print(f"Upgraded from opset {report.opset[0]} to {report.opset[1]}.")
     for result in report.verification:
         _print_verification(result, console)
     if report.action == "restore":

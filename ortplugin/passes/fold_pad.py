@@ -46,7 +46,7 @@ def fold(scope: Scope, node: gs.Node) -> Outcome:
 
 
 def _spatial_pads(scope: Scope, pad: gs.Node) -> list[int]:
-    """[begin of each spatial dimension, end of each] of a Pad with zeros. Raises _StaysError if it does anything else."""
+    """[begin of each spatial dimension, end of each] of a Pad with zeros. Raises _StaysError for any other."""
     if pad.attrs.get("mode", "constant") != "constant":
         raise _StaysError(f"{label(pad)} has the mode {pad.attrs['mode']!r}")
     attributes = scope.opset < 11
