@@ -52,10 +52,16 @@ def run(model: onnx.ModelProto, rng: np.random.Generator) -> list[np.ndarray[Any
         (10, IMAGE + '{ s = Constant<value = float[4] {1, 1, 2, 0.6}> ()  y = Resize<mode = "linear"> (x, s) }'),
         (10, IMAGE + '{ s = Constant<value = float[4] {1, 1, 2.5, 1.7}> ()  y = Resize<mode = "nearest"> (x, s) }'),
         (10, IMAGE + "{ s = Constant<value = float[4] {1, 1, 0.6, 0.7}> ()  y = Resize (x, s) }"),
+        (7, IMAGE + '{ a = Upsample<mode = "linear", scales = [1.0, 1.0, 2.0, 3.0]> (x)  y = Relu (a) }'),
+        (9, IMAGE + '{ s = Constant<value = float[4] {1, 1, 2.3, 1.6}> ()  a = Upsample (x, s)  y = Relu (a) }'),
+        (10, IMAGE + "{ s = Constant<value = float[4] {1, 1, 0.3, 0.6}> ()  a = Resize (x, s)  y = Relu (a) }"),
         (9, IMAGE + "{ y = Pad<pads = [0, 0, 1, 1, 0, 0, 2, 2], value = 1.5> (x) }"),
         (9, IMAGE + '{ y = Pad<pads = [0, 0, 1, 1, 0, 0, 2, 2], mode = "reflect"> (x) }'),
         (8, IMAGE + "{ y = Clip<min = 0.0, max = 0.5> (x) }"),
         (8, IMAGE + "{ y = Clip<min = 0.25> (x) }"),
+        (7, IMAGE + "<float[2,3,4,5] a, float[2,3,4,5] m> { a, m = Dropout<ratio = 0.3> (x)  y = Relu (a) }"),
+        (7, IMAGE + """<float[2,3,8,15] a>
+            { a = Upsample<mode = "linear", scales = [1.0, 1.0, 2.0, 3.0]> (x)  y = Relu (a) }"""),
         (7, IMAGE + "{ y = Dropout<ratio = 0.3> (x) }"),
         (9, IMAGE + "{ y = Softmax (x) }"),
         (9, IMAGE + "{ y = LogSoftmax<axis = 2> (x) }"),
@@ -97,6 +103,23 @@ def test_initializers_are_no_inputs_any_more(rng: np.random.Generator) -> None:
     assert [each.name for each in kept.graph.input] == ["x", "w"]
 
 
+def test_bodies_that_use_one_name_twice(rng: np.random.Generator) -> None:
+    """The conversion renames the output of an Upsample."""
+    branch = (
+        '() => (float[A,B,C,D] p) { q = Upsample<mode = "linear", scales = [1.0, 1.0, 2.0, 3.0]> (x)  p = Neg (q) }'
+    )
+    other = "() => (float[A,B,C,D] p) { q = Relu (x)  p = Upsample<scales = [1.0, 1.0, 2.0, 3.0]> (q) }"
+    head = IMAGE.replace("(float", "(bool c, float", 1)
+    text = f"{head} {{ y = If (c) <then_branch = a {branch}, else_branch = b {other}> }}"
+    original = parse(text, 8)
+    upgraded = upgrade(original)
+    for _ in range(8):  # so that both branches run
+        state = rng.bit_generator.state
+        expected = run(original, rng)[0]
+        rng.bit_generator.state = state
+        np.testing.assert_allclose(run(upgraded, rng)[0], expected, rtol=1e-5, atol=1e-6)
+
+
 def test_large_weights_and_descriptions_are_kept() -> None:
     model = parse("g (float[N,512] x) => (float[N,512] y) { a = MatMul (x, w)  y = Clip<max = 6.0> (a) }", 9)
     weight = onnx.numpy_helper.from_array(np.arange(512 * 512, dtype=np.float32).reshape(512, 512), "w")
@@ -135,6 +158,7 @@ def test_a_newer_model_is_left_alone(opset: int) -> None:
          "from opset 8 to 11: Attribute spatial must have value 1; export the model again"),
         (10, IMAGE + "{ s = Constant<value = float[4] {1, 1, 2, 0.6}> ()  y = Resize (x, s) }",
          "(Resize) both enlarges and shrinks"),
+        (9, IMAGE + "{ a, m = Dropout (x)  y = Add (a, m) }", "the mask of node '' (Dropout)"),
         (10, IMAGE.replace("x)", "x, float[4] s)") + "{ y = Resize (x, s) }", "'s', that are no constant"),
         (9, IMAGE + '{ y = Sin (x) } <domain: "f", opset_import: ["" : 9]> F (a) => (b) { b = Neg (a) }',
          "it has local functions"),
@@ -168,7 +192,7 @@ def test_a_wrong_upgrade_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     import ortplugin.upgrade
     from ortplugin.errors import VerificationError
 
-    monkeypatch.setattr(ortplugin.upgrade, "_put_right", lambda *arguments: None)
+    monkeypatch.setattr(ortplugin.upgrade, "_put_resize_right", lambda *arguments: None)
     model = parse(IMAGE + '{ a = Identity (x)  y = Upsample<mode = "linear", scales = [1.0, 1.0, 2.0, 2.0]> (a) }', 8)
     with pytest.raises(VerificationError, match="from the upgrade of opset 8 to 11 on"):
         optimize(model, verify=True, providers=["cpu"])

@@ -99,6 +99,12 @@ def test_a_weight_that_two_convolutions_read_is_copied(rng: np.random.Generator)
     assert len({node.input[1] for node in optimized.graph.node}) == 2
 
 
+def test_a_weight_that_is_an_output_is_copied(rng: np.random.Generator) -> None:  # RELIABILITY 12
+    original = model(graph(f"a = Conv (x, w)  {NORM}", outputs=", float[4,3,2,1] w"))
+    optimized = check(original, ["Conv"], rng)
+    assert "w" in {each.name for each in optimized.graph.initializer}
+
+
 def test_into_a_batch_normalization_that_stays(rng: np.random.Generator) -> None:
     """DenseNet: what precedes is no convolution."""
     constants = f"{PARAMETERS}, float[4,1,1] c = {{0.5, 1, -2, 3}}"
