@@ -20,7 +20,9 @@ from .modelcheck import check_structure, check_tensors
 from .passes.base import Change, NearMiss, Pass, PassResult
 from .passes.common_subexpressions import COMMON_SUBEXPRESSIONS
 from .passes.dead_nodes import DEAD_NODES
+from .passes.fold_batch_norm import FOLD_BATCH_NORM
 from .passes.fold_constants import FOLD_CONSTANTS
+from .passes.fold_pad import FOLD_PAD
 from .passes.fuse_layer_norm import FUSE_LAYER_NORM
 from .passes.fuse_pointwise import FUSE_POINTWISE
 from .passes.fuse_rms_norm import FUSE_RMS_NORM
@@ -35,12 +37,14 @@ from .passes.pointwise_views import POINTWISE_VIEWS
 from .passes.remove_identities import REMOVE_IDENTITIES
 from .passes.scatter_transpose import SCATTER_TRANSPOSE
 from .passes.shape_arithmetic import SHAPE_ARITHMETIC
+from .passes.sum_to_add import SUM_TO_ADD
 from .passes.update_slice import UPDATE_SLICE
 from .report import ProviderVerification, Report, count_operators
 from .session import CUDA, available_providers, resolve_provider
 from .storage import PathLike, StoredModel, load
 from .tune import TunedNode
 from .tune import tune as tune_nodes
+from .upgrade import opset, upgrade
 
 # Each pass in its place, and why it stands there. To add a rewrite, add a line.
 PIPELINE: tuple[Pass, ...] = (
@@ -49,6 +53,9 @@ PIPELINE: tuple[Pass, ...] = (
     FOLD_CONSTANTS,  # patterns ask for constants: axes, exponents, epsilons computed by nodes become ones
     INLINE_IF,  # after folding, which finds the conditions; the branch's constants are folded in the next round
     COMMON_SUBEXPRESSIONS,  # after folding, since equal constants make equal nodes; TorchScript computes x - mean twice
+    SUM_TO_ADD,  # before the passes that look for an Add
+    FOLD_BATCH_NORM,  # after folding, which makes its factors constants; before what looks for a convolution's epilogue
+    FOLD_PAD,  # after the normalisation before a Conv, which goes into it only where it pads nothing
     FUSE_LAYER_NORM,  # before RMS normalisation, whose pattern is a part of this one
     FUSE_RMS_NORM,
     NORM_PROLOGUE,  # bias and residual adds: need a fused norm to be drawn into
@@ -193,12 +200,17 @@ def optimize(
     report.input = None if path is None else str(path)
     report.before = count_operators(original)
     with _timed(report, "passes"):
-        start = original
+        start = upgraded = upgrade(original)
         if input_shapes:
             start = ModelProto()
-            start.CopyFrom(original)
+            start.CopyFrom(upgraded)
             fix_input_shapes(start, input_shapes)
         optimized, report.changes, report.near_misses = run_passes(start, passes, limit, tell)
+        if upgraded is not original and (report.changes or input_shapes):
+            report.opset = (opset(original), opset(upgraded))
+        elif upgraded is not original:  # nothing to do is nothing changed
+            optimized = ModelProto()
+            optimized.CopyFrom(original)
     with _timed(report, "check"):
         tell("checking the result")
         check_result(optimized)
@@ -208,7 +220,7 @@ def optimize(
             optimized, report.tuning = _tune(original, optimized, providers, inputs, input_shapes, tell)
             check_result(optimized)
     report.after = count_operators(optimized)
-    if verify and (report.changes or input_shapes):
+    if verify and (report.changes or input_shapes or report.tuned):
         with _timed(report, "verify"):
             _verify(
                 original, path, start, untuned, optimized, passes, report, providers, inputs, input_shapes, rtol, atol,
@@ -321,12 +333,17 @@ def _verify(
 
         guilty = find_guilty(len(report.changes), passes_with)
         report.guilty = None if guilty is None else report.changes[guilty - 1]
-        error = VerificationError(_verdict(failed, report.guilty, "even without a rewrite"))
+        otherwise, remedy = "even without a rewrite", ""
+        if report.opset is not None:
+            old, new = report.opset
+            otherwise = f"from the upgrade of opset {old} to {new} on"
+            remedy = f"; export the model again with opset {new} or later"
+        error = VerificationError(_verdict(failed, report.guilty, otherwise, remedy))
         error.report = report
         raise error
 
 
-def _verdict(failed: ProviderVerification, guilty: Change | None, otherwise: str) -> str:
+def _verdict(failed: ProviderVerification, guilty: Change | None, otherwise: str, remedy: str = "") -> str:
     """One line that says which output differs, where, by how much, and which rewrite is to blame, or `otherwise`."""
     case, output = next(
         (comparison.name, output) for comparison in failed.inputs for output in comparison.outputs if not output.passed
@@ -334,7 +351,7 @@ def _verdict(failed: ProviderVerification, guilty: Change | None, otherwise: str
     place = f"{failed.provider.removesuffix('ExecutionProvider')}, {case}"
     what = f"output '{output.name}' differs ({place})" if output.name else f"the check failed ({place})"
     if guilty is None:
-        return f"{what} {otherwise}: {one_line(output.message, 250)}"
+        return f"{what} {otherwise}: {one_line(output.message, 250)}{remedy}"
     nodes = ", ".join(guilty.nodes[:3]) + (f" and {len(guilty.nodes) - 3} more" if len(guilty.nodes) > 3 else "")
     return (
         f"{what} from the rewrite '{guilty.rewrite}' of {one_line(nodes, 200)} on: {one_line(output.message, 250)}; "

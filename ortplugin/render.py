@@ -23,14 +23,16 @@ def print_report(report: Report, console: Console, explain: bool = False) -> Non
         _print_near_misses(report, console)
     if report.tuning:
         console.print(_tuning(report))
+    if report.opset is not None:
+        console.print(f"Upgraded from opset {report.opset[0]} to {report.opset[1]}.")
     for result in report.verification:
         _print_verification(result, console)
     if report.action == "restore":
         if not report.changes:
             console.print("[bold yellow]Nothing to restore: no operator of ortplugin; the model is as it was.[/]")
-    elif not report.changes:
+    elif not report.changes and not report.tuned:
         console.print("[bold yellow]Nothing to rewrite: 0 rewrites; the model is as it was.[/]")
-    elif not report.fused:
+    elif not report.fused and not report.tuned:
         console.print("[bold yellow]Nothing was fused; the graph was only simplified.[/]")
     if not report.fused and not explain and report.near_misses:
         console.print(f"{len(report.near_misses)} places were nearly rewritten; --explain says why they were not.")

@@ -6,6 +6,7 @@
     action            "optimize" or "restore"
     input, output     paths, or null for models in memory
     operators         {"before": {"domain::Type": count}, "after": {...}}; the standard domain is "ai.onnx"
+    opset             [before, after] where the model was upgraded, else null
     rewrites          {"name": count}, of the rewrites that fired
     changes           [{"rewrite", "nodes": [label], "result": label}], in the order in which they were made
     near_misses       [{"rewrite", "node", "reason"}]
@@ -93,6 +94,7 @@ class Report:
     output: str | None = None
     before: dict[str, int] = field(default_factory=dict)
     after: dict[str, int] = field(default_factory=dict)
+    opset: tuple[int, int] | None = None  # of ai.onnx, before and after an upgrade
     changes: list[Change] = field(default_factory=list)
     near_misses: list[NearMiss] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -112,6 +114,11 @@ class Report:
         return sum(change.result.endswith(names) for change in self.changes)
 
     @property
+    def tuned(self) -> int:
+        """How many nodes --tune changed."""
+        return sum(bool(node.choice) for node in self.tuning)
+
+    @property
     def passed(self) -> bool:
         """Whether every verification that was made passed."""
         return all(result.passed for result in self.verification)
@@ -126,6 +133,7 @@ class Report:
             "input": self.input,
             "output": self.output,
             "operators": {"before": self.before, "after": self.after},
+            "opset": self.opset,
             "rewrites": self.rewrites,
             "changes": [asdict(change) for change in self.changes],
             "near_misses": [asdict(miss) for miss in self.near_misses],

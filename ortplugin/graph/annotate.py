@@ -75,7 +75,8 @@ def _infer(graph: gs.Graph, with_known: bool) -> None:
     imports = list(original.opset_import) if original is not None else list(graph.import_domains or [])
     if not opset_of(imports):
         imports.append(helper.make_opsetid("", graph.opset))
-    model = onnx.ModelProto(ir_version=graph.ir_version or onnx.IR_VERSION, opset_import=imports)
+    # From IR version 4 on an initializer need not be an input; the skeleton's are none.
+    model = onnx.ModelProto(ir_version=max(graph.ir_version or onnx.IR_VERSION, 4), opset_import=imports)
     if original is not None:
         model.functions.extend(original.functions)
     _skeleton(graph, model.graph, with_known)

@@ -12,7 +12,8 @@ Beyond graphsurgeon's own attributes:
     Node.proto        the NodeProto
     Variable.proto    its ValueInfoProto, if there is one
     Variable.initial  on a Variable: the TensorProto or SparseTensorProto that it starts with. An initializer that is
-                      also a graph input is such a Variable, because a caller may override it; so is a sparse one
+                      also a graph input is such a Variable, because a caller may override it; so is a sparse one.
+                      Before IR version 4 all were inputs and none could be overridden: there they are Constants
 """
 
 from __future__ import annotations
@@ -87,7 +88,9 @@ def import_model(model: onnx.ModelProto) -> gs.Graph:
 
 def _import_graph(proto: onnx.GraphProto, outer: Mapping[str, gs.Tensor], opset: int, ir_version: int) -> gs.Graph:
     tensors: dict[str, gs.Tensor] = {}  # of this graph, by name
-    inputs = {each.name: each for each in proto.input}
+    inputs = {each.name for each in proto.input}
+    # Before IR version 4 every initializer had to be an input too, and ONNX Runtime lets no caller override one.
+    overridable = inputs if ir_version >= 4 or outer else frozenset()
     constants: dict[str, gs.Constant] = {}
 
     def define(tensor: gs.Tensor) -> gs.Tensor:
@@ -97,17 +100,17 @@ def _import_graph(proto: onnx.GraphProto, outer: Mapping[str, gs.Tensor], opset:
         return tensor
 
     for initializer in proto.initializer:
-        if initializer.name in inputs:
+        if initializer.name in overridable:
             continue
         constants[initializer.name] = define(_constant(initializer))
-    initial = {each.name: each for each in proto.initializer if each.name in inputs}
+    initial = {each.name: each for each in proto.initializer if each.name in overridable}
     for sparse in proto.sparse_initializer:
         if sparse.values.name in inputs:
             initial[sparse.values.name] = sparse
         else:
             dtype = numpy_dtype(sparse.values.data_type)
             define(variable(sparse.values.name, dtype, tuple(sparse.dims))).initial = sparse
-    graph_inputs = [define(_described(each)) for each in proto.input]
+    graph_inputs = [define(_described(each)) for each in proto.input if each.name not in constants]
     for tensor in graph_inputs:
         tensor.initial = initial.get(tensor.name)
     infos = {each.name: each for each in (*proto.output, *proto.value_info)}  # value_info may know more

@@ -16,12 +16,7 @@ namespace {
 
 // One operator a line.
 const Operator* const kOperators[] = {
-    &kFusedLayerNorm,
-    &kScatterND,
-    &kScatterElements,
-    &kUpdateSlice,
-    &kFusedPointwise,
-    &kFusedSumTo,
+    &kFusedLayerNorm, &kScatterND, &kScatterElements, &kUpdateSlice, &kFusedPointwise, &kFusedSumTo,
 };
 
 constexpr const char* kDomain = "ortplugin";

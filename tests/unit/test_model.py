@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import onnx_graphsurgeon as gs
+import onnxruntime
 import pytest
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
@@ -196,6 +197,26 @@ def test_before_ir_version_4_every_initializer_is_an_input() -> None:
     graph.nodes[1].inputs.append(new)
     exported = export_model(graph, model)
     assert [each.name for each in exported.graph.input] == ["x", "w", "new"]
+
+
+def test_before_ir_version_4_no_initializer_can_be_overridden() -> None:
+    """ONNX Runtime takes no value for one, so it is a constant; from version 4 on it takes one."""
+    text = """<ir_version: IR, opset_import: ["" : 11]> g (float[2] x, float[2] w) => (float[2] y)
+        <float[2] w = {1, 2}> { y = Mul(x, w) }"""
+    for ir, kind in ((3, gs.Constant), (4, gs.Variable)):
+        model = onnx.parser.parse_model(text.replace("IR", str(ir)))
+        graph = import_model(model)
+        assert isinstance(graph.nodes[0].inputs[1], kind)
+        assert [each.name for each in graph.inputs] == ["x", "w"][: ir - 2]
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        feeds = {"x": np.ones(2, np.float32), "w": np.full(2, 5, np.float32)}
+        if ir < 4:
+            with pytest.raises(Exception, match="Invalid input name: w"):
+                session.run(None, feeds)
+        else:
+            np.testing.assert_array_equal(session.run(None, feeds)[0], [5, 5])
 
 
 def test_nodes_out_of_order_are_sorted() -> None:

@@ -86,6 +86,7 @@ def test_json_has_the_documented_keys_and_no_others() -> None:
         "input",
         "output",
         "operators",
+        "opset",
         "rewrites",
         "changes",
         "near_misses",

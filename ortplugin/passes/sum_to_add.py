@@ -1,0 +1,27 @@
+"""Sum of two tensors becomes an Add, which is what other passes look for; Sum of one an Identity.
+
+A Sum of three or more stays: it may round once where a chain of Adds rounds after each.
+"""
+
+from __future__ import annotations
+
+import onnx_graphsurgeon as gs
+
+from ortplugin.graph.facts import Scope
+from ortplugin.graph.labels import label
+from ortplugin.passes.driver import Applied, Outcome, RulePass
+
+NAMES = {1: "Identity", 2: "Add"}
+BROADCASTS = 7  # the opset from which on an Add broadcasts as NumPy does
+
+
+def rename(scope: Scope, node: gs.Node) -> Outcome:
+    """Gives a Sum of one or two tensors its simpler name."""
+    if scope.op(node) != "Sum" or len(node.inputs) not in NAMES or scope.opset < BROADCASTS:
+        return None
+    labels = (label(node),)
+    node.op = NAMES[len(node.inputs)]
+    return Applied(labels, node)
+
+
+SUM_TO_ADD = RulePass("sum-to-add", "Sum of two tensors becomes Add, Sum of one Identity", rename)

@@ -1,0 +1,158 @@
+"""Models of old opsets in the form that passes and decompositions know.
+
+The conversion is onnx.version_converter's, on a skeleton without the large weights; around it, what that loses or gets
+wrong is put right:
+
+- it drops documentation, metadata, annotations and the types of values: all but the nodes stays the original's;
+- Upsample, and Resize before opset 11, place samples at x / scale, and ONNX Runtime rounds them down where it enlarges
+  and up where it shrinks. The conversion leaves the new operator's defaults, half a pixel beside that;
+- Scan before opset 9 had a batch dimension, in bodies too: refused;
+- before IR version 4 initializers had to be inputs, though ONNX Runtime lets no caller override them: no longer.
+
+What remains wrong shows when original and result are compared, which `optimize` does with verify=True.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+import onnx.version_converter
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from .errors import ModelError, one_line
+from .modelcheck import check_structure, skeleton, walk_graphs
+from .ops.decompose import MINIMUM_OPSET
+
+OLDEST = 7  # the first opset that ONNX Runtime supports, and in which operators broadcast as NumPy does
+IR_VERSION = 6  # the one of opset 11
+
+
+def opset(model: ModelProto) -> int:
+    """The version of the standard domain; 0 if the model does not import it."""
+    return next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 0)
+
+
+def upgrade(model: ModelProto) -> ModelProto:
+    """The model with opset 11 if its own is older, else itself. It is not changed. Raises ModelError if it can't be."""
+    found = opset(model)
+    if found == 0 or found >= MINIMUM_OPSET:
+        return model
+    if found < OLDEST:
+        raise ModelError(
+            f"its opset {found} is older than {OLDEST}, the oldest that ONNX Runtime supports; "
+            f"export the model again with opset {MINIMUM_OPSET} or later"
+        )
+    try:
+        _check_convertible(model, found)
+        result = _converted(model)
+        check_structure(result)
+    except Exception as error:  # onnx raises its own and C++'s errors
+        reason = one_line(error).rsplit(" failed: ", 1)[-1][:300]  # without the place in onnx's source
+        raise ModelError(
+            f"it can't be upgraded from opset {found} to {MINIMUM_OPSET}: {reason}; "
+            f"export the model again with opset {MINIMUM_OPSET} or later"
+        ) from error
+    return result
+
+
+def _check_convertible(model: ModelProto, found: int) -> None:
+    if model.functions or model.training_info:
+        raise ModelError("it has local functions or training information, which the conversion does not know")
+    read = {each.name for graph in walk_graphs(model.graph) for each in graph.output}
+    read.update(name for node in _nodes(model.graph) for name in node.input)
+    masks = [node for node in _nodes(model.graph) if node.op_type == "Dropout" and read & set(node.output[1:])]
+    if masks and found < 10:
+        raise ModelError(f"the mask of node '{masks[0].name}' (Dropout), which is no longer a number, is in use")
+    scan = next((node for node in _nodes(model.graph) if node.op_type == "Scan" and found < 9), None)
+    if scan is not None:
+        raise ModelError(f"node '{scan.name}' (Scan) has the batch dimension that Scan lost in opset 9")
+
+
+def _converted(model: ModelProto) -> ModelProto:
+    light = skeleton(model)
+    light.ir_version = max(light.ir_version, IR_VERSION)
+    converted = onnx.version_converter.convert_version(light, MINIMUM_OPSET)
+    overridable = {each.name for each in model.graph.input} if model.ir_version >= 4 else set()
+    for node in _nodes(converted.graph):
+        if node.op_type == "Resize":
+            _put_resize_right(node, opset(model), _constants(converted.graph, overridable))
+    _describe(converted.graph, model.graph)
+
+    result = ModelProto()
+    result.CopyFrom(model)
+    del result.graph.node[:]
+    result.graph.node.extend(converted.graph.node)
+    _keep_types(result.graph, converted.graph)
+    existing = {each.name for each in model.graph.initializer}
+    given = {each.name for each in light.graph.input}
+    added = [each for each in converted.graph.initializer if each.name not in existing and each.name not in given]
+    result.graph.initializer.extend(added)
+    if model.ir_version < 4:
+        kept = [each for each in model.graph.input if each.name not in existing]
+        del result.graph.input[:]
+        result.graph.input.extend(kept)
+    result.ir_version = max(result.ir_version, IR_VERSION)
+    for each in result.opset_import:
+        if each.domain in ("", "ai.onnx"):
+            each.version = MINIMUM_OPSET
+    return result
+
+
+def _keep_types(graph: GraphProto, converted: GraphProto) -> None:
+    """Drops the types of values that are no longer there, and of Dropout's mask, which became bool in opset 10."""
+    made = {name for node in converted.node for name in node.output}
+    made -= {name for node in converted.node if node.op_type == "Dropout" for name in node.output[1:]}
+    kept = [each for each in graph.value_info if each.name in made]
+    copies = [ValueInfoProto.FromString(each.SerializeToString()) for each in kept]
+    del graph.value_info[:]
+    graph.value_info.extend(copies)
+
+
+def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
+    for each in walk_graphs(graph):
+        yield from each.node
+
+
+def _constants(graph: GraphProto, overridable: set[str]) -> dict[str, TensorProto]:
+    """The constants of a graph and its bodies by name, but for names that stand for different ones in two bodies."""
+    found = [(each.name, each) for body in walk_graphs(graph) for each in body.initializer]
+    for node in _nodes(graph):
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].HasField("t"):
+            found.append((node.output[0], node.attribute[0].t))
+    ambiguous = {name for name, count in Counter(name for name, _ in found).items() if count > 1}
+    return {name: tensor for name, tensor in found if name not in ambiguous | overridable}
+
+
+def _put_resize_right(resize: NodeProto, found: int, constants: Mapping[str, TensorProto]) -> None:
+    """Makes a Resize of opset 11 do what the Upsample or Resize of opset `found` did."""
+    resize.attribute.append(helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
+    if any(each.name == "mode" and each.s == b"linear" for each in resize.attribute):
+        return
+    nearest = "floor"  # Upsample, the only one up to opset 9, does not shrink
+    if found > 9:
+        name = resize.input[2]
+        if name not in constants:
+            raise ModelError(f"node '{resize.name}' (Resize) has scales, '{name}', that are no constant")
+        scales = numpy_helper.to_array(constants[name])
+        if (scales < 1).any() and (scales > 1).any():
+            raise ModelError(f"node '{resize.name}' (Resize) both enlarges and shrinks, by {scales.tolist()}")
+        nearest = "ceil" if (scales < 1).any() else "floor"
+    resize.attribute.append(helper.make_attribute("nearest_mode", nearest))
+
+
+def _describe(graph: GraphProto, original: GraphProto) -> None:
+    """Gives the nodes of a converted graph, and of the bodies in it, back what only describes them."""
+    makers = {name: node for node in original.node for name in node.output if name}
+    for node in graph.node:
+        source = next((makers[name] for name in node.output if name in makers), None)
+        if source is None:
+            continue
+        bodies = {each.name: each.g for each in source.attribute if each.type == AttributeProto.GRAPH}
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.GRAPH:
+                _describe(attribute.g, bodies[attribute.name])
+        node.name, node.doc_string = source.name, source.doc_string
+        if hasattr(node, "metadata_props"):  # since onnx 1.16
+            del node.metadata_props[:]
+            node.metadata_props.extend(source.metadata_props)

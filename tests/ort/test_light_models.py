@@ -1,0 +1,78 @@
+"""The nine convolutional networks of the onnx package: of old opset and IR, with weights made by ConstantOfShape."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+
+import onnx
+import pytest
+
+from models.light import NAMES, path, randomized
+from ortplugin import optimize
+from ortplugin.cli import main
+from ortplugin.verify import Verifier
+
+# What has to be gone, and what may remain: ConstantOfShape of weights beyond the budget of constant folding (1 MiB),
+# and with them the BatchNormalizations that would have gone into these weights; in DenseNet those after a Concat.
+GONE = ("Sum", "Unsqueeze", "Dropout", "Mul")
+REMAIN = {
+    "bvlc_alexnet": (7, 0),
+    "densenet121": (2, 62),
+    "inception_v1": (7, 0),
+    "inception_v2": (13, 12),
+    "resnet50": (18, 17),
+    "shufflenet": (1, 0),
+    "squeezenet": (1, 0),
+    "vgg19": (15, 0),
+    "zfnet512": (7, 0),
+}
+
+
+def counts(model: onnx.ModelProto) -> Counter[str]:
+    return Counter(node.op_type for node in model.graph.node)
+
+
+def verify(original: onnx.ModelProto, optimized: onnx.ModelProto) -> None:
+    """Equal outputs on the CPU provider, without timing."""
+    with closing(Verifier(original, providers=["cpu"], timed=False)) as verifier:
+        (result,) = verifier.verify(optimized)
+    assert result.inputs
+    assert result.passed, result
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_as_they_are(name: str) -> None:
+    original = onnx.load(path(name))
+    optimized, report = optimize(path(name))
+    assert report.opset == (original.opset_import[0].version, 11)
+    left = counts(optimized)
+    assert not [each for each in GONE if left[each]]
+    assert (left["ConstantOfShape"], left["BatchNormalization"]) == REMAIN[name]
+    verify(original, optimized)
+
+
+# Those whose weights take less than 120 MB; the others have neither normalisations nor sums.
+@pytest.mark.parametrize("name", ["densenet121", "inception_v2", "resnet50", "shufflenet"])
+def test_with_random_weights(name: str) -> None:
+    """As they are, all channels of a layer are equal and most outputs 1/1000, which hides mistakes."""
+    original = randomized(name, logits=True)
+    optimized, _ = optimize(original)
+    left = counts(optimized)
+    assert not [each for each in (*GONE, "ConstantOfShape") if left[each]]
+    assert left["BatchNormalization"] == (62 if name == "densenet121" else 0)
+    verify(original, optimized)
+    again, report = optimize(optimized)
+    assert not report.changes
+    assert again.SerializeToString(deterministic=True) == optimized.SerializeToString(deterministic=True)
+
+
+def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "out.onnx"
+    assert main([str(path("shufflenet")), "-o", str(output), "--provider", "cpu"]) == 0
+    assert "Upgraded from opset 9 to 11." in capsys.readouterr().out
+    written = onnx.load(output)
+    onnx.checker.check_model(written)
+    assert [each.version for each in written.opset_import] == [11]
+    assert [each.name for each in written.graph.input] == ["gpu_0/data_0"]

@@ -1,0 +1,198 @@
+"""Models of old opsets: what they become, that they compute the same in ONNX Runtime, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from onnx import helper
+
+from ortplugin.errors import ModelError
+from ortplugin.optimizer import optimize
+from ortplugin.upgrade import upgrade
+
+IMAGE = "g (float[2,3,4,5] x) => (float[A,B,C,D] y) "
+KERNEL = "g (float[2,3,4,5] x, float[3,2,3,3] w) => (float[A,B,C,D] y) "
+ROWS = "g (float[2,8] x) => (float[A,B] y) "
+
+
+def parse(text: str, opset: int, ir: int = 8) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: {ir}, opset_import: ["" : {opset}, "com.microsoft" : 1]> {text}')
+
+
+def run(model: onnx.ModelProto, rng: np.random.Generator) -> list[np.ndarray[Any, Any]]:
+    import onnxruntime
+
+    given = {each.name for each in model.graph.initializer}
+    feeds = {}
+    for each in model.graph.input:
+        if each.name not in given:
+            dtype = helper.tensor_dtype_to_np_dtype(each.type.tensor_type.elem_type)
+            shape = [dim.dim_value for dim in each.type.tensor_type.shape.dim]
+            feeds[each.name] = (rng.integers(0, 2, shape) if dtype.kind in "ib" else rng.standard_normal(shape)).astype(
+                dtype
+            )
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    outputs: list[np.ndarray[Any, Any]] = session.run(None, feeds)
+    return outputs
+
+
+@pytest.mark.parametrize("ir", [3, 8])
+@pytest.mark.parametrize(
+    ("opset", "text"),
+    [
+        (7, IMAGE + '{ y = Upsample<mode = "nearest", scales = [1.0, 1.0, 2.0, 3.0]> (x) }'),
+        (8, IMAGE + '{ y = Upsample<mode = "linear", scales = [1.0, 1.0, 2.0, 1.5]> (x) }'),
+        (9, IMAGE + '{ s = Constant<value = float[4] {1, 1, 2, 1.5}> ()  y = Upsample<mode = "linear"> (x, s) }'),
+        (10, IMAGE + '{ s = Constant<value = float[4] {1, 1, 2, 0.6}> ()  y = Resize<mode = "linear"> (x, s) }'),
+        (10, IMAGE + '{ s = Constant<value = float[4] {1, 1, 2.5, 1.7}> ()  y = Resize<mode = "nearest"> (x, s) }'),
+        (10, IMAGE + "{ s = Constant<value = float[4] {1, 1, 0.6, 0.7}> ()  y = Resize (x, s) }"),
+        (7, IMAGE + '{ a = Upsample<mode = "linear", scales = [1.0, 1.0, 2.0, 3.0]> (x)  y = Relu (a) }'),
+        (9, IMAGE + '{ s = Constant<value = float[4] {1, 1, 2.3, 1.6}> ()  a = Upsample (x, s)  y = Relu (a) }'),
+        (10, IMAGE + "{ s = Constant<value = float[4] {1, 1, 0.3, 0.6}> ()  a = Resize (x, s)  y = Relu (a) }"),
+        (9, IMAGE + "{ y = Pad<pads = [0, 0, 1, 1, 0, 0, 2, 2], value = 1.5> (x) }"),
+        (9, IMAGE + '{ y = Pad<pads = [0, 0, 1, 1, 0, 0, 2, 2], mode = "reflect"> (x) }'),
+        (8, IMAGE + "{ y = Clip<min = 0.0, max = 0.5> (x) }"),
+        (8, IMAGE + "{ y = Clip<min = 0.25> (x) }"),
+        (7, IMAGE + "<float[2,3,4,5] a, float[2,3,4,5] m> { a, m = Dropout<ratio = 0.3> (x)  y = Relu (a) }"),
+        (7, IMAGE + """<float[2,3,8,15] a>
+            { a = Upsample<mode = "linear", scales = [1.0, 1.0, 2.0, 3.0]> (x)  y = Relu (a) }"""),
+        (7, IMAGE + "{ y = Dropout<ratio = 0.3> (x) }"),
+        (9, IMAGE + "{ y = Softmax (x) }"),
+        (9, IMAGE + "{ y = LogSoftmax<axis = 2> (x) }"),
+        (7, IMAGE + "{ y = AveragePool<kernel_shape = [3, 3], pads = [1, 1, 1, 1], strides = [2, 2]> (x) }"),
+        (8, IMAGE + '{ y = MaxPool<kernel_shape = [3, 3], auto_pad = "SAME_LOWER", strides = [2, 2]> (x) }'),
+        (9, KERNEL + '{ y = ConvTranspose<auto_pad = "SAME_UPPER", strides = [2, 2]> (x, w) }'),
+        (9, KERNEL + "{ y = ConvTranspose<output_shape = [8, 11], strides = [2, 2]> (x, w) }"),
+        (9, "g (float[2,3,4,5] x) => (float[A,B] y) { y = ReduceMean<axes = [2, 3], keepdims = 0> (x) }"),
+        (9, ROWS.replace("y)", "y, int64[A,B] i)") + "{ y, i = TopK<k = 3> (x) }"),
+        (9, ROWS + "{ y = Slice<axes = [1], starts = [1], ends = [-1]> (x) }"),
+        (9, ROWS + "{ a = Relu (x)  y = com.microsoft.Gelu (a) }"),
+        (9, """g (float[4] x, float[2] u) => (float[4] y) {
+            i = Constant<value = int64[2] {3, 1}> ()  y = Scatter (x, i, u) }"""),
+        (9, ROWS.replace("float[2,8] x", "bool c, float[2,8] x") + """{ y = If (c)
+            <then_branch = t () => (float[2,8] p) { p = Clip<min = 0.0> (x) },
+             else_branch = e () => (float[2,8] q) { q = Relu (x) }> }"""),
+    ],
+)  # fmt: skip
+def test_computes_the_same(opset: int, text: str, ir: int, rng: np.random.Generator) -> None:
+    original = parse(text, opset, ir)
+    upgraded = upgrade(original)
+    assert {each.domain: each.version for each in upgraded.opset_import} == {"": 11, "com.microsoft": 1}
+    state = rng.bit_generator.state
+    expected = run(original, rng)
+    rng.bit_generator.state = state
+    for a, b in zip(expected, run(upgraded, rng), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
+
+
+def test_initializers_are_no_inputs_any_more(rng: np.random.Generator) -> None:
+    """Before IR version 4 they had to be; with a later version a caller could override them."""
+    text = """g (float[3] x, float[3] w) => (float[3] y) <float[3] w = {1, 2, 3}> {
+        a = Mul (x, w)  y = Clip<min = 0.0> (a) }"""
+    upgraded = upgrade(parse(text, 9, ir=3))
+    assert [each.name for each in upgraded.graph.input] == ["x"]
+    assert upgraded.ir_version >= 4
+    kept = upgrade(parse(text, 9, ir=4))
+    assert [each.name for each in kept.graph.input] == ["x", "w"]
+
+
+def test_bodies_that_use_one_name_twice(rng: np.random.Generator) -> None:
+    """The conversion renames the output of an Upsample."""
+    branch = (
+        '() => (float[A,B,C,D] p) { q = Upsample<mode = "linear", scales = [1.0, 1.0, 2.0, 3.0]> (x)  p = Neg (q) }'
+    )
+    other = "() => (float[A,B,C,D] p) { q = Relu (x)  p = Upsample<scales = [1.0, 1.0, 2.0, 3.0]> (q) }"
+    head = IMAGE.replace("(float", "(bool c, float", 1)
+    text = f"{head} {{ y = If (c) <then_branch = a {branch}, else_branch = b {other}> }}"
+    original = parse(text, 8)
+    upgraded = upgrade(original)
+    for _ in range(8):  # so that both branches run
+        state = rng.bit_generator.state
+        expected = run(original, rng)[0]
+        rng.bit_generator.state = state
+        np.testing.assert_allclose(run(upgraded, rng)[0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_large_weights_and_descriptions_are_kept() -> None:
+    model = parse("g (float[N,512] x) => (float[N,512] y) { a = MatMul (x, w)  y = Clip<max = 6.0> (a) }", 9)
+    weight = onnx.numpy_helper.from_array(np.arange(512 * 512, dtype=np.float32).reshape(512, 512), "w")
+    model.graph.initializer.append(weight)
+    model.doc_string, model.graph.doc_string, model.producer_name = "model", "graph", "producer"
+    for node in model.graph.node:
+        node.name, node.doc_string = f"{node.op_type} node", f"what {node.op_type} is"
+        node.metadata_props.add(key="a", value="b")
+    before = model.SerializeToString(deterministic=True)
+    upgraded = upgrade(model)
+    assert model.SerializeToString(deterministic=True) == before
+    assert upgraded.graph.initializer[0] == weight
+    assert (upgraded.doc_string, upgraded.graph.doc_string, upgraded.producer_name) == ("model", "graph", "producer")
+    assert [node.op_type for node in upgraded.graph.node if node.op_type != "Constant"] == ["MatMul", "Clip"]
+    for node in upgraded.graph.node:
+        if node.op_type != "Constant":
+            assert (node.name, node.doc_string) == (f"{node.op_type} node", f"what {node.op_type} is")
+            assert len(node.metadata_props) == 1
+    assert [each.name for each in upgraded.graph.input] == ["x"]
+
+
+@pytest.mark.parametrize("opset", [11, 17])
+def test_a_newer_model_is_left_alone(opset: int) -> None:
+    model = parse("g (float[3] x) => (float[3] y) { y = Relu (x) }", opset)
+    assert upgrade(model) is model
+
+
+@pytest.mark.parametrize(
+    ("opset", "text", "fragment"),
+    [
+        (6, IMAGE + "{ y = Relu (x) }", "its opset 6 is older than 7"),
+        (8, """g (float[1,4] s, float[1,3,4] x) => (float[1,4] f, float[1,3,4] y) { f, y = Scan<num_scan_inputs = 1,
+            body = b (float[4] a, float[4] e) => (float[4] o, float[4] p) { o = Add(a, e)  p = Neg(o) }> (, s, x) }""",
+         "(Scan) has the batch dimension"),
+        (8, "g (float[2,3] x, float[3] s) => (float[2,3] y) { y = BatchNormalization<spatial = 0> (x, s, s, s, s) }",
+         "from opset 8 to 11: Attribute spatial must have value 1; export the model again"),
+        (10, IMAGE + "{ s = Constant<value = float[4] {1, 1, 2, 0.6}> ()  y = Resize (x, s) }",
+         "(Resize) both enlarges and shrinks"),
+        (9, IMAGE + "{ a, m = Dropout (x)  y = Add (a, m) }", "the mask of node '' (Dropout)"),
+        (10, IMAGE.replace("x)", "x, float[4] s)") + "{ y = Resize (x, s) }", "'s', that are no constant"),
+        (9, IMAGE + '{ y = Sin (x) } <domain: "f", opset_import: ["" : 9]> F (a) => (b) { b = Neg (a) }',
+         "it has local functions"),
+    ],
+)  # fmt: skip
+def test_refused(opset: int, text: str, fragment: str) -> None:
+    with pytest.raises(ModelError, match="export the model again with opset 11 or later") as caught:
+        upgrade(parse(text, opset))
+    assert fragment in str(caught.value)
+
+
+def test_where_nothing_is_rewritten_the_model_is_as_it_was() -> None:
+    model = parse("g (float[3] x) => (float[3] y) { y = Relu (x) }", 9, ir=3)
+    optimized, report = optimize(model)
+    assert report.opset is None
+    assert optimized.SerializeToString(deterministic=True) == model.SerializeToString(deterministic=True)
+
+
+def test_the_report_says_so_and_the_original_is_what_is_compared_with() -> None:
+    model = parse("g (float[3] x) => (float[3] y) { a = Identity (x)  b = Clip<max = 0.1> (a)  y = Neg (b) }", 9, ir=3)
+    optimized, report = optimize(model, verify=True, providers=["cpu"])
+    assert report.opset == (9, 11)
+    assert report.to_dict()["opset"] == (9, 11)
+    assert report.passed
+    assert report.verification
+    assert optimized.opset_import[0].version == 11
+
+
+def test_a_wrong_upgrade_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As onnx.version_converter alone would make it: half a pixel beside."""
+    import ortplugin.upgrade
+    from ortplugin.errors import VerificationError
+
+    monkeypatch.setattr(ortplugin.upgrade, "_put_resize_right", lambda *arguments: None)
+    model = parse(IMAGE + '{ a = Identity (x)  y = Upsample<mode = "linear", scales = [1.0, 1.0, 2.0, 2.0]> (a) }', 8)
+    with pytest.raises(VerificationError, match="from the upgrade of opset 8 to 11 on"):
+        optimize(model, verify=True, providers=["cpu"])
