@@ -66,8 +66,9 @@ bench:
 
 gpu-bench: install
 	$(BIN)/python benchmarks/layer_norm.py --readme
-	$(BIN)/python benchmarks/pointwise.py
-	$(BIN)/python benchmarks/lerp.py
+	$(BIN)/python benchmarks/pointwise.py --readme
+	$(BIN)/python benchmarks/lerp.py --readme
+	$(BIN)/python benchmarks/scatter.py --readme
 
 # The library with warnings as errors. Incremental.
 library: $(INSTALLED)

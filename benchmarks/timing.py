@@ -25,6 +25,7 @@ import numpy as np
 
 RESULTS = Path(__file__).parent / "results"
 README = Path(__file__).parents[1] / "README.md"
+BENCHMARKS = README.parent / "docs" / "benchmarks.md"
 ROUNDS = 15
 LENGTH = 21  # steps of the long chain
 
@@ -101,13 +102,14 @@ def write(name: str, record: Mapping[str, Any], folder: Path = RESULTS) -> Path:
 
 
 def fill_readme(name: str, table: str) -> None:
-    """Replaces what stands between `<!-- benchmark:NAME -->` and `<!-- /benchmark -->` in README.md."""
-    text = README.read_text()
+    """Replaces what stands between `<!-- benchmark:NAME -->` and `<!-- /benchmark -->` in README.md or BENCHMARKS."""
     opening, closing = f"<!-- benchmark:{name} -->", "<!-- /benchmark -->"
-    before, found, rest = text.partition(opening)
-    if not found or closing not in rest:
-        raise SystemExit(f"README.md has no {opening} ... {closing}")
-    README.write_text(before + opening + "\n" + table + "\n" + closing + rest.partition(closing)[2])
+    for path in (README, BENCHMARKS):
+        before, found, rest = path.read_text().partition(opening)
+        if found and closing in rest:
+            path.write_text(before + opening + "\n" + table + "\n" + closing + rest.partition(closing)[2])
+            return
+    raise SystemExit(f"neither README.md nor docs/benchmarks.md has {opening} ... {closing}")
 
 
 def torch_chain(step: Callable[[Any], Any], x: Any) -> Contender:

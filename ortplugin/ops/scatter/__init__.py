@@ -247,8 +247,11 @@ def reference(
 
 
 def _variants(node: onnx.NodeProto) -> Sequence[Mapping[str, Any]]:
-    """The forms of the CUDA kernel; one that does not fit a node's inputs can't be measured there."""
-    return () if node.op_type == "UpdateSlice" else [{"algorithm": name} for name in ALGORITHMS]
+    """The other forms of the CUDA kernel; one that does not fit a node's inputs can't be measured there."""
+    if node.op_type == "UpdateSlice":
+        return ()
+    current = attributes_of(node).algorithm
+    return [{"algorithm": name} for name in ALGORITHMS if name != current]
 
 
 def _operator(name: str, summary: str) -> Operator:
