@@ -223,8 +223,12 @@ std::string SumSource(const SumProgram& sums, const SumGroup& group, const SumSc
        << "#define KEPT_THREADS " << schedule.kept_threads << "\n"
        << "#define SUMMED_THREADS " << schedule.summed_threads
        << "\n"
-       // The compiler may use all registers where it would else keep so many sums in memory.
-       << "#define BOUNDS KEPT_THREADS * SUMMED_THREADS" << (group.sums.size() > 4 ? ", 1" : "") << "\n"
+       // Left to itself the compiler keeps some of so many sums, or of the addresses of single elements, in memory.
+       << "#define BOUNDS KEPT_THREADS * SUMMED_THREADS"
+       << (group.sums.size() > 4  ? ", 1"
+           : schedule.vector == 1 ? ", 4"
+                                  : "")
+       << "\n"
        << "#define EACH_SUM(DO)";
   for (size_t n = 0; n < group.sums.size(); ++n)
     text << " DO(" << n << ", " << ComputeType(SumType(sums, group.sums[n])) << ")";
