@@ -18,6 +18,7 @@ from .input_shapes import Shapes, fix_input_shapes
 from .inputs import CANDIDATES, generate, load_inputs
 from .modelcheck import check_structure, check_tensors
 from .passes.base import Change, NearMiss, Pass, PassResult
+from .passes.channels_last import CHANNELS_LAST
 from .passes.common_subexpressions import COMMON_SUBEXPRESSIONS
 from .passes.conv_epilogue import CONV_EPILOGUE
 from .passes.dead_nodes import DEAD_NODES
@@ -69,6 +70,7 @@ PIPELINE: tuple[Pass, ...] = (
     NESTED_SLICES,  # after Transposes between the slices are gone
     DEAD_NODES,  # sweeps up what the others cut off
     FUSE_CONV,  # once weights have taken in what they can, which these passes look for around a Conv; see LAST
+    CHANNELS_LAST,  # before the epilogues, which it lets read what else has its channels last
     CONV_EPILOGUE,  # before what it draws in is fused on its own
     FUSE_SUM_TO,  # before other pointwise operators take what makes the summands; see LAST
     POINTWISE_VIEWS,  # before what it brings together is fused; see LAST
