@@ -483,6 +483,8 @@ class CudaScatter : public Kernel {
         plan->unit_launch.blocks =
             variant.covering ? static_cast<unsigned>(DivideUp(DivideUp(shape.width, tile) * shape.units, kWarps)) : 0;
         plan->launch = Blocks(DivideUp(shape.elements, kWarps * tile) + plan->unit_launch.blocks);
+        if (plan->launch.blocks == 1)  // warps without a tile would only delay the end
+          plan->launch.threads = static_cast<unsigned>(32 * DivideUp(shape.elements, tile));
         break;
       case ScatterForm::kFew: {
         const int64_t items = attributes_.reduction == Reduction::kNone ? kTileItems : 1;
