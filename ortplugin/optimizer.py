@@ -18,6 +18,7 @@ from .input_shapes import Shapes, fix_input_shapes
 from .inputs import CANDIDATES, generate, load_inputs
 from .modelcheck import check_structure, check_tensors
 from .passes.base import Change, NearMiss, Pass, PassResult
+from .passes.batch_norm_pointwise import BATCH_NORM_POINTWISE
 from .passes.channels_last import CHANNELS_LAST
 from .passes.common_subexpressions import COMMON_SUBEXPRESSIONS
 from .passes.conv_epilogue import CONV_EPILOGUE
@@ -33,6 +34,7 @@ from .passes.fuse_scatter import FUSE_SCATTER
 from .passes.fuse_sum_to import FUSE_SUM_TO
 from .passes.inline_if import INLINE_IF
 from .passes.masked_fill import MASKED_FILL
+from .passes.matmul_to_conv import MATMUL_TO_CONV
 from .passes.nested_slices import NESTED_SLICES
 from .passes.norm_epilogue import NORM_EPILOGUE
 from .passes.norm_prologue import NORM_PROLOGUE
@@ -69,8 +71,10 @@ PIPELINE: tuple[Pass, ...] = (
     SCATTER_TRANSPOSE,  # after both, since it knows our operators only
     NESTED_SLICES,  # after Transposes between the slices are gone
     DEAD_NODES,  # sweeps up what the others cut off
+    BATCH_NORM_POINTWISE,  # those that no weights have taken in, for epilogues and FusedPointwise; see LAST
     FUSE_CONV,  # once weights have taken in what they can, which these passes look for around a Conv; see LAST
     CHANNELS_LAST,  # before the epilogues, which it lets read what else has its channels last
+    MATMUL_TO_CONV,  # needs convolutions with channels last beside it
     CONV_EPILOGUE,  # before what it draws in is fused on its own
     FUSE_SUM_TO,  # before other pointwise operators take what makes the summands; see LAST
     POINTWISE_VIEWS,  # before what it brings together is fused; see LAST
@@ -78,7 +82,9 @@ PIPELINE: tuple[Pass, ...] = (
 )
 
 # These wait for a round in which nothing before them changes anything: what they fuse is hidden from the other passes.
-LAST = (FUSE_CONV, FUSE_SUM_TO, POINTWISE_VIEWS, FUSE_POINTWISE)
+LAST = (BATCH_NORM_POINTWISE, FUSE_CONV, FUSE_SUM_TO, POINTWISE_VIEWS, FUSE_POINTWISE)
+
+LAYOUTS = ("auto", "nchw", "nhwc")
 
 # A pass is idempotent, but may open the way for an earlier one. Models need two to four rounds; a Swin from TorchScript
 # needs eight: what it knows of each stage's shapes comes from the stage before.
@@ -87,15 +93,25 @@ MAX_ROUNDS = 16
 Progress = Callable[[str], None]
 
 
-def select_passes(only: Iterable[str] | None = None, skip: Iterable[str] | None = None) -> tuple[Pass, ...]:
-    """The passes of PIPELINE that `only` names (None: all) and `skip` does not. UsageError on an unknown name."""
+def select_passes(
+    only: Iterable[str] | None = None, skip: Iterable[str] | None = None, layout: str = "auto"
+) -> tuple[Pass, ...]:
+    """The passes of PIPELINE that `only` names (None: all) and `skip` does not. UsageError on an unknown name.
+
+    `layout`: of convolutions, one of LAYOUTS: "auto" has the channels last where that is faster, in float16, bfloat16
+    and TF32; "nchw" leaves out the pass that does it, "nhwc" does it in every dtype.
+    """
+    if layout not in LAYOUTS:
+        raise UsageError(f"there is no layout {layout!r}; it is one of {', '.join(LAYOUTS)}")
     known = [step.name for step in PIPELINE]
     chosen = None if only is None else list(only)
     left_out = list(skip or ())
     for name in [*(chosen or ()), *left_out]:
         if name not in known:
             raise UsageError(f"there is no pass '{name}'{near_names(name, known)} (--list-passes shows them)")
-    return tuple(step for step in PIPELINE if (chosen is None or step.name in chosen) and step.name not in left_out)
+    left_out += [CHANNELS_LAST.name] * (layout == "nchw")
+    steps = [CHANNELS_LAST_ALWAYS if step is CHANNELS_LAST and layout == "nhwc" else step for step in PIPELINE]
+    return tuple(step for step in steps if (chosen is None or step.name in chosen) and step.name not in left_out)
 
 
 def run_passes(
@@ -163,6 +179,7 @@ def optimize(
     *,
     only: Iterable[str] | None = None,
     skip: Iterable[str] | None = None,
+    layout: str = "auto",
     input_shapes: Shapes | None = None,
     verify: bool = False,
     tune: bool = False,
@@ -179,6 +196,7 @@ def optimize(
         model_or_path: a model (not changed), the path of one, or one that `ortplugin.storage.load` has read.
         only: names of the passes to run; None runs all. `ortplugin.optimizer.PIPELINE` lists them.
         skip: names of passes to leave out.
+        layout: of convolutions: "auto" (channels last in float16, bfloat16 and TF32), "nchw" or "nhwc" (in every dtype).
         input_shapes: input name to shape, to fix dynamic dimensions before the passes run.
         verify: run original and optimized in ONNX Runtime and compare.
         tune: time each fused node on this machine and keep what is fastest (`ortplugin.tune`).
@@ -195,7 +213,7 @@ def optimize(
         UsageError: an argument is wrong. ModelError: the model is invalid.
         VerificationError: outputs differ; `report` on the error holds the report with the guilty change.
     """
-    passes = select_passes(only, skip)
+    passes = select_passes(only, skip, layout)
     if limit is not None and limit < 0:
         raise UsageError(f"the limit {limit} is negative; give the number of changes to make")
     report = Report()
