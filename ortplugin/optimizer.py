@@ -19,7 +19,8 @@ from .inputs import CANDIDATES, generate, load_inputs
 from .modelcheck import check_structure, check_tensors
 from .passes.base import Change, NearMiss, Pass, PassResult
 from .passes.batch_norm_pointwise import BATCH_NORM_POINTWISE
-from .passes.channels_last import CHANNELS_LAST
+from .passes.channel_shuffle import CHANNEL_SHUFFLE
+from .passes.channels_last import CHANNELS_LAST, CHANNELS_LAST_ALWAYS
 from .passes.common_subexpressions import COMMON_SUBEXPRESSIONS
 from .passes.conv_epilogue import CONV_EPILOGUE
 from .passes.dead_nodes import DEAD_NODES
@@ -61,6 +62,7 @@ PIPELINE: tuple[Pass, ...] = (
     SUM_TO_ADD,  # before the passes that look for an Add
     FOLD_BATCH_NORM,  # after folding, which makes its factors constants; before what looks for a convolution's epilogue
     FOLD_PAD,  # after the normalisation before a Conv, which goes into it only where it pads nothing
+    CHANNEL_SHUFFLE,  # before the layout of convolutions is chosen, which knows a Gather's axis
     FUSE_LAYER_NORM,  # before RMS normalisation, whose pattern is a part of this one
     FUSE_RMS_NORM,
     NORM_PROLOGUE,  # bias and residual adds: need a fused norm to be drawn into
@@ -196,7 +198,7 @@ def optimize(
         model_or_path: a model (not changed), the path of one, or one that `ortplugin.storage.load` has read.
         only: names of the passes to run; None runs all. `ortplugin.optimizer.PIPELINE` lists them.
         skip: names of passes to leave out.
-        layout: of convolutions: "auto" (channels last in float16, bfloat16 and TF32), "nchw" or "nhwc" (in every dtype).
+        layout: of convolutions: "auto" (channels last in float16, bfloat16, TF32), "nchw" or "nhwc" (in every dtype).
         input_shapes: input name to shape, to fix dynamic dimensions before the passes run.
         verify: run original and optimized in ONNX Runtime and compare.
         tune: time each fused node on this machine and keep what is fastest (`ortplugin.tune`).

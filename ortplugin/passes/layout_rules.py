@@ -119,6 +119,11 @@ def along_axis(default: int, inputs: int | None = None, least_opset: int = 0) ->
     return rule
 
 
+def elements(scope: Scope, node: gs.Node) -> Plan | None:
+    """Gather of the elements along an axis, which stays one axis."""
+    return along_axis(0, inputs=1)(scope, node) if scope.rank(node.inputs[1]) == 1 else None
+
+
 def index_of_maximum(scope: Scope, node: gs.Node) -> Plan | None:
     """ArgMax and ArgMin: one axis, which stays or goes."""
     rank, axis = scope.rank(node.inputs[0]), int(node.attrs.get("axis", 0))
@@ -218,6 +223,7 @@ def part(scope: Scope, node: gs.Node) -> Plan | None:
 
 RULES: dict[str, Rule] = {
     "Concat": along_axis(0),
+    "Gather": elements,
     "Split": along_axis(0, inputs=1),
     **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), along_axis(-1, least_opset=13)),
     "LpNormalization": along_axis(-1),

@@ -1,0 +1,395 @@
+"""Where channels come last, what becomes of the operators there, and which Transposes remain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, reasons, run_pass
+
+from ortplugin.passes.base import PassResult
+from ortplugin.passes.channels_last import CHANNELS_LAST, CHANNELS_LAST_ALWAYS
+from ortplugin.passes.conv_epilogue import CONV_EPILOGUE
+from ortplugin.passes.fuse_conv import FUSE_CONV
+
+VALUES = np.array([((7 * i) % 13 - 6) / 8 for i in range(144)])
+W = "float[4,4,3,3] w = {" + ", ".join(map(str, VALUES)) + "}"
+FP16 = "float16[4,4,3,3] w = {" + ", ".join(map(str, VALUES.astype(np.float16).view(np.uint16))) + "}"  # as bits
+SAME = "Conv<pads = [1, 1, 1, 1]>"
+
+
+def graph(
+    nodes: str, constants: str = "", inputs: str = "", out: str = "float[N,4,5,6] y", x: str = "float[N,4,5,6] x"
+) -> str:
+    """c = Conv(x, w), the nodes, y = Conv(last, w): `nodes` make `last` from c."""
+    weight = (FP16 if x.startswith("float16") else W) + (f", {constants}" if constants else "")
+    return f"g ({x}{inputs}) => ({out}) <{weight}> {{ c = {SAME}(x, w)  {nodes} }}"
+
+
+def between(nodes: str, constants: str = "", inputs: str = "", out: str = "[A,B,C,D]") -> onnx.ModelProto:
+    """`nodes` between two convolutions: they make `last` from c."""
+    return model(graph(f"{nodes}  y = {SAME}(last, w)", constants, inputs, f"float{out} y"))
+
+
+def change(original: onnx.ModelProto, rng: np.random.Generator) -> tuple[onnx.ModelProto, PassResult]:
+    """The model with channels last, checked to give the same."""
+    before, _ = run_pass(original, FUSE_CONV)
+    optimized, result = run_pass(before, CHANNELS_LAST_ALWAYS)
+    assert_same_outputs(original, optimized, rng)
+    return optimized, result
+
+
+def inner(optimized: onnx.ModelProto) -> list[str]:
+    """The operators between the first and the last Transpose, which are at the ends of the graph."""
+    found = operators(optimized)
+    assert (found[0], found[-1]) == ("Transpose", "Transpose"), found
+    return found[1:-1]
+
+
+def attribute(node: onnx.NodeProto, name: str) -> object:
+    return next((helper.get_attribute_value(each) for each in node.attribute if each.name == name), None)
+
+
+def node_of(of: onnx.ModelProto, op: str) -> onnx.NodeProto:
+    return next(node for node in of.graph.node if node.op_type == op)
+
+
+def test_one_convolution(rng: np.random.Generator) -> None:
+    optimized, result = change(model(graph("y = Identity(c)")), rng)
+    assert operators(optimized) == ["Transpose", "FusedConv", "Identity", "Transpose"]
+    conv = node_of(optimized, "FusedConv")
+    assert attribute(conv, "layout") == b"NHWC"
+    (weight,) = [numpy_helper.to_array(each) for each in optimized.graph.initializer if each.name == conv.input[1]]
+    np.testing.assert_array_equal(weight, VALUES.reshape(4, 4, 3, 3).transpose(0, 2, 3, 1).astype(np.float32))
+    assert len(optimized.graph.initializer) == 1
+    assert [each.nodes for each in result.changes] == [("'c' (FusedConv)",)]
+
+
+@pytest.mark.parametrize("spatial", [1, 2, 3])
+def test_ranks(spatial: int, rng: np.random.Generator) -> None:
+    size, dims = 3**spatial * 4, ",3" * spatial
+    values = ", ".join(str((i % 7 - 3) / 4) for i in range(size))
+    original = model(f"""g (float[N,2{",5" * spatial}] x, float[2,1{",1" * spatial}] r) => (float[N,2{",A" * spatial}] y)
+        <float[2,2{dims}] w = {{{values}}}, float[2] b = {{1, -1}}> {{ c = Conv(x, w, b)  y = Add(c, r) }}""")
+    optimized, _ = change(
+        original,
+        rng,
+    )
+    assert operators(optimized)[-1] == "Transpose"
+    bias = node_of(optimized, "FusedConv").input[2]
+    assert [list(each.dims) for each in optimized.graph.initializer if each.name == bias] == [[2]]
+
+
+def test_float16_and_tf32_by_default_and_float_not(rng: np.random.Generator) -> None:
+    half, _ = run_pass(model(graph("y = Relu(c)", out="float16[N,4,5,6] y", x="float16[N,4,5,6] x")), FUSE_CONV)
+    optimized, _ = run_pass(half, CHANNELS_LAST)
+    assert operators(optimized) == ["Transpose", "FusedConv", "Relu", "Transpose"]
+    assert_same_outputs(half_original(), optimized, rng)
+    single, _ = run_pass(model(graph("y = Relu(c)")), FUSE_CONV)
+    assert_unchanged(single, [CHANNELS_LAST])
+    node_of(single, "FusedConv").attribute.append(helper.make_attribute("allow_tf32", 1))
+    optimized, _ = run_pass(single, CHANNELS_LAST)
+    assert operators(optimized) == ["Transpose", "FusedConv", "Relu", "Transpose"]
+
+
+def half_original() -> onnx.ModelProto:
+    return model(graph("y = Relu(c)", out="float16[N,4,5,6] y", x="float16[N,4,5,6] x"))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ("last = Relu(c)", ["Relu"]),
+        ("last = Mul(c, per_channel)", ["Mul"]),
+        ("last = Add(full, c)", ["Add"]),
+        ("last = Mul(c, row)", ["Mul"]),
+        ("last = Mul(c, number)", ["Mul"]),
+        ("last = Add(c, x)", ["Add"]),
+        ("a = Sigmoid(c)  last = Mul(a, c)", ["Sigmoid", "Mul"]),
+        ("last = PRelu(c, per_channel)", ["PRelu"]),
+        ("last = Clip(c, zero, six)", ["Clip"]),
+        ("a = Cast<to = 11>(c)  last = Cast<to = 1>(a)", ["Cast", "Cast"]),
+        ("a = Less(c, x)  last = Where(a, c, x)", ["Less", "Where"]),
+        ("a, mask = Dropout(c)  b = Cast<to = 1>(mask)  last = Mul(a, b)", ["Dropout", "Cast", "Mul"]),
+        ("last = Sum(c, x, c)", ["Sum"]),
+        ("a = Concat<axis = 1>(c, x)  last = Slice(a, two, six_i, one)", ["Concat", "Slice"]),
+        ("a = Concat<axis = -2>(c, c, pixel)  last = Relu(a)", ["Concat", "Relu"]),
+        ("a, b = Split<axis = 1>(c, halves)  last = Concat<axis = 1>(b, a)", ["Split", "Concat"]),
+        ("a = Slice(c, zeros, ends)  last = Relu(a)", ["Slice", "Relu"]),
+        ("a = Slice(c, zeros2, ends2, minus, steps)  last = Relu(a)", ["Slice", "Relu"]),
+        ("last = Pad(c, pads)", ["Pad"]),
+        ('last = Pad<mode = "reflect">(c, pads)', ["Pad"]),
+        ("last = Pad(c, pads, number)", ["Pad"]),
+        ("last = Softmax<axis = 1>(c)", ["Softmax"]),
+        ("last = LogSoftmax<axis = -1>(c)", ["LogSoftmax"]),
+        ("last = Gather<axis = 1>(c, order)", ["Gather"]),
+        ("a = ReduceMean<axes = [1]>(c)  last = Sub(c, a)", ["ReduceMean", "Sub"]),
+        ("a = ReduceMax<axes = [-1, 1]>(c)  last = Sub(c, a)", ["ReduceMax", "Sub"]),
+        ("a = ReduceSum(c, spatial)  last = Mul(c, a)", ["ReduceSum", "Mul"]),
+        ("a = ArgMax<axis = 1>(c)  b = Cast<to = 1>(a)  last = Mul(c, b)", ["ArgMax", "Cast", "Mul"]),
+        ("a = Reshape(c, merged)  b = Sigmoid(a)  last = Reshape(b, parted)", ["Reshape", "Sigmoid", "Reshape"]),
+    ],
+)
+def test_what_works_in_either_order(nodes: str, expected: list[str], rng: np.random.Generator) -> None:
+    constants = """float[4,1,1] per_channel = {1, 2, -3, 0.5}, float[6] row = {1, 2, 3, 4, 5, -6},
+        float number = {0.5}, float zero = {0}, float six = {6}, int64[1] two = {2}, int64[1] six_i = {6},
+        int64[1] one = {1}, int64[2] halves = {1, 3}, int64[3] zeros = {0, 0, 1}, int64[3] ends = {9, 4, 5},
+        int64[2] zeros2 = {-1, 0}, int64[2] ends2 = {-9, 4}, int64[2] minus = {-2, 1}, int64[2] steps = {-1, 1},
+        int64[8] pads = {0, 0, 1, 2, 0, 0, 3, 1}, int64[4] order = {2, 0, 3, 1}, int64[2] spatial = {2, -1},
+        int64[3] merged = {0, 4, -1}, int64[4] parted = {0, 4, 5, 6},
+        float[1,4,1,6] pixel = {""" + ", ".join(map(str, range(24))) + "}"  # fmt: skip
+    constants += ", float[1,4,5,6] full = {" + ", ".join(map(str, range(120))) + "}"
+    used = [each.strip() for each in split(constants) if f"{each.split('=')[0].split()[-1]}" in tokens(nodes)]
+    original = between(nodes, ", ".join(used)) if "pixel" not in nodes else between_one(nodes, ", ".join(used))
+    optimized, _ = change(original, rng)
+    assert inner(optimized) == ["FusedConv", *expected, "FusedConv"]
+
+
+def between_one(nodes: str, constants: str) -> onnx.ModelProto:
+    original = between(nodes, constants)
+    original.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+    return original
+
+
+def split(constants: str) -> list[str]:
+    """The constants of a list, which holds commas in braces and brackets."""
+    found, depth = [""], 0
+    for letter in constants:
+        depth += (letter in "{[") - (letter in "}]")
+        if letter == "," and not depth:
+            found.append("")
+        else:
+            found[-1] += letter
+    return found
+
+
+def tokens(text: str) -> list[str]:
+    return "".join(letter if letter.isalnum() or letter == "_" else " " for letter in text).split()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ("p = MaxPool<kernel_shape = [2, 3], strides = [1, 2], pads = [1, 1, 0, 1]>(c)  last = Relu(p)", ["FusedPool", "Relu"]),
+        ('last = MaxPool<kernel_shape = [2, 2], auto_pad = "SAME_UPPER", ceil_mode = 1>(c)', ["FusedPool"]),
+        ("last = AveragePool<kernel_shape = [3, 3], pads = [1, 1, 1, 1], count_include_pad = 1>(c)", ["FusedPool"]),
+        ("p = GlobalAveragePool(c)  last = Mul(c, p)", ["FusedPool", "Mul"]),
+        ("p = GlobalMaxPool(c)  last = Mul(c, p)", ["FusedPool", "Mul"]),
+        ("p = ReduceMean<axes = [2, 3]>(c)  last = Mul(c, p)", ["FusedPool", "Mul"]),
+        ('last = Resize<mode = "nearest">(c, , scales)', ["FusedResize"]),
+        ('last = Resize<mode = "linear", coordinate_transformation_mode = "align_corners">(c, , scales)', ["FusedResize"]),
+    ],
+)  # fmt: skip
+def test_pools_and_resize(nodes: str, expected: list[str], rng: np.random.Generator) -> None:
+    original = between(nodes, "float[4] scales = {1, 1, 2, 1.5}" if "scales" in nodes else "")
+    optimized, _ = change(original, rng)
+    assert inner(optimized) == ["FusedConv", *expected, "FusedConv"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ("a = GlobalAveragePool(c)  y = Flatten(a)", ["FusedPool", "Flatten"]),
+        ("a = GlobalAveragePool(c)  y = Reshape(a, flat)", ["FusedPool", "Reshape"]),
+        ("a = GlobalAveragePool(c)  y = Squeeze(a, axes)", ["FusedPool", "Squeeze"]),
+        ("a = ReduceMean<axes = [-1, -2], keepdims = 0>(c)  y = Relu(a)", ["FusedPool", "Reshape", "Relu"]),
+        ("y = ReduceMax<axes = [2, 1, 3], keepdims = 0>(c)", ["ReduceMax"]),
+        ("a = ReduceSum<keepdims = 0>(c, axes)  y = Unsqueeze(a, axes)", ["ReduceSum", "Unsqueeze"]),
+        ("y = ArgMax<axis = 1, keepdims = 0>(c)", ["ArgMax"]),
+        ("y = Shape(c)", ["Shape", "Gather"]),
+        ("y = Shape<start = 1, end = -1>(c)", ["Shape", "Gather"]),
+        ("y = Size(c)", ["Size"]),
+    ],
+)
+def test_what_leaves_a_region_without_a_transpose(nodes: str, expected: list[str], rng: np.random.Generator) -> None:
+    constants = [
+        each for each in ("int64[2] flat = {0, -1}", "int64[2] axes = {3, 2}") if each.split()[1] in tokens(nodes)
+    ]
+    kind = "int64" if any(each in nodes for each in ("ArgMax", "Shape(", "Shape<", "Size")) else "float"
+    rank = {"y = ReduceMax": "[A]", "y = ArgMax": "[A,B,C]", "y = Size": "", "y = Shape": "[A]"}
+    shape = next(
+        (dims for start, dims in rank.items() if start in nodes), "[A,B,C,D]" if "Unsqueeze" in nodes else "[A,B]"
+    )
+    if "y = Reshape" in nodes:
+        shape = "[A,B]"
+    optimized, _ = change(model(graph(nodes, ", ".join(constants), out=f"{kind}{shape} y")), rng)
+    found = operators(optimized)
+    assert [each for each in found[1:] if each != "Identity"] == ["FusedConv", *expected], found
+    assert found[0] == "Transpose"
+
+
+def test_the_model_s_own_transposes_cancel(rng: np.random.Generator) -> None:
+    """As ConvNeXt's: what lies between them has channels last already."""
+    nodes = """a = Transpose<perm = [0, 2, 3, 1]>(c)  b = Softmax<axis = -1>(a)  d = MatMul(b, m)
+        e = Transpose<perm = [0, 3, 1, 2]>(d)  f = Mul(e, g)  last = Add(f, c)"""
+    constants = "float[4,4] m = {" + ", ".join(map(str, VALUES[:16])) + "}, float[4,1,1] g = {1, 2, 3, 4}"
+    optimized, _ = change(between(nodes, constants, out="[A,4,5,6]"), rng)
+    assert inner(optimized) == ["FusedConv", "Softmax", "MatMul", "Mul", "Add", "FusedConv"]
+
+
+def test_an_image_with_channels_last_already(rng: np.random.Generator) -> None:
+    """As TensorFlow's exporters make it."""
+    original = model(f"""g (float[N,5,6,4] x) => (float[N,5,6,4] y) <{W}> {{
+        a = Transpose<perm = [0, 3, 1, 2]>(x)  b = {SAME}(a, w)  c = Relu(b)  y = Transpose<perm = [0, 2, 3, 1]>(c) }}""")
+    optimized, _ = change(original, rng)
+    assert [each for each in operators(optimized) if each != "Identity"] == ["FusedConv", "Relu"]
+
+
+def test_three_axes(rng: np.random.Generator) -> None:
+    """Patches as tokens: Reshape to [N, C, HW] and Transpose to [N, HW, C] become the Reshape alone."""
+    original = model(graph("a = Reshape(c, t)  y = Transpose<perm = [0, 2, 1]>(a)", "int64[3] t = {0, 4, -1}",
+                           out="float[N,30,4] y"))  # fmt: skip
+    optimized, _ = change(original, rng)
+    assert operators(optimized)[:3] == ["Transpose", "FusedConv", "Reshape"]
+    assert "Transpose" not in operators(optimized)[1:]
+
+
+def test_one_transpose_for_all_readers(rng: np.random.Generator) -> None:
+    """What knows channels first only, twice, reads one and the same."""
+    nodes = "a = LRN<size = 3>(c)  b = DepthToSpace<blocksize = 2>(c)  y = Concat<axis = 1>(a, c)"
+    text = graph(nodes, out="float[A,B,C,D] y, float[E,F,G,H] b")
+    optimized, _ = change(model(text), rng)
+    assert operators(optimized).count("Transpose") <= 3
+
+
+def test_the_cheapest_place(rng: np.random.Generator) -> None:
+    """The pooled image is transposed, not what is pooled, however many operators are between."""
+    nodes = "a = Relu(c)  b = MaxPool<kernel_shape = [5, 5]>(a)  d = Neg(b)  y = LRN<size = 3>(d)"
+    optimized, _ = change(model(graph(nodes, out="float[A,B,C,D] y")), rng)
+    assert operators(optimized) == ["Transpose", "FusedConv", "Relu", "FusedPool", "Neg", "Transpose", "LRN"]
+
+
+def test_a_branch_that_no_convolution_needs_stays(rng: np.random.Generator) -> None:
+    """Of an input that is added twice to what a graph gives out, nothing is transposed twice."""
+    nodes = f"a = LRN<size = 3>(r)  b = LRN<size = 3>(s)  d = Add(a, b)  y = Add(d, c)"
+    optimized, _ = change(model(graph(nodes, "", ", float[N,4,5,6] r, float[N,4,5,6] s")), rng)
+    assert (
+        operators(optimized) == ["Transpose", "FusedConv", "Transpose", "LRN", "LRN", "Add", "Add"]
+        or operators(optimized).count("Transpose") == 2
+    )
+
+
+def test_vectors_are_views(rng: np.random.Generator) -> None:
+    """A squeeze-excite of an image that comes from elsewhere: [N, C, 1, 1] needs no Transpose."""
+    ones = "float[4,4,1,1] u = {" + ", ".join(map(str, VALUES[:16])) + "}"
+    original = model(f"""g (float[N,4,5,6] x) => (float[N,4,1,1] y) <{ones}> {{
+        a = ReduceSumSquare<axes = [2, 3]>(x)  b = Conv(a, u)  y = Sigmoid(b) }}""")
+    optimized, _ = change(original, rng)
+    assert "Transpose" not in operators(optimized) or operators(optimized)[0] != "Transpose"
+    assert operators(optimized).count("Transpose") == 0
+
+
+def test_weights_that_are_computed(rng: np.random.Generator) -> None:
+    original = model("""g (float[N,2,5,6] x, float[3,2,2,2] v, float[3] b) => (float[N,3,4,5] y) {
+        y = Conv(x, v, b) }""")
+    optimized, _ = change(original, rng)
+    assert operators(optimized) == [
+        "Unsqueeze",
+        "Transpose",
+        "Transpose",
+        "Unsqueeze",
+        "Reshape",
+        "FusedConv",
+        "Transpose",
+    ]
+
+
+def test_weights_of_two_convolutions_are_stored_once(rng: np.random.Generator) -> None:
+    optimized, _ = change(model(graph(f"a = Relu(c)  y = {SAME}(a, w)")), rng)
+    assert [list(each.dims) for each in optimized.graph.initializer] == [[4, 3, 3, 4]]
+
+
+def test_what_a_body_or_a_graph_output_needs_is_transposed(rng: np.random.Generator) -> None:
+    nodes = """a = Relu(c)  y = If (b) <then_branch = then () => (float[N,4,5,6] t) { t = Neg(a) },
+                                        else_branch = otherwise () => (float[N,4,5,6] e) { e = Abs(c) }>"""
+    original = model(graph(nodes, "", ", bool b", "float[N,4,5,6] y, float[N,4,5,6] a"))
+    optimized, _ = change(original, rng)
+    assert (
+        operators(optimized)[:3] == ["Transpose", "FusedConv", "Relu"] or operators(optimized).count("Transpose") == 3
+    )
+
+
+def test_inside_a_body(rng: np.random.Generator) -> None:
+    original = model(f"""g (float[N,4,5,6] x, bool b) => (float[N,4,5,6] y) <{W}> {{
+        y = If (b) <then_branch = then () => (float[N,4,5,6] t) {{ c = {SAME}(x, w)  t = Relu(c) }},
+                    else_branch = otherwise () => (float[N,4,5,6] e) {{ e = Abs(x) }}> }}""")
+    optimized, _ = change(original, rng)
+    body = next(each.g for each in optimized.graph.node[0].attribute if each.name == "then_branch")
+    assert operators(body) == ["Transpose", "FusedConv", "Relu", "Transpose"]
+
+
+def test_regions_change_one_by_one() -> None:
+    text = graph(f"d = {SAME}(r, w)  z = Relu(d)  y = Relu(c)", "", ", float[N,4,5,6] r",
+                 "float[N,4,5,6] y, float[N,4,5,6] z")  # fmt: skip
+    before, _ = run_pass(model(text), FUSE_CONV)
+    optimized, result = run_pass(before, CHANNELS_LAST_ALWAYS, limit=1)
+    assert len(result.changes) == 1
+    layouts = [attribute(node, "layout") for node in optimized.graph.node if node.op_type == "FusedConv"]
+    assert sorted(str(each) for each in layouts) == ["None", "b'NHWC'"]
+
+
+def test_epilogues_with_channels_last(rng: np.random.Generator) -> None:
+    nodes = "a = Mul(c, g)  b = Add(a, x)  last = Relu(b)"
+    original = between(nodes, "float[4,1,1] g = {1, 2, 3, 4}", out="[A,4,5,6]")
+    before, _ = run_pass(original, FUSE_CONV)
+    optimized, _ = run_pass(before, CHANNELS_LAST_ALWAYS, CONV_EPILOGUE)
+    assert operators(optimized) == ["Transpose", "FusedConv", "FusedConv", "Transpose"]
+    assert_same_outputs(original, optimized, rng)
+
+
+def test_epilogues_from_before_change_with_their_convolution(rng: np.random.Generator) -> None:
+    nodes = "a = Mul(c, g)  b = Add(a, x)  last = Relu(b)"
+    original = between(nodes, "float[4,1,1] g = {1, 2, 3, 4}", out="[A,4,5,6]")
+    before, _ = run_pass(original, FUSE_CONV, CONV_EPILOGUE)
+    optimized, _ = run_pass(before, CHANNELS_LAST_ALWAYS)
+    assert operators(optimized) == ["Transpose", "FusedConv", "FusedConv", "Transpose"]
+    assert_same_outputs(original, optimized, rng)
+
+
+def test_dynamic_spatial_dimensions(rng: np.random.Generator) -> None:
+    nodes = f"""c = {SAME}(x, w)  a = Relu(c)  b = MaxPool<kernel_shape = [2, 2]>(a)  s = Shape(c)
+        p = ReduceMean<axes = [2, 3]>(b)  d = Mul(b, p)  y = {SAME}(d, w)"""
+    original = model(f"g (float[N,4,rows,length] x) => (float[N,4,A,B] y, int64[4] s) <{W}> {{ {nodes} }}")
+    optimized, _ = change(original, rng)
+    found = operators(optimized)
+    assert found.count("Transpose") == 2
+    assert (found[0], found[-1]) == ("Transpose", "Transpose")
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "last = LRN<size = 3>(c)",
+        "last = InstanceNormalization(c, four, four)",
+        "last = Reshape(c, other)",
+        "last = Transpose<perm = [0, 1, 3, 2]>(c)",
+        "a = ReduceSum<keepdims = 0>(c, three)  b = Relu(a)  last = Unsqueeze(b, three)",
+        "last = Pad(c, p)",
+        "last = Slice(c, o, q, i)",
+    ],
+)
+def test_where_a_region_ends(nodes: str, rng: np.random.Generator) -> None:
+    """An operator that knows channels first only, or whose axes are not known, has Transposes around it."""
+    constants = "float[4] four = {1, 2, 3, 4}, int64[4] other = {0, 4, 6, 5}, int64[1] three = {3}"
+    used = ", ".join(each.strip() for each in split(constants) if each.split("=")[0].split()[-1] in tokens(nodes))
+    inputs = "".join(
+        f", int64[{n}] {name}" for name, n in (("p", 8), ("o", 1), ("q", 1), ("i", 1)) if name in tokens(nodes)
+    )
+    before, _ = run_pass(between(nodes, used, inputs), FUSE_CONV)
+    optimized, _ = run_pass(before, CHANNELS_LAST_ALWAYS)
+    assert operators(optimized).count("Transpose") >= 4 or "other" in nodes
+    if not inputs:
+        assert_same_outputs(between(nodes, used, inputs), optimized, rng)
+
+
+def test_a_kernel_of_unknown_size() -> None:
+    original = model("g (float[N,4,5,6] x, float[4,4,K,L] w) => (float[N,4,A,B] y) { y = Conv(x, w) }")
+    before, _ = run_pass(original, FUSE_CONV)
+    assert_unchanged(before, [CHANNELS_LAST_ALWAYS], "or kernel of its weights, or of an operand, is unknown")
+
+
+def found_reasons(result: PassResult) -> Sequence[str]:
+    return reasons(result)
