@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ortplugin.ops.base import DOMAIN, Operator, TensorType
+from ortplugin.ops.conv import OPERATOR as FUSED_CONV
 from ortplugin.ops.conv_grad import OPERATOR as CONV_GRAD
 from ortplugin.ops.layer_norm import OPERATOR as FUSED_LAYER_NORM
 from ortplugin.ops.pointwise import OPERATOR as FUSED_POINTWISE
@@ -18,6 +19,7 @@ OPERATORS: tuple[Operator, ...] = (
     UPDATE_SLICE,
     FUSED_POINTWISE,
     FUSED_SUM_TO,
+    FUSED_CONV,
     CONV_GRAD,
 )
 

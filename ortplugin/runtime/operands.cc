@@ -148,8 +148,8 @@ std::string TextOf(const Node& node, size_t own_inputs) {
   for (size_t i = 0; i < program.parameters().size(); ++i) {
     const size_t input = i == 0 ? 0 : i + own_inputs - 1;
     const DType declared = program.value(program.parameters()[i]).dtype;
-    widened = widened ||
-              (input < node.input_count() && declared == DType::kFloat16 && node.input(input).type == ort::kFloat);
+    widened =
+        widened || (input < node.input_count() && declared == DType::kFloat16 && node.input(input).type == ort::kFloat);
   }
   if (!widened) return text;
   std::string changed;

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "ortplugin/ops/conv/conv.h"
 #include "ortplugin/ops/conv_grad/conv_grad.h"
 #include "ortplugin/ops/layer_norm/layer_norm.h"
 #include "ortplugin/ops/pointwise/pointwise.h"
@@ -17,7 +18,8 @@ namespace {
 
 // One operator a line.
 const Operator* const kOperators[] = {
-    &kFusedLayerNorm, &kScatterND, &kScatterElements, &kUpdateSlice, &kFusedPointwise, &kFusedSumTo, &kConvGrad,
+    &kFusedLayerNorm, &kScatterND,  &kScatterElements, &kUpdateSlice,
+    &kFusedPointwise, &kFusedSumTo, &kFusedConv,       &kConvGrad,
 };
 
 constexpr const char* kDomain = "ortplugin";
