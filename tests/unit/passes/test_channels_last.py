@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
-from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, reasons, run_pass
+from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass
 
 from ortplugin.passes.base import PassResult
 from ortplugin.passes.channels_last import CHANNELS_LAST, CHANNELS_LAST_ALWAYS
@@ -70,14 +68,11 @@ def test_one_convolution(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("spatial", [1, 2, 3])
 def test_ranks(spatial: int, rng: np.random.Generator) -> None:
-    size, dims = 3**spatial * 4, ",3" * spatial
-    values = ", ".join(str((i % 7 - 3) / 4) for i in range(size))
-    original = model(f"""g (float[N,2{",5" * spatial}] x, float[2,1{",1" * spatial}] r) => (float[N,2{",A" * spatial}] y)
-        <float[2,2{dims}] w = {{{values}}}, float[2] b = {{1, -1}}> {{ c = Conv(x, w, b)  y = Add(c, r) }}""")
-    optimized, _ = change(
-        original,
-        rng,
-    )
+    values = ", ".join(str((i % 7 - 3) / 4) for i in range(3**spatial * 4))
+    threes, fives, ones = (f",{size}" * spatial for size in (3, 5, 1))
+    original = model(f"""g (float[N,2{fives}] x, float[1,2{ones}] r) => (float[N,2{threes}] y)
+        <float[2,2{threes}] w = {{{values}}}, float[2] b = {{1, -1}}> {{ c = Conv(x, w, b)  y = Add(c, r) }}""")
+    optimized, _ = change(original, rng)
     assert operators(optimized)[-1] == "Transpose"
     bias = node_of(optimized, "FusedConv").input[2]
     assert [list(each.dims) for each in optimized.graph.initializer if each.name == bias] == [[2]]
@@ -128,7 +123,7 @@ def half_original() -> onnx.ModelProto:
         ("last = Gather<axis = 1>(c, order)", ["Gather"]),
         ("a = ReduceMean<axes = [1]>(c)  last = Sub(c, a)", ["ReduceMean", "Sub"]),
         ("a = ReduceMax<axes = [-1, 1]>(c)  last = Sub(c, a)", ["ReduceMax", "Sub"]),
-        ("a = ReduceSum(c, spatial)  last = Mul(c, a)", ["ReduceSum", "Mul"]),
+        ("a = ReduceSum(c, spatial)  last = Sub(c, a)", ["ReduceSum", "Sub"]),
         ("a = ArgMax<axis = 1>(c)  b = Cast<to = 1>(a)  last = Mul(c, b)", ["ArgMax", "Cast", "Mul"]),
         ("a = Reshape(c, merged)  b = Sigmoid(a)  last = Reshape(b, parted)", ["Reshape", "Sigmoid", "Reshape"]),
     ],
@@ -173,14 +168,16 @@ def tokens(text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("nodes", "expected"),
     [
-        ("p = MaxPool<kernel_shape = [2, 3], strides = [1, 2], pads = [1, 1, 0, 1]>(c)  last = Relu(p)", ["FusedPool", "Relu"]),
+        ("a = MaxPool<kernel_shape = [2, 3], strides = [1, 2], pads = [1, 1, 0, 1]>(c)  last = Relu(a)",
+         ["FusedPool", "Relu"]),
         ('last = MaxPool<kernel_shape = [2, 2], auto_pad = "SAME_UPPER", ceil_mode = 1>(c)', ["FusedPool"]),
         ("last = AveragePool<kernel_shape = [3, 3], pads = [1, 1, 1, 1], count_include_pad = 1>(c)", ["FusedPool"]),
         ("p = GlobalAveragePool(c)  last = Mul(c, p)", ["FusedPool", "Mul"]),
         ("p = GlobalMaxPool(c)  last = Mul(c, p)", ["FusedPool", "Mul"]),
         ("p = ReduceMean<axes = [2, 3]>(c)  last = Mul(c, p)", ["FusedPool", "Mul"]),
         ('last = Resize<mode = "nearest">(c, , scales)', ["FusedResize"]),
-        ('last = Resize<mode = "linear", coordinate_transformation_mode = "align_corners">(c, , scales)', ["FusedResize"]),
+        ('last = Resize<mode = "linear", coordinate_transformation_mode = "align_corners">(c, , scales)',
+         ["FusedResize"]),
     ],
 )  # fmt: skip
 def test_pools_and_resize(nodes: str, expected: list[str], rng: np.random.Generator) -> None:
@@ -233,7 +230,8 @@ def test_the_model_s_own_transposes_cancel(rng: np.random.Generator) -> None:
 def test_an_image_with_channels_last_already(rng: np.random.Generator) -> None:
     """As TensorFlow's exporters make it."""
     original = model(f"""g (float[N,5,6,4] x) => (float[N,5,6,4] y) <{W}> {{
-        a = Transpose<perm = [0, 3, 1, 2]>(x)  b = {SAME}(a, w)  c = Relu(b)  y = Transpose<perm = [0, 2, 3, 1]>(c) }}""")
+        a = Transpose<perm = [0, 3, 1, 2]>(x)  b = {SAME}(a, w)  c = Relu(b)
+        y = Transpose<perm = [0, 2, 3, 1]>(c) }}""")
     optimized, _ = change(original, rng)
     assert [each for each in operators(optimized) if each != "Identity"] == ["FusedConv", "Relu"]
 
@@ -263,13 +261,10 @@ def test_the_cheapest_place(rng: np.random.Generator) -> None:
 
 
 def test_a_branch_that_no_convolution_needs_stays(rng: np.random.Generator) -> None:
-    """Of an input that is added twice to what a graph gives out, nothing is transposed twice."""
-    nodes = f"a = LRN<size = 3>(r)  b = LRN<size = 3>(s)  d = Add(a, b)  y = Add(d, c)"
+    """Two values that are made with channels first, and a result that is needed so: their sum is one, too."""
+    nodes = "a = LRN<size = 3>(r)  b = LRN<size = 3>(s)  d = Add(a, b)  y = Add(d, c)"
     optimized, _ = change(model(graph(nodes, "", ", float[N,4,5,6] r, float[N,4,5,6] s")), rng)
-    assert (
-        operators(optimized) == ["Transpose", "FusedConv", "Transpose", "LRN", "LRN", "Add", "Add"]
-        or operators(optimized).count("Transpose") == 2
-    )
+    assert operators(optimized) == ["Transpose", "FusedConv", "Transpose", "LRN", "LRN", "Add", "Add"]
 
 
 def test_vectors_are_views(rng: np.random.Generator) -> None:
@@ -278,8 +273,7 @@ def test_vectors_are_views(rng: np.random.Generator) -> None:
     original = model(f"""g (float[N,4,5,6] x) => (float[N,4,1,1] y) <{ones}> {{
         a = ReduceSumSquare<axes = [2, 3]>(x)  b = Conv(a, u)  y = Sigmoid(b) }}""")
     optimized, _ = change(original, rng)
-    assert "Transpose" not in operators(optimized) or operators(optimized)[0] != "Transpose"
-    assert operators(optimized).count("Transpose") == 0
+    assert operators(optimized) == ["ReduceSumSquare", "Reshape", "FusedConv", "Sigmoid", "Reshape"]
 
 
 def test_weights_that_are_computed(rng: np.random.Generator) -> None:
@@ -303,13 +297,16 @@ def test_weights_of_two_convolutions_are_stored_once(rng: np.random.Generator) -
 
 
 def test_what_a_body_or_a_graph_output_needs_is_transposed(rng: np.random.Generator) -> None:
+    """Where the convolution's own result is needed with channels first, what follows from it needs no second one."""
     nodes = """a = Relu(c)  y = If (b) <then_branch = then () => (float[N,4,5,6] t) { t = Neg(a) },
                                         else_branch = otherwise () => (float[N,4,5,6] e) { e = Abs(c) }>"""
     original = model(graph(nodes, "", ", bool b", "float[N,4,5,6] y, float[N,4,5,6] a"))
     optimized, _ = change(original, rng)
-    assert (
-        operators(optimized)[:3] == ["Transpose", "FusedConv", "Relu"] or operators(optimized).count("Transpose") == 3
-    )
+    assert operators(optimized) == ["Transpose", "FusedConv", "Transpose", "Relu", "If"]
+    nodes = nodes.replace("Abs(c)", "Abs(a)")
+    original = model(graph(nodes, "", ", bool b", "float[N,4,5,6] y, float[N,4,5,6] a"))
+    optimized, _ = change(original, rng)
+    assert operators(optimized) == ["Transpose", "FusedConv", "Relu", "Transpose", "If"]
 
 
 def test_inside_a_body(rng: np.random.Generator) -> None:
@@ -389,7 +386,3 @@ def test_a_kernel_of_unknown_size() -> None:
     original = model("g (float[N,4,5,6] x, float[4,4,K,L] w) => (float[N,4,A,B] y) { y = Conv(x, w) }")
     before, _ = run_pass(original, FUSE_CONV)
     assert_unchanged(before, [CHANNELS_LAST_ALWAYS], "or kernel of its weights, or of an operand, is unknown")
-
-
-def found_reasons(result: PassResult) -> Sequence[str]:
-    return reasons(result)
