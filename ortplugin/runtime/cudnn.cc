@@ -811,10 +811,10 @@ Found FindPlan(const cuda::DeviceFacts& device, const Problem& problem, size_t w
 
 void Prepare(const cuda::DeviceFacts& device, const Problem& problem, size_t workspace_limit, const PlanText* text) {
   static auto* const builders = new Builders;
-  const std::optional<PlanText> wanted = text == nullptr ? std::nullopt : std::optional<PlanText>(*text);
+  const auto wanted = text == nullptr ? nullptr : std::make_shared<const PlanText>(*text);
   builders->Add([device, problem, workspace_limit, wanted] {
     try {
-      FindPlan(device, problem, workspace_limit, wanted ? &*wanted : nullptr);
+      FindPlan(device, problem, workspace_limit, wanted.get());
     } catch (const std::exception&) {
       // The FindPlan that follows meets it again, where somebody is told.
     }
