@@ -44,6 +44,7 @@ from .passes.remove_identities import REMOVE_IDENTITIES
 from .passes.scatter_transpose import SCATTER_TRANSPOSE
 from .passes.shape_arithmetic import SHAPE_ARITHMETIC
 from .passes.sum_to_add import SUM_TO_ADD
+from .passes.transpose_views import TRANSPOSE_VIEWS
 from .passes.update_slice import UPDATE_SLICE
 from .report import ProviderVerification, Report, count_operators
 from .session import CUDA, available_providers, resolve_provider
@@ -78,13 +79,14 @@ PIPELINE: tuple[Pass, ...] = (
     CHANNELS_LAST,  # before the epilogues, which it lets read what else has its channels last
     MATMUL_TO_CONV,  # needs convolutions with channels last beside it
     CONV_EPILOGUE,  # before what it draws in is fused on its own
+    TRANSPOSE_VIEWS,  # what is left of vectors after the layout is chosen; see LAST
     FUSE_SUM_TO,  # before other pointwise operators take what makes the summands; see LAST
     POINTWISE_VIEWS,  # before what it brings together is fused; see LAST
     FUSE_POINTWISE,  # last, and see LAST: it takes whatever pointwise operators the others left
 )
 
 # These wait for a round in which nothing before them changes anything: what they fuse is hidden from the other passes.
-LAST = (BATCH_NORM_POINTWISE, FUSE_CONV, FUSE_SUM_TO, POINTWISE_VIEWS, FUSE_POINTWISE)
+LAST = (BATCH_NORM_POINTWISE, FUSE_CONV, TRANSPOSE_VIEWS, FUSE_SUM_TO, POINTWISE_VIEWS, FUSE_POINTWISE)
 
 LAYOUTS = ("auto", "nchw", "nhwc")
 

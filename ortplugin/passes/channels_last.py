@@ -17,6 +17,7 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope, scopes
 from ortplugin.graph.labels import label
+from ortplugin.ops import DOMAIN
 from ortplugin.passes.base import Change, NearMiss, PassResult
 from ortplugin.passes.fused_conv import conv_dtype, is_channels_last, is_fused_conv
 from ortplugin.passes.layout_cut import Region, cheapest
@@ -47,6 +48,7 @@ class ChannelsLast:
                     misses += missed
                     break
                 changes.append(self._change(scope, regions[0]))
+            misses += self._ends(scope)
         return PassResult(tuple(changes), tuple(misses))
 
     def _wants(self, scope: Scope, node: gs.Node) -> bool:
@@ -90,6 +92,16 @@ class ChannelsLast:
             if place in plans:
                 found[find(place)].seeds.append(place)
         return list(found.values()), misses
+
+    def _ends(self, scope: Scope) -> list[NearMiss]:
+        """Operators beside ours that do not work with channels last, so that a Transpose stays between the two."""
+        found = []
+        for node in [each for each in scope.slots if each is not None and is_perm(scope, each, to_first)]:
+            maker, readers = scope.producer(node.inputs[0]), scope.consumers(node.outputs[0])
+            if maker is not None and maker.domain == DOMAIN and maker.attrs.get("layout") == "NHWC" and readers:
+                reason = f"it has no form with channels last, so {label(maker)} has a Transpose after it"
+                found.append(NearMiss(self.name, label(readers[0]), reason))
+        return found
 
     def _change(self, scope: Scope, region: Region) -> Change:
         chosen = [(scope.slots[place], region.plans[place]) for place in cheapest(scope, region)]

@@ -158,6 +158,19 @@ def part(scope: Scope, node: gs.Node) -> Plan | None:
     return Plan((0,), (0,), edit)
 
 
+def within_image(scope: Scope, node: gs.Node) -> Plan | None:
+    """A Transpose of spatial axes alone."""
+    rank = scope.rank(node.inputs[0])
+    perm = [int(axis) for axis in node.attrs.get("perm") or ()]
+    if rank is None or rank < 3 or len(perm) != rank or perm[:2] != [0, 1]:
+        return None
+
+    def edit(layouts: Layouts, node: gs.Node) -> None:
+        node.attrs["perm"] = [axis_last(perm[axis], rank) for axis in to_last(rank)]
+
+    return Plan((0,), (0,), edit)
+
+
 AXIS_RULES: dict[str, Rule] = {
     "Concat": along_axis(0),
     "Gather": elements,
@@ -169,4 +182,5 @@ AXIS_RULES: dict[str, Rule] = {
     **dict.fromkeys(("ReduceMean", "ReduceMax"), pool_or_reduction),
     "Pad": pad,
     "Slice": part,
+    "Transpose": within_image,
 }
