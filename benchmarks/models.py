@@ -1,7 +1,7 @@
 """Whole convolutional networks in float16: ONNX Runtime, PyTorch's compiler and ortplugin, in one run.
 
     python benchmarks/models.py                                  # all of them
-    python benchmarks/models.py --models resnet50:8,dcgan:64     # some of them; their rows replace those of earlier runs
+    python benchmarks/models.py --models resnet50:8,dcgan:64     # some; their rows replace earlier ones
 
 Every contender computes the same network, with the same weights rounded to float16, on the same image. The ONNX model
 is PyTorch's export of the float16 module. Columns:
@@ -33,12 +33,16 @@ from typing import Any
 import numpy as np
 import onnx
 
-sys.path.append(str(Path(__file__).resolve().parent.parent))
-
-import ortplugin
 import timing
-from models import networks
-from ortplugin.modelcheck import walk_nodes
+
+# The package `models` lies beside this folder, and this file must not be taken for it. Appended, so that an installed
+# ortplugin comes before the source folder.
+HERE = Path(__file__).resolve().parent
+sys.path[:] = [*(entry for entry in sys.path if Path(entry or ".").resolve() != HERE), str(HERE.parent)]
+
+import ortplugin  # noqa: E402
+from models import networks  # noqa: E402
+from ortplugin.modelcheck import walk_nodes  # noqa: E402
 
 CASES = ("resnet50:1", "resnet50:8", "resnet50:64", "densenet121:8", "efficientnet_b0:8", "mobilenet_v3_large:1",
          "convnext_tiny:8", "fcn_resnet50:4", "dcgan:64")  # fmt: skip
@@ -259,10 +263,18 @@ def write_profile(model: bytes, image: Any, path: Path) -> None:
     rows = []
     for index in range(count):
         same = [kernels[index + count * number] for number in range(runs)]
-        rows.append({"kernel": same[0].name, "us": round(statistics.median(e.time_range.elapsed_us() for e in same), 2)})
+        rows.append(
+            {"kernel": same[0].name, "us": round(statistics.median(e.time_range.elapsed_us() for e in same), 2)}
+        )
     total = sum(row["us"] for row in rows)
     nodes = [
-        {"name": n.name, "op": n.op_type, "output": n.output[0], "program": _text(n, "program"), "layout": _text(n, "layout")}
+        {
+            "name": n.name,
+            "op": n.op_type,
+            "output": n.output[0],
+            "program": _text(n, "program"),
+            "layout": _text(n, "layout"),
+        }
         for n in onnx.load_from_string(model).graph.node
     ]
     path.parent.mkdir(parents=True, exist_ok=True)

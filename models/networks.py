@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def _generator() -> Any:
 
     widths = (100, 512, 256, 128, 64, 3)
     layers: list[Any] = []
-    for index, (inputs, outputs) in enumerate(zip(widths, widths[1:], strict=False)):
+    for index, (inputs, outputs) in enumerate(pairwise(widths)):
         first, last = index == 0, index == len(widths) - 2
         stride, padding = (1, 0) if first else (2, 1)
         layers.append(nn.ConvTranspose2d(inputs, outputs, 4, stride, padding, bias=False))
