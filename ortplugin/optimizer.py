@@ -17,6 +17,7 @@ from .graph.model import annotate, export_model, import_model
 from .input_shapes import Shapes, fix_input_shapes
 from .inputs import CANDIDATES, as_wanted, generate, load_inputs
 from .modelcheck import check_structure, check_tensors
+from .passes.allow_tf32 import ALLOW_TF32
 from .passes.base import Change, NearMiss, Pass, PassResult
 from .passes.channels_last import CHANNELS_LAST
 from .passes.common_subexpressions import COMMON_SUBEXPRESSIONS
@@ -97,6 +98,7 @@ BEFORE_PRECISION = (
     FUSE_LAYER_NORM,
     FUSE_RMS_NORM,
     DEAD_NODES,
+    FUSE_CONV,
 )
 
 # A pass is idempotent, but may open the way for an earlier one. Models need two to four rounds; a Swin from TorchScript
@@ -118,7 +120,10 @@ def select_passes(only: Iterable[str] | None = None, skip: Iterable[str] | None 
 
 
 def make_stages(passes: Sequence[Pass], request: Request, io: bool) -> tuple[tuple[Pass, ...], ...]:
-    """With a conversion, three stages run one after the other: what comes before it, itself, and all passes."""
+    """What runs one after the other: passes before a conversion, the conversion, all passes; for TF32 one stage."""
+    if not request.target.sources:
+        at = passes.index(FUSE_CONV) + 1 if FUSE_CONV in passes else len(passes)
+        return ((*passes[:at], ALLOW_TF32, *passes[at:]),)  # before the layout of what TF32 makes fast is chosen
     before = tuple(step for step in passes if step in BEFORE_PRECISION and request.target.narrows)
     return (before, (ConvertPrecision(request, io),), tuple(passes))
 
@@ -262,6 +267,8 @@ def optimize(
     target = None if precision is None else resolve(precision)
     if target is None and (precision_io or precision_skip):
         raise UsageError("precision_io and precision_skip are about a conversion; say to which precision")
+    if target is not None and not target.sources and (precision_io or precision_skip):
+        raise UsageError("the precision 'tf32' changes no dtype, so precision_io and precision_skip do not go with it")
     if limit is not None and limit < 0:
         raise UsageError(f"the limit {limit} is negative; give the number of changes to make")
     report = Report()

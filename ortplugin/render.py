@@ -19,7 +19,7 @@ def print_report(report: Report, console: Console, explain: bool = False) -> Non
         for name, count in report.rewrites.items():
             table.add_row(escape(name), str(count))
         console.print(table)
-    if report.precision is not None:
+    if report.precision is not None and report.precision != "tf32":  # which shows among the rewrites
         console.print(_precision(report))
     if explain:
         _print_near_misses(report, console)

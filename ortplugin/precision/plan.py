@@ -12,7 +12,8 @@ from ortplugin.graph.convert import attached
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.pointwise import is_pointwise
-from ortplugin.graph.shape_values import shape_values
+from ortplugin.graph.shape_values import SMALL, shape_values
+from ortplugin.graph.shapes import element_count
 from ortplugin.ops.base import DOMAIN
 from ortplugin.precision import FLOAT16, Precision, roles
 from ortplugin.precision.ranges import MARGIN, exceeds, fault, is_filling
@@ -104,7 +105,7 @@ def _slots(scope: Scope, node: gs.Node, request: Request, on_shapes: frozenset[i
     if any(tensor.dtype is None for tensor in (*node.inputs, *node.outputs) if not tensor.is_empty()):
         unknown = next(t for t in (*node.inputs, *node.outputs) if not t.is_empty() and t.dtype is None)
         return f"the dtype of '{unknown.name}' is unknown"
-    if any(id(tensor) in on_shapes for tensor in node.outputs):
+    if any(id(tensor) in on_shapes and _is_small(scope, tensor) for tensor in node.outputs):
         return ""  # arithmetic on shapes is no computation that anybody would want in few bits
     if (node.domain or "") == DOMAIN:
         slots = roles.our_slots(node, target)
@@ -121,6 +122,12 @@ def _slots(scope: Scope, node: gs.Node, request: Request, on_shapes: frozenset[i
         or _measured_fault(node, request)
         or slots
     )
+
+
+def _is_small(scope: Scope, tensor: gs.Tensor) -> bool:
+    """Whether the value may be part of a shape, and not what a table holds at a place that a shape tells."""
+    count = element_count(scope.shape(tensor))
+    return (scope.rank(tensor) or 0) <= 1 if count is None else count <= SMALL
 
 
 def _constant_fault(scope: Scope, node: gs.Node, inputs: Sequence[int], target: Precision) -> str:

@@ -149,7 +149,7 @@ def _reduced(scope: Scope, node: gs.Node) -> int | None:
     if not axes:
         axes = [] if node.attrs.get("noop_with_empty_axes") else range(len(shape))
     lengths = [shape[axis] for axis in axes if -len(shape) <= axis < len(shape)]
-    return None if any(not isinstance(each, int) for each in lengths) else math.prod(lengths)  # type: ignore[arg-type]
+    return None if any(not isinstance(each, int) for each in lengths) else math.prod(lengths)
 
 
 def our_slots(node: gs.Node, target: Precision) -> Slots | str:
