@@ -171,9 +171,9 @@ struct Tile {
   __device__ __forceinline__ void load(const element_t* data) {
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
-      if (IS_SMALL ? at(i) < elements : at(i) + VECTOR <= elements) {
+      if (at(i) + VECTOR <= elements) {
         packs[i].load_once(data + at(i));
-      } else if (!IS_SMALL) {
+      } else {
 #pragma unroll
         for (int j = 0; j < VECTOR; ++j)
           if (at(i) + j < elements) packs[i].set(j, data[at(i) + j]);
@@ -183,9 +183,9 @@ struct Tile {
   __device__ __forceinline__ void store(element_t* out) const {
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
-      if (IS_SMALL ? at(i) < elements : at(i) + VECTOR <= elements) {
+      if (at(i) + VECTOR <= elements) {
         packs[i].store(out + at(i));
-      } else if (!IS_SMALL) {
+      } else {
 #pragma unroll
         for (int j = 0; j < VECTOR; ++j)
           if (at(i) + j < elements) out[at(i) + j] = packs[i].elements[j];
@@ -219,6 +219,54 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   tile.load(args.data);
   tile.store(args.out);
 }
+
+#endif
+
+#if REDUCTION == NONE && (IS_SMALL || (FORM == FEW && IS_NARROW))
+
+// Up to 64 units of N elements, by one warp.
+template <int N>
+struct Units {
+  count_t slots[2];
+  bool is_valid[2];
+  Vector<element_t, N> updates[2];
+
+  __device__ __forceinline__ void load(const Arguments& args, int lane) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const count_t n = c * 32 + lane;
+      if (n < (count_t)args.units) updates[c].load(unit_of(args, n));
+      is_valid[c] = n < (count_t)args.units && slot_of(args, n, slots[c]);
+    }
+  }
+
+  // Each writes its number where its slot's hash says, and finds it there again unless two meet. Where any did: the
+  // last of each slot among 32 is matched, and the later 32 come after the first.
+  __device__ __forceinline__ void store_last(const Arguments& args, int lane) const {
+    __shared__ unsigned char table[8192];
+    unsigned places[2];
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      places[c] = (unsigned)slots[c] * 2654435761u >> 19;
+      if (is_valid[c]) table[places[c]] = (unsigned char)(c * 32 + lane);
+    }
+    __syncwarp();
+    bool is_met = false;
+#pragma unroll
+    for (int c = 0; c < 2; ++c) is_met = is_met || (is_valid[c] && table[places[c]] != c * 32 + lane);
+    const bool is_matched = __any_sync(FULL_WARP, is_met);
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      bool is_last = is_valid[c];
+      if (is_matched) {
+        const unsigned valid = __ballot_sync(FULL_WARP, is_last);
+        is_last = is_last && __match_any_sync(valid, slots[c]) >> lane == 1;
+      }
+      if (is_last) updates[c].store(args.out + slots[c] * (count_t)args.width);
+      __syncwarp();  // orders the stores
+    }
+  }
+};
 
 #endif
 
@@ -303,6 +351,23 @@ __device__ __forceinline__ void meet(const element_t* unit, count_t start, count
 }
 #endif
 
+#if IS_SMALL
+
+// Few units of one element each, into a tensor that one block copies: the block's first warp writes them afterwards.
+extern "C" __global__ void __launch_bounds__(THREADS) scatter_small(const Arguments args) {
+  begin_kernel();
+  Units<1> units;
+  const bool is_first = threadIdx.x < 32;
+  Tile tile = tile_of(args, 0);
+  tile.load(args.data);
+  if (is_first) units.load(args, threadIdx.x);
+  tile.store(args.out);
+  __syncthreads();  // orders the stores
+  if (is_first) units.store_last(args, threadIdx.x);
+}
+
+#endif
+
 // With IS_COVERING (units are much of the output) the first blocks write units, and the others only what none writes.
 extern "C" __global__ void __launch_bounds__(THREADS, 4) scatter_fused(const Arguments args, unsigned unit_blocks) {
   begin_kernel();
@@ -349,23 +414,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) scatter_fused(const Arg
   for (int i = 0; i < ITEMS; ++i)
     if (tile.at(i) < tile.elements && (covered >> i & 1) == 0) tile.packs[i].store(args.out + tile.at(i));
 #else
-#if REDUCTION == NONE && IS_SMALL && (WHOLE || IS_SINGLE)  // each unit is looked at once
-#pragma unroll
-  for (int c = 0; c < CHUNKS; ++c) {
-    for (unsigned left = hits[c]; left != 0; left &= left - 1) {
-      const int source = __ffs(left) - 1;
-      const count_t first = __shfl_sync(FULL_WARP, start[c], source);
-#if IS_SINGLE
-      const Vector<element_t, 1> unit = from_lane(single[c], source);
-#else
-      const element_t* unit = unit_of(args, c * 32 + source);
-#endif
-#pragma unroll
-      for (int i = 0; i < ITEMS; ++i)
-        meet(unit, first, width, tile.at(i), [&](int j, element_t x) { tile.packs[i].set(j, x); });
-    }
-  }
-#else
   if ((hits[0] | hits[1]) != 0) {
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
@@ -400,7 +448,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) scatter_fused(const Arg
 #endif
     }
   }
-#endif
   tile.store(args.out);
 #endif
 }
@@ -409,41 +456,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) scatter_fused(const Arg
 
 #if REDUCTION == NONE && IS_NARROW
 
-// Up to 64 units of one access each, by one warp. Each writes its number where its slot's hash says, and finds it there
-// again unless two meet. Where any did: the last of each slot among 32 is matched, and the later 32 come after the
-// first.
 extern "C" __global__ void __launch_bounds__(32) scatter_few_narrow(const Arguments args) {
   begin_kernel();
-  __shared__ unsigned char table[8192];
-  const count_t units = (count_t)args.units;
-  const int lane = threadIdx.x;
-  count_t slots[2];
-  bool is_valid[2];
-  Pack updates[2];
-  unsigned places[2];
-#pragma unroll
-  for (int c = 0; c < 2; ++c) {
-    const count_t n = c * 32 + lane;
-    if (n < units) updates[c].load(unit_of(args, n));
-    is_valid[c] = n < units && slot_of(args, n, slots[c]);
-    places[c] = (unsigned)slots[c] * 2654435761u >> 19;
-    if (is_valid[c]) table[places[c]] = (unsigned char)n;
-  }
-  __syncwarp();
-  bool is_met = false;
-#pragma unroll
-  for (int c = 0; c < 2; ++c) is_met = is_met || (is_valid[c] && table[places[c]] != c * 32 + lane);
-  const bool is_matched = __any_sync(FULL_WARP, is_met);
-#pragma unroll
-  for (int c = 0; c < 2; ++c) {
-    bool is_last = is_valid[c];
-    if (is_matched) {
-      const unsigned valid = __ballot_sync(FULL_WARP, is_last);
-      is_last = is_last && __match_any_sync(valid, slots[c]) >> lane == 1;
-    }
-    if (is_last) updates[c].store(args.out + slots[c] * (count_t)args.width);
-    __syncwarp();  // orders the stores
-  }
+  Units<VECTOR> units;
+  units.load(args, threadIdx.x);
+  units.store_last(args, threadIdx.x);
 }
 
 #endif

@@ -138,9 +138,8 @@ ScatterVariant MakeScatterVariant(const ScatterAttributes& attributes, ort::Elem
   }
   variant.whole = is_whole();
   variant.narrow = shape.width == vector;
-  variant.small = choice.form == ScatterForm::kFused && shape.elements % vector == 0 &&
-                  shape.elements <= int64_t{kThreads} * kTileItems * vector;
   variant.single = choice.form == ScatterForm::kFused && shape.width == 1;
+  variant.small = variant.single && is_assignment && shape.elements <= int64_t{kThreads} * kTileItems * vector;
   variant.covering = choice.form == ScatterForm::kFused && variant.whole && is_assignment &&
                      shape.elements % vector == 0 && shape.units * shape.width >= shape.elements / 4;
   variant.is_int32 = is_int32;
@@ -483,8 +482,10 @@ class CudaScatter : public Kernel {
         plan->unit_launch.blocks =
             variant.covering ? static_cast<unsigned>(DivideUp(DivideUp(shape.width, tile) * shape.units, kWarps)) : 0;
         plan->launch = Blocks(DivideUp(shape.elements, kWarps * tile) + plan->unit_launch.blocks);
-        if (plan->launch.blocks == 1)  // warps without a tile would only delay the end
-          plan->launch.threads = static_cast<unsigned>(32 * DivideUp(shape.elements, tile));
+        if (variant.small) {
+          plan->first = load("scatter_small");
+          plan->launch = {1, static_cast<unsigned>(32 * DivideUp(shape.elements, tile))};  // no idle warps
+        }
         break;
       case ScatterForm::kFew: {
         const int64_t items = attributes_.reduction == Reduction::kNone ? kTileItems : 1;
