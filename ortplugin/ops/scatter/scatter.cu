@@ -222,54 +222,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 #endif
 
-#if REDUCTION == NONE && (IS_SMALL || (FORM == FEW && IS_NARROW))
-
-// Up to 64 units of N elements, by one warp.
-template <int N>
-struct Units {
-  count_t slots[2];
-  bool is_valid[2];
-  Vector<element_t, N> updates[2];
-
-  __device__ __forceinline__ void load(const Arguments& args, int lane) {
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const count_t n = c * 32 + lane;
-      if (n < (count_t)args.units) updates[c].load(unit_of(args, n));
-      is_valid[c] = n < (count_t)args.units && slot_of(args, n, slots[c]);
-    }
-  }
-
-  // Each writes its number where its slot's hash says, and finds it there again unless two meet. Where any did: the
-  // last of each slot among 32 is matched, and the later 32 come after the first.
-  __device__ __forceinline__ void store_last(const Arguments& args, int lane) const {
-    __shared__ unsigned char table[8192];
-    unsigned places[2];
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      places[c] = (unsigned)slots[c] * 2654435761u >> 19;
-      if (is_valid[c]) table[places[c]] = (unsigned char)(c * 32 + lane);
-    }
-    __syncwarp();
-    bool is_met = false;
-#pragma unroll
-    for (int c = 0; c < 2; ++c) is_met = is_met || (is_valid[c] && table[places[c]] != c * 32 + lane);
-    const bool is_matched = __any_sync(FULL_WARP, is_met);
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      bool is_last = is_valid[c];
-      if (is_matched) {
-        const unsigned valid = __ballot_sync(FULL_WARP, is_last);
-        is_last = is_last && __match_any_sync(valid, slots[c]) >> lane == 1;
-      }
-      if (is_last) updates[c].store(args.out + slots[c] * (count_t)args.width);
-      __syncwarp();  // orders the stores
-    }
-  }
-};
-
-#endif
-
 #if REDUCTION == NONE && (FORM == FEW || IS_COVERING)
 
 // Writes a tile of a unit, if it is the last unit of its slot. What is written is on its way before that is known.
@@ -353,17 +305,26 @@ __device__ __forceinline__ void meet(const element_t* unit, count_t start, count
 
 #if IS_SMALL
 
-// Few units of one element each, into a tensor that one block copies: the block's first warp writes them afterwards.
+// At most 4 units of one element each, into a tensor of which each thread of a block takes one access: every thread
+// reads all units itself, which is sooner done than passed on.
 extern "C" __global__ void __launch_bounds__(THREADS) scatter_small(const Arguments args) {
   begin_kernel();
-  Units<1> units;
-  const bool is_first = threadIdx.x < 32;
-  Tile tile = tile_of(args, 0);
-  tile.load(args.data);
-  if (is_first) units.load(args, threadIdx.x);
-  tile.store(args.out);
-  __syncthreads();  // orders the stores
-  if (is_first) units.store_last(args, threadIdx.x);
+  const count_t element = threadIdx.x * VECTOR;
+  if (element >= (count_t)args.elements) return;
+  Pack pack;
+  pack.load_once(args.data + element);
+  Vector<element_t, 1> units[4];
+  count_t starts[4];
+  bool is_valid[4];
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    is_valid[n] = n < (count_t)args.units && slot_of(args, n, starts[n]);
+    if (n < (count_t)args.units) units[n].load(unit_of(args, n));
+  }
+#pragma unroll
+  for (int n = 0; n < 4; ++n)
+    if (is_valid[n]) meet(units[n], starts[n], 1, element, [&](int j, element_t x) { pack.set(j, x); });
+  pack.store(args.out + element);
 }
 
 #endif
@@ -456,11 +417,41 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) scatter_fused(const Arg
 
 #if REDUCTION == NONE && IS_NARROW
 
+// Up to 64 units of one access each, by one warp. Each writes its number where its slot's hash says, and finds it there
+// again unless two meet. Where any did: the last of each slot among 32 is matched, and the later 32 come after the
+// first.
 extern "C" __global__ void __launch_bounds__(32) scatter_few_narrow(const Arguments args) {
   begin_kernel();
-  Units<VECTOR> units;
-  units.load(args, threadIdx.x);
-  units.store_last(args, threadIdx.x);
+  __shared__ unsigned table[8192];
+  const count_t units = (count_t)args.units;
+  const int lane = threadIdx.x;
+  count_t slots[2];
+  bool is_valid[2];
+  Pack updates[2];
+  unsigned places[2];
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    const count_t n = c * 32 + lane;
+    if (n < units) updates[c].load(unit_of(args, n));
+    is_valid[c] = n < units && slot_of(args, n, slots[c]);
+    places[c] = (unsigned)slots[c] * 2654435761u >> 19;
+    if (is_valid[c]) atomicExch(table + places[c], (unsigned)n);
+  }
+  __syncwarp();
+  bool is_met = false;
+#pragma unroll
+  for (int c = 0; c < 2; ++c) is_met = is_met || (is_valid[c] && table[places[c]] != c * 32 + lane);
+  const bool is_matched = __any_sync(FULL_WARP, is_met);
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    bool is_last = is_valid[c];
+    if (is_matched) {
+      const unsigned valid = __ballot_sync(FULL_WARP, is_last);
+      is_last = is_last && __match_any_sync(valid, slots[c]) >> lane == 1;
+    }
+    if (is_last) updates[c].store(args.out + slots[c] * (count_t)args.width);
+    __syncwarp();  // orders the stores
+  }
 }
 
 #endif

@@ -23,7 +23,7 @@ int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // As in scatter.cu and scatter_sort.cu.
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kTileItems = 4;  // accesses of a lane where a warp takes a run of elements
-constexpr int64_t kFusedUnits = 64;
+constexpr int64_t kFusedUnits = 64, kSmallUnits = 4;
 constexpr int kSortThreads = 512, kDigitBits = 8, kDigits = 1 << kDigitBits;
 
 // Measured on an H200: where looking for duplicates among all units ends to be faster than the table, or than sorting
@@ -139,7 +139,8 @@ ScatterVariant MakeScatterVariant(const ScatterAttributes& attributes, ort::Elem
   variant.whole = is_whole();
   variant.narrow = shape.width == vector;
   variant.single = choice.form == ScatterForm::kFused && shape.width == 1;
-  variant.small = variant.single && is_assignment && shape.elements <= int64_t{kThreads} * kTileItems * vector;
+  variant.small = variant.single && is_assignment && shape.units <= kSmallUnits && shape.elements % vector == 0 &&
+                  shape.elements <= kThreads * vector;
   variant.covering = choice.form == ScatterForm::kFused && variant.whole && is_assignment &&
                      shape.elements % vector == 0 && shape.units * shape.width >= shape.elements / 4;
   variant.is_int32 = is_int32;
@@ -484,7 +485,7 @@ class CudaScatter : public Kernel {
         plan->launch = Blocks(DivideUp(shape.elements, kWarps * tile) + plan->unit_launch.blocks);
         if (variant.small) {
           plan->first = load("scatter_small");
-          plan->launch = {1, static_cast<unsigned>(32 * DivideUp(shape.elements, tile))};  // no idle warps
+          plan->launch = {1, static_cast<unsigned>(32 * DivideUp(shape.elements, 32 * variant.vector))};
         }
         break;
       case ScatterForm::kFew: {
