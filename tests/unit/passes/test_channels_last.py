@@ -93,6 +93,7 @@ def half_original() -> onnx.ModelProto:
         ("a = ReduceSum(c, spatial)  last = Sub(c, a)", ["ReduceSum", "Sub"]),
         ("a = ArgMax<axis = 1>(c)  b = Cast<to = 1>(a)  last = Mul(c, b)", ["ArgMax", "Cast", "Mul"]),
         ("last = Transpose<perm = [0, 1, 3, 2]>(c)", ["Transpose"]),
+        ("a = Reshape<allowzero = 1>(c, flat)  last = Reshape(a, parted)", ["Reshape", "Reshape"]),
         ("a = Reshape(c, merged)  b = Sigmoid(a)  last = Reshape(b, parted)", ["Reshape", "Sigmoid", "Reshape"]),
     ],
 )
@@ -102,7 +103,7 @@ def test_what_works_in_either_order(nodes: str, expected: list[str], rng: np.ran
         int64[1] one = {1}, int64[2] halves = {1, 3}, int64[3] zeros = {0, 0, 1}, int64[3] ends = {9, 4, 5},
         int64[2] zeros2 = {-1, 0}, int64[2] ends2 = {-9, 4}, int64[2] minus = {-2, 1}, int64[2] steps = {-1, 1},
         int64[8] pads = {0, 0, 1, 2, 0, 0, 3, 1}, int64[4] order = {2, 0, 3, 1}, int64[2] spatial = {2, -1},
-        int64[3] merged = {0, 4, -1}, int64[4] parted = {0, 4, 5, 6},
+        int64[3] merged = {0, 4, -1}, int64[3] flat = {-1, 4, 30}, int64[4] parted = {0, 4, 5, 6},
         float[1,4,1,6] pixel = {""" + ", ".join(map(str, range(24))) + "}"  # fmt: skip
     constants += ", float[1,4,5,6] full = {" + ", ".join(map(str, range(120))) + "}"
     used = [each.strip() for each in split(constants) if f"{each.split('=')[0].split()[-1]}" in tokens(nodes)]
