@@ -1,0 +1,414 @@
+#include "ortplugin/ops/conv/conv_cuda.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <exception>
+#include <utility>
+
+#include "ortplugin/ops/conv/direct.h"
+#include "ortplugin/ops/conv/own_kernels.h"
+#include "ortplugin/ops/pointwise/pointwise.h"
+#include "ortplugin/runtime/cuda.h"
+#include "ortplugin/runtime/plan_cache.h"
+
+namespace ortplugin {
+namespace {
+
+// Plans that need more memory than this besides the tensors are left out.
+constexpr size_t kMostWorkspace = size_t{256} << 20;
+constexpr size_t kAlignment = 256;  // of what stands in scratch memory
+
+// Where the kernel cache complains too: kernels are made during runs, when ORT offers no log.
+void Warn(const std::string& message) { std::fprintf(stderr, "ortplugin: %s\n", message.c_str()); }
+
+size_t RoundUp(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+DType ValueType(const Program& program) { return program.value(program.parameters()[0]).dtype; }
+DType ResultType(const Program& program, size_t r) { return program.value(program.results()[r]).dtype; }
+
+// Nothing is done with the convolution's value.
+bool IsBare(const Program& program) {
+  return program.results().size() == 1 && program.results()[0] == program.parameters()[0];
+}
+
+// What stands in memory as `shape`, in the layout of the node, as cuDNN names its axes.
+cudnn::Tensor TensorOf(const Shape& shape, bool channels_last) {
+  return channels_last ? cudnn::ChannelsLast(ChannelsFirst(shape)) : cudnn::ChannelsFirst(shape);
+}
+
+// An operand that broadcasts to `full`.
+cudnn::Tensor OperandOf(const Shape& shape, const Shape& full, bool channels_last) {
+  Shape padded(full.size() - shape.size(), 1);
+  padded.insert(padded.end(), shape.begin(), shape.end());
+  return TensorOf(padded, channels_last);
+}
+
+DirectConv DirectOf(const ConvShape& shape) {
+  DirectConv conv{};
+  conv.images = shape.batch;
+  conv.groups = shape.groups;
+  conv.channels = shape.channels / shape.groups;
+  conv.outputs = shape.filters / shape.groups;
+  for (size_t i = 0; i < 2; ++i) {
+    const Window& window = shape.windows[i];
+    conv.image[i] = window.size;
+    conv.output[i] = window.out;
+    conv.kernel[i] = window.kernel;
+    conv.strides[i] = window.stride;
+    conv.dilations[i] = window.dilation;
+    conv.pads[i] = window.begin;
+  }
+  return conv;
+}
+
+std::optional<OwnKernel> FindDirect(const ConvNode& node, const ConvShape& shape, const cuda::DeviceFacts& gpu,
+                                    bool only_where_fast) {
+  const DirectConv conv = DirectOf(shape);
+  if (!FitsDirect(conv, ValueType(*node.program)) || (only_where_fast && !IsDirectFast(conv, gpu))) return std::nullopt;
+  std::vector<Shape> shapes(node.shapes.begin() + 1, node.shapes.end());
+  shapes[0] = shape.result();
+  const Axes axes = JoinAxes(shape.result(), shapes);
+  const DirectSchedule schedule = ScheduleDirect(conv, gpu, kMostVector);
+  return OwnKernel{DirectSource(conv, *node.program, axes, schedule), "conv_direct", DirectLaunch(schedule, gpu),
+                   DirectArguments(conv, *node.program, axes, schedule)};
+}
+
+// Our own kernel for a node, if there is one; `only_where_fast`: if it is known to be the fastest.
+std::optional<OwnKernel> FindOwn(const ConvNode& node, const ConvShape& shape, const cuda::DeviceFacts& gpu,
+                                 bool only_where_fast) {
+  if (node.attributes.transposed || shape.windows.size() != 2) return std::nullopt;
+  if (!shape.channels_last) return FindDirect(node, shape, gpu, only_where_fast);
+  const Window &rows = shape.windows[0], &columns = shape.windows[1];
+  ConvProblem problem;
+  problem.dtype = ValueType(*node.program);
+  problem.batch = shape.batch;
+  problem.height = rows.size;
+  problem.width = columns.size;
+  problem.channels = shape.channels;
+  problem.filters = shape.filters;
+  problem.group = shape.groups;
+  problem.kernel_height = rows.kernel;
+  problem.kernel_width = columns.kernel;
+  problem.pads = {rows.begin, columns.begin, rows.end, columns.end};
+  problem.strides = {rows.stride, columns.stride};
+  problem.dilations = {rows.dilation, columns.dilation};
+  problem.out_height = rows.out;
+  problem.out_width = columns.out;
+  problem.allow_tf32 = node.allow_tf32;
+  problem.constant_weights = node.constant_weights;
+  problem.operands.assign(node.shapes.begin() + 2, node.shapes.end());
+  return FindOwnKernel(*node.program, problem, gpu);
+}
+
+}  // namespace
+
+cudnn::Problem BareProblem(const ConvNode& node, const ConvShape& shape) {
+  const bool transposed = node.attributes.transposed;
+  cudnn::Problem problem;
+  problem.direction = transposed ? cudnn::Direction::kDataGradient : cudnn::Direction::kForward;
+  problem.dtype = ValueType(*node.program);
+  problem.allow_tf32 = node.allow_tf32;
+  problem.w = TensorOf(node.shapes[1], shape.channels_last);
+  (transposed ? problem.y : problem.x) = TensorOf(node.shapes[0], shape.channels_last);
+  (transposed ? problem.x : problem.y) = TensorOf(shape.result(), shape.channels_last);
+  for (const Window& window : shape.windows) {
+    problem.pads_begin.push_back(window.begin);
+    problem.pads_end.push_back(window.end);
+    problem.strides.push_back(window.stride);
+    problem.dilations.push_back(window.dilation);
+  }
+  problem.groups = shape.groups;
+  return problem;
+}
+
+cudnn::Problem FusedProblem(const ConvNode& node, const ConvShape& shape) {
+  cudnn::Problem problem = BareProblem(node, shape);
+  if (IsBare(*node.program)) return problem;
+  problem.program = node.program;
+  const Shape full = shape.result();
+  for (size_t i = 2; i < node.shapes.size(); ++i)
+    problem.operands.push_back(OperandOf(node.shapes[i], full, shape.channels_last));
+  problem.results.assign(node.program->results().size(), TensorOf(full, shape.channels_last));
+  return problem;
+}
+
+namespace {
+
+// Everything of one combination of input shapes, ready to run.
+struct Plan {
+  Shape shape;  // of every result
+  // Our own kernel, where there is one.
+  cuda::Function own = nullptr;
+  cuda::LaunchShape launch{};
+  std::vector<uint64_t> arguments;
+  // Else cuDNN's plan, with the program in it or without.
+  std::shared_ptr<const cudnn::Plan> convolution;
+  bool is_split = false;
+  PointwisePlan epilogue;              // where it is split
+  std::optional<size_t> value_result;  // the result in whose place the convolution's value is, else it is in scratch
+
+  // Tensors whose addresses are no multiples of 16: copied into scratch memory first, or out of it last.
+  struct Copy {
+    size_t tensor;  // number of the input, or behind these of the output
+    size_t bytes;
+    PointwisePlan plan;
+  };
+  std::vector<Copy> copies;
+  size_t value_bytes = 0, scratch_bytes = 0;
+};
+
+class CudaConv : public Kernel {
+ public:
+  CudaConv(const NodeInfo& info, bool transposed)
+      : name_(info.name()), api_(info.api()), device_(cuda::Device(info.device())) {
+    node_.attributes = ReadConvAttributes(info, transposed);
+    node_.program = std::make_shared<const Program>(ParseConvProgram(info.string_attribute("program")));
+    node_.allow_tf32 = ReadAllowTf32(info);
+    algorithm_ = ConvAlgorithm::Parse(info.string_attribute("algorithm", "auto"));
+    const std::vector<TensorType> types = CheckConvNode(node_.attributes, *node_.program, info);
+    node_.constant_weights = info.constant_input(1).has_value();
+    allocator_ = info.allocator();
+    try {
+      Check(api_, ort::AllocatorGetInfo(api_, static_cast<const ort::Allocator*>(allocator_), &memory_));
+      Prepare(types);
+    } catch (...) {
+      ort::ReleaseAllocator(api_, allocator_);
+      throw;
+    }
+  }
+  ~CudaConv() override { ort::ReleaseAllocator(api_, allocator_); }
+  CudaConv(const CudaConv&) = delete;
+  CudaConv& operator=(const CudaConv&) = delete;
+
+  void Compute(Run& run) const override {
+    const size_t inputs = node_.program->parameters().size() + 1, outputs = node_.program->results().size();
+    std::vector<void*> addresses;
+    std::vector<Shape> shapes;
+    for (size_t i = 0; i < inputs; ++i) {
+      Tensor input = run.input(i);
+      CheckType(*node_.program, i < 2 ? 0 : i - 1, input.type);
+      addresses.push_back(const_cast<void*>(input.data));
+      shapes.push_back(std::move(input.shape));
+    }
+    const cuda::Stream stream = run.stream();
+    const Plan* plan = plans_.Find(shapes, {});
+    const Shape shape = plan != nullptr ? plan->shape : FitConv(node_.attributes, shapes[0], shapes[1]).result();
+    for (size_t r = 0; r < outputs; ++r) addresses.push_back(run.output(r, shape));
+    if (ElementCount(shape) == 0) return;
+    std::vector<size_t> unaligned;  // tensors that the caller put elsewhere than ORT does
+    for (size_t i = 0; i < addresses.size(); ++i)
+      if (reinterpret_cast<uintptr_t>(addresses[i]) % 16 != 0) unaligned.push_back(i);
+    if (!unaligned.empty()) plan = plans_.Find(shapes, unaligned);
+    if (plan == nullptr) {
+      if (cuda::IsCapturing(device_, stream))
+        Fail(
+            "these input shapes come for the first time while a CUDA graph is captured, when nothing can be "
+            "compiled: run once with them before the capture");
+      plan = &Make(shapes, unaligned);
+    }
+    if (plan->scratch_bytes == 0) return Launch(*plan, stream, addresses, nullptr);
+    // ORT's allocator hands freed memory only to later work of the same stream, so it may be freed after the launches.
+    void* scratch = run.scratch(memory_, plan->scratch_bytes);
+    std::exception_ptr failure;
+    try {
+      Launch(*plan, stream, addresses, static_cast<char*>(scratch));
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    Check(api_, ort::AllocatorFree(api_, allocator_, scratch));
+    if (failure != nullptr) std::rethrow_exception(failure);
+  }
+
+ private:
+  // Says early what is wrong with the node or missing here, and starts to work on the plan for the shapes that the
+  // model declares, so that sessions with many convolutions make their plans at the same time.
+  void Prepare(const std::vector<TensorType>& types) {
+    std::vector<Shape> shapes;
+    for (const TensorType& type : types) {
+      const bool is_known = type.has_shape && std::count(type.shape.begin(), type.shape.end(), -1) == 0;
+      if (is_known) shapes.push_back(type.shape);
+    }
+    if (shapes.size() < types.size()) return;
+    const ConvNode node = NodeFor(shapes);
+    const ConvShape shape = FitConv(node.attributes, shapes[0], shapes[1]);
+    if (ElementCount(shape.result()) == 0) return;
+    if (FindOwnFor(node, shape)) {
+      Make(shapes, {});
+      return;
+    }
+    const cudnn::PlanText* text = algorithm_.plan ? &*algorithm_.plan : nullptr;
+    const bool is_split = algorithm_.kind == ConvAlgorithm::Kind::kSplit || !cudnn::RefusalOf(*node.program).empty();
+    cudnn::Version();  // throws where there is none
+    cudnn::Prepare(device_, is_split ? BareProblem(node, shape) : FusedProblem(node, shape), kMostWorkspace, text);
+  }
+
+  ConvNode NodeFor(const std::vector<Shape>& shapes) const {
+    ConvNode node = node_;
+    node.shapes = shapes;
+    return node;
+  }
+
+  std::optional<OwnKernel> FindOwnFor(const ConvNode& node, const ConvShape& shape) const {
+    if (algorithm_.kind == ConvAlgorithm::Kind::kFused || algorithm_.kind == ConvAlgorithm::Kind::kSplit)
+      return std::nullopt;
+    return FindOwn(node, shape, device_, algorithm_.kind == ConvAlgorithm::Kind::kAuto);
+  }
+
+  const Plan& Make(const std::vector<Shape>& shapes, const std::vector<size_t>& unaligned) const {
+    const ConvNode node = NodeFor(shapes);
+    const ConvShape shape = FitConv(node.attributes, shapes[0], shapes[1]);
+    auto plan = std::make_unique<Plan>();
+    plan->shape = shape.result();
+    for (size_t i = 2; i < shapes.size(); ++i) CheckBroadcasts(*node.program, i - 1, shapes[i], plan->shape);
+    if (std::optional<OwnKernel> own = FindOwnFor(node, shape)) {
+      plan->own = cuda::Load(device_, own->source, own->entry, Warn);
+      plan->launch = own->launch;
+      plan->arguments = std::move(own->arguments);
+    } else {
+      if (algorithm_.kind == ConvAlgorithm::Kind::kOwn) WarnOfAlgorithm("there is no such kernel for it");
+      FindCudnn(node, shape, plan.get());
+    }
+    LayScratch(node, unaligned, plan.get());
+    return plans_.Keep(shapes, unaligned, std::move(plan));
+  }
+
+  void FindCudnn(const ConvNode& node, const ConvShape& shape, Plan* plan) const {
+    using Kind = ConvAlgorithm::Kind;
+    const auto find = [&](bool is_split, const cudnn::PlanText* text) {
+      const cudnn::Problem problem = is_split ? BareProblem(node, shape) : FusedProblem(node, shape);
+      const cudnn::Found found = cudnn::FindPlan(device_, problem, kMostWorkspace, text);
+      plan->convolution = found.plan;
+      plan->is_split = is_split && !IsBare(*node.program);
+      return found.refusal;
+    };
+    std::string refusal;
+    if (algorithm_.plan) {
+      refusal = find(algorithm_.kind == Kind::kSplit, &*algorithm_.plan);
+      if (plan->convolution == nullptr) WarnOfAlgorithm(refusal);
+    }
+    if (plan->convolution == nullptr && (algorithm_.kind != Kind::kSplit || IsBare(*node.program))) {
+      refusal = cudnn::RefusalOf(*node.program);
+      if (refusal.empty()) refusal = find(false, nullptr);
+      if (plan->convolution == nullptr && algorithm_.kind == Kind::kFused && !algorithm_.plan) WarnOfAlgorithm(refusal);
+    }
+    if (plan->convolution == nullptr && !IsBare(*node.program)) refusal = find(true, nullptr);
+    if (plan->convolution == nullptr) Fail(cudnn::Version(), " has no plan for it: ", refusal);
+    if (!plan->is_split) return;
+    std::vector<Shape> shapes(node.shapes.begin() + 1, node.shapes.end());
+    shapes[0] = plan->shape;
+    plan->epilogue = PlanPointwise(*node.program, FitPointwise(*node.program, shapes), device_, kMostVector);
+    for (size_t r = node.program->results().size(); r-- > 0;)
+      if (ResultType(*node.program, r) == ValueType(*node.program)) plan->value_result = r;
+    if (!plan->value_result)
+      plan->value_bytes = RoundUp(static_cast<size_t>(ElementCount(plan->shape)) * SizeOf(ValueType(*node.program)));
+  }
+
+  // Scratch memory holds cuDNN's workspace, the convolution's value, and copies of tensors.
+  void LayScratch(const ConvNode& node, const std::vector<size_t>& unaligned, Plan* plan) const {
+    plan->scratch_bytes = plan->value_bytes;
+    if (plan->convolution != nullptr) plan->scratch_bytes += RoundUp(plan->convolution->workspace_bytes());
+    for (const size_t tensor : unaligned) {
+      const size_t inputs = node.shapes.size();
+      const Shape& shape = tensor < inputs ? node.shapes[tensor] : plan->shape;
+      const DType dtype = tensor >= inputs ? ResultType(*node.program, tensor - inputs)
+                          : tensor < 2     ? ValueType(*node.program)
+                                           : node.program->value(node.program->parameters()[tensor - 1]).dtype;
+      const std::string name = NameOf(dtype);
+      const Program copy = Program::Parse("(" + name + " x) => (" + name + " x) {}");
+      const size_t bytes = RoundUp(static_cast<size_t>(ElementCount(shape)) * SizeOf(dtype));
+      plan->copies.push_back({tensor, bytes, PlanPointwise(copy, FitPointwise(copy, {shape}), device_, 1)});
+      plan->scratch_bytes += bytes;
+    }
+  }
+
+  void Launch(const Plan& plan, cuda::Stream stream, std::vector<void*> addresses, char* scratch) const {
+    const size_t inputs = node_.program->parameters().size() + 1;
+    char* workspace = scratch;
+    if (plan.convolution != nullptr) scratch += RoundUp(plan.convolution->workspace_bytes());
+    char* value = scratch;
+    scratch += plan.value_bytes;
+    std::vector<std::pair<const Plan::Copy*, void*>> later;
+    for (const Plan::Copy& copy : plan.copies) {
+      void*& address = addresses[copy.tensor];
+      if (copy.tensor < inputs) {
+        RunPointwise(copy.plan, device_, stream, {address}, {scratch});
+      } else {
+        later.emplace_back(&copy, address);
+      }
+      address = scratch;
+      scratch += copy.bytes;
+    }
+    if (plan.own != nullptr) {
+      std::vector<uint64_t> arguments = plan.arguments;
+      for (size_t i = 0; i < addresses.size(); ++i) arguments[i] = reinterpret_cast<uintptr_t>(addresses[i]);
+      void* parameters[] = {arguments.data()};
+      cuda::LaunchNext(device_, plan.own, plan.launch, stream, parameters);
+    } else {
+      RunCudnn(plan, stream, addresses, workspace, value);
+    }
+    for (const auto& [copy, address] : later)
+      RunPointwise(copy->plan, device_, stream, {addresses[copy->tensor]}, {address});
+  }
+
+  void RunCudnn(const Plan& plan, cuda::Stream stream, const std::vector<void*>& addresses, void* workspace,
+                void* value) const {
+    const size_t inputs = node_.program->parameters().size() + 1;
+    const std::vector<void*> results(addresses.begin() + static_cast<std::ptrdiff_t>(inputs), addresses.end());
+    std::vector<const void*> operands(addresses.begin() + 2, addresses.begin() + static_cast<std::ptrdiff_t>(inputs));
+    if (plan.value_result) value = results[*plan.value_result];
+    cudnn::Arguments arguments{};
+    arguments.inputs[0] = addresses[0];
+    arguments.inputs[1] = addresses[1];
+    arguments.operands = operands.data();
+    arguments.results = plan.is_split ? &value : results.data();
+    arguments.workspace = workspace;
+    plan.convolution->Run(stream, arguments);
+    if (!plan.is_split) return;
+    operands.insert(operands.begin(), value);
+    RunPointwise(plan.epilogue, device_, stream, operands, results);
+  }
+
+  // Once for each node.
+  void WarnOfAlgorithm(const std::string& reason) const {
+    if (warned_.exchange(true)) return;
+    Warn("node '" + name_ + "': the algorithm '" + algorithm_.ToString() + "' is not used, but auto: " + reason +
+         ". It was tuned for other shapes, another GPU or another cuDNN; run optimize-model --tune again");
+  }
+
+  std::string name_;
+  const ort::Api* api_;
+  ort::Allocator* allocator_ = nullptr;
+  const ort::MemoryInfo* memory_ = nullptr;
+  const cuda::DeviceFacts& device_;
+  ConvNode node_;  // without shapes
+  ConvAlgorithm algorithm_;
+  mutable std::atomic<bool> warned_{false};
+  mutable PlanCache<Plan, std::vector<size_t>> plans_;  // by the tensors that are not aligned
+};
+
+}  // namespace
+
+std::unique_ptr<Kernel> CreateCudaConv(const NodeInfo& info, bool transposed) {
+  return std::make_unique<CudaConv>(info, transposed);
+}
+
+std::vector<std::string> ListConvAlgorithms(const ConvNode& node, const cuda::DeviceFacts& gpu) {
+  // cuDNN's heuristics come in their order; what they put far behind was never the fastest.
+  constexpr size_t kMostFused = 8, kMostSplit = 4;
+  const ConvShape shape = FitConv(node.attributes, node.shapes[0], node.shapes[1]);
+  std::vector<std::string> texts;
+  if (FindOwn(node, shape, gpu, false)) texts.push_back("own");
+  const auto add = [&](ConvAlgorithm::Kind kind, const cudnn::Problem& problem, size_t most) {
+    for (const cudnn::PlanText& plan : cudnn::ListPlans(gpu, problem)) {
+      if (most-- == 0) return;
+      texts.push_back(ConvAlgorithm{kind, plan}.ToString());
+    }
+  };
+  if (cudnn::RefusalOf(*node.program).empty())
+    add(ConvAlgorithm::Kind::kFused, FusedProblem(node, shape), kMostFused);
+  if (!IsBare(*node.program)) add(ConvAlgorithm::Kind::kSplit, BareProblem(node, shape), kMostSplit);
+  return texts;
+}
+
+}  // namespace ortplugin
