@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ortplugin.ops.base import DOMAIN, Operator, TensorType
+from ortplugin.ops.conv import OPERATOR as FUSED_CONV
 from ortplugin.ops.layer_norm import OPERATOR as FUSED_LAYER_NORM
 from ortplugin.ops.pointwise import OPERATOR as FUSED_POINTWISE
 from ortplugin.ops.scatter import SCATTER_ELEMENTS, SCATTER_ND, UPDATE_SLICE
@@ -17,6 +18,7 @@ OPERATORS: tuple[Operator, ...] = (
     UPDATE_SLICE,
     FUSED_POINTWISE,
     FUSED_SUM_TO,
+    FUSED_CONV,
 )
 
 

@@ -104,16 +104,17 @@ def to_onnx(
     opset: int,
     name_prefix: str,
     core: Core | None = None,
+    whole: str | None = None,
 ) -> list[onnx.NodeProto]:
     """The program as nodes of standard ONNX that read `inputs` and write `outputs`.
 
     `name_prefix` starts the names of all nodes and values in between. `core` writes the core statements, for a SumTo
-    with an operand that has the shape S. Raises ModelError below opset 11, and where the opset lacks an operator that
-    nothing else expresses.
+    with an operand that has the shape S. `whole`: the parameter that has the shape S by itself, if one surely has.
+    Raises ModelError below opset 11, and where the opset lacks an operator that nothing else expresses.
     """
     builder = Builder(opset, name_prefix)
     names = {parameter.name: name for parameter, name in zip(program.parameters, inputs, strict=True)}
-    shapes = _Shapes(builder, program, names)
+    shapes = _Shapes(builder, program, names, whole)
     final: dict[str, str] = {}
     for result, output in zip(program.results, outputs, strict=True):
         if shapes.is_final(result.name):
@@ -143,12 +144,12 @@ def to_onnx(
 class _Shapes:
     """Which values have the shape that a result must have, S unless it is a sum, and how the others get it."""
 
-    def __init__(self, builder: Builder, program: Program, names: dict[str, str]) -> None:
+    def __init__(self, builder: Builder, program: Program, names: dict[str, str], whole: str | None) -> None:
         self._builder = builder
         self._names = names
         self._sums: set[str] = set()
         core = program.core
-        self._normalised = core.names[0] if core is not None and core.op != "SumTo" else None
+        self._normalised = core.names[0] if core is not None and core.op != "SumTo" else whole
         # A value has the shape S if it depends on all of these, which together have it.
         needed = [self._normalised] if self._normalised else [each.name for each in program.parameters]
         self._missing = {name: [each for each in needed if each != name] for name in program.dtypes}

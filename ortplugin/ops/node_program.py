@@ -8,9 +8,10 @@ from ortplugin.errors import ModelError
 from ortplugin.program import Program, parse
 
 
-def read_program(node: onnx.NodeProto) -> Program:
+def read_program(node: onnx.NodeProto, own_inputs: int = 0) -> Program:
     """The node's program, with as many parameters and results as the node has inputs and outputs.
 
+    `own_inputs`: the first so many inputs are the operator's own, which makes the program's first parameter of them.
     Raises ModelError that names the node and its operator.
     """
     where = f"node '{node.name}' ({node.op_type})"
@@ -23,8 +24,10 @@ def read_program(node: onnx.NodeProto) -> Program:
         raise ModelError(f"{where}: the program holds a character beyond ASCII") from error
     except ModelError as error:
         raise ModelError(f"{where}: {error}") from error
+    if own_inputs and not program.parameters:
+        raise ModelError(f"{where}: the program has no parameters; the first is the operator's own value")
     for what, given, needed in (
-        ("inputs", len(node.input), len(program.parameters)),
+        ("inputs", len(node.input), len(program.parameters) + max(own_inputs - 1, 0)),
         ("outputs", len(node.output), len(program.results)),
     ):
         if given != needed:

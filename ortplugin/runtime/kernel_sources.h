@@ -11,5 +11,7 @@ extern const char kConvDirectSource[];      // ops/conv/direct.cu
 extern const char kSumToSource[];           // ops/sum_to/sum_to.cu
 extern const char kScatterSource[];         // ops/scatter/scatter.cu
 extern const char kScatterSortSource[];     // ops/scatter/scatter_sort.cu
+extern const char kOwnKernelSource[];       // ops/conv/own_kernels.cuh
+extern const char kDepthwiseSource[];       // ops/conv/depthwise.cu
 
 }  // namespace ortplugin

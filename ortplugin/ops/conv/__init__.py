@@ -1,0 +1,101 @@
+"""FusedConv: a convolution and any pointwise program of its result.
+
+    c[n, m, o] = sum over i and k of X[n, i, o * stride + k * dilation - begin] * W[m, i, k]
+    outs       = program(c, operands)             bias, activation, residual: whatever the program says
+
+Domain `ortplugin`, version 1.
+Inputs: X, W, then one operand for each of the program's parameters but the first, in order, of the dtypes declared.
+Attributes:
+    `program` (string, required): docs/programs.md, without core operator. Its first parameter is the convolution's
+        value c; its dtype, float16, bfloat16, float or double, is also that of X and W. The value is not rounded
+        before the program sees it. A convolution with nothing after it has `(float c) => (float c) {}`.
+    `auto_pad`, `dilations`, `group`, `kernel_shape`, `pads`, `strides`: as ONNX's Conv has them, in ONNX's order, with
+        its defaults. Other pads than zero are refused beside another auto_pad than NOTSET.
+    `layout` (string): "NCHW" (default) or "NHWC", channels first or last for 1, 2 or 3 spatial dimensions:
+        X [N, C, spatial..], W [M, C/group, spatial..], Y [N, M, spatial..], or
+        X [N, spatial.., C], W [M, spatial.., C/group], Y [N, spatial.., M]; then `kernel_shape` must be given.
+    `allow_tf32` (0, default, or 1): float products on a GPU's tensor cores, with 10 bits of precision.
+    `algorithm` (string): "auto" (default), or the one that `--tune` found: on CUDA only; it changes rounding alone.
+Outputs: one for each of the program's results (1 to 16), in order, with the dtype declared there and the shape S of
+    the convolution, in its layout, also where a result needs only some operands. Every operand must broadcast to S, in
+    that layout: a bias is [M, 1, 1] in NCHW and [M] in NHWC, for two spatial dimensions.
+Sums accumulate in float32, in float64 for double. Beyond X lie zeros; where an element of W is not finite, what it
+    makes of them is left open.
+Errors: an invalid program or one with a core operator, attributes that contradict each other or the shapes, channels
+    that the groups do not divide or that X and W disagree on, a kernel larger than the padded input, another number of
+    inputs or outputs than the program has, an input of another dtype than declared, an operand that does not broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from ortplugin.graph.shapes import Shape
+from ortplugin.ops.base import DOMAIN, Operator, TensorType
+from ortplugin.ops.conv import reference as reference_module
+from ortplugin.ops.conv_epilogue import check_attributes, decompose_around, infer_results, read_epilogue
+from ortplugin.ops.conv_geometry import ConvAttributes, out_shape, read_attributes
+from ortplugin.ops.decompose import Builder
+from ortplugin.program import Program
+
+NAME = "FusedConv"
+
+
+def attributes_of(node: onnx.NodeProto) -> ConvAttributes:
+    """The node's attributes of Conv and its layout, checked. Raises ModelError that names the node."""
+    check_attributes(node)
+    return read_attributes(node)
+
+
+def program_of(node: onnx.NodeProto) -> Program:
+    """The node's program, checked against its inputs and outputs. Raises ModelError that names the node."""
+    return read_epilogue(node, own_inputs=2)
+
+
+def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[TensorType]:
+    """Every output's dtype as declared and the convolution's shape, None where the inputs' shapes do not tell."""
+    attributes, program = attributes_of(node), program_of(node)
+
+    def shape(x: Shape | None, w: Shape | None) -> Shape | None:
+        return out_shape(attributes, x, w)
+
+    return infer_results(node, program, inputs, shape)
+
+
+def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
+    """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names.
+
+    A Conv, with Transposes around it in NHWC, and the program's operators. Before opset 22 Conv lacks bfloat16: it is
+    then done in float.
+    """
+    attributes, program = attributes_of(node), program_of(node)
+    kept = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+    given = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute if each.name in kept}
+
+    def convolution(builder: Builder, x: str, w: str, output: str) -> None:
+        builder.op("Conv", x, w, output=output, **given)
+
+    return decompose_around(node, attributes, program, opset, convolution)
+
+
+def reference(
+    node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
+) -> list[npt.NDArray[np.generic]]:
+    """The outputs in NumPy, computed in float64; see reference.py."""
+    return reference_module.conv(attributes_of(node), program_of(node), inputs, rounded)
+
+
+OPERATOR = Operator(
+    name=NAME,
+    domain=DOMAIN,
+    version=1,
+    summary="a convolution with bias, activation, residual and whatever else is pointwise, in NCHW or NHWC",
+    infer_shapes=infer_shapes,
+    decompose=decompose,
+    reference=reference,
+)
