@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdio>
 #include <exception>
 #include <utility>
@@ -24,7 +25,6 @@ void Warn(const std::string& message) { std::fprintf(stderr, "ortplugin: %s\n", 
 
 size_t RoundUp(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-DType ValueType(const Program& program) { return program.value(program.parameters()[0]).dtype; }
 DType ResultType(const Program& program, size_t r) { return program.value(program.results()[r]).dtype; }
 
 // Nothing is done with the convolution's value.
@@ -62,26 +62,24 @@ DirectConv DirectOf(const ConvShape& shape) {
   return conv;
 }
 
-std::optional<OwnKernel> FindDirect(const ConvNode& node, const ConvShape& shape, const cuda::DeviceFacts& gpu,
+std::optional<OwnKernel> FindDirect(const ConvCase& the, const ConvShape& shape, const cuda::DeviceFacts& gpu,
                                     bool only_where_fast) {
   const DirectConv conv = DirectOf(shape);
-  if (!FitsDirect(conv, ValueType(*node.program)) || (only_where_fast && !IsDirectFast(conv, gpu))) return std::nullopt;
-  std::vector<Shape> shapes(node.shapes.begin() + 1, node.shapes.end());
-  shapes[0] = shape.result();
-  const Axes axes = JoinAxes(shape.result(), shapes);
+  if (!FitsDirect(conv, ValueType(*the.program)) || (only_where_fast && !IsDirectFast(conv, gpu))) return std::nullopt;
+  const Axes axes = EpilogueAxes(*the.program, kConvInputs, shape.result(), the.shapes);
   const DirectSchedule schedule = ScheduleDirect(conv, gpu, kMostVector);
-  return OwnKernel{DirectSource(conv, *node.program, axes, schedule), "conv_direct", DirectLaunch(schedule, gpu),
-                   DirectArguments(conv, *node.program, axes, schedule)};
+  return OwnKernel{DirectSource(conv, *the.program, axes, schedule), "conv_direct", DirectLaunch(schedule, gpu),
+                   DirectArguments(conv, *the.program, axes, schedule)};
 }
 
 // Our own kernel for a node, if there is one; `only_where_fast`: if it is known to be the fastest.
-std::optional<OwnKernel> FindOwn(const ConvNode& node, const ConvShape& shape, const cuda::DeviceFacts& gpu,
+std::optional<OwnKernel> FindOwn(const ConvCase& the, const ConvShape& shape, const cuda::DeviceFacts& gpu,
                                  bool only_where_fast) {
-  if (node.attributes.transposed || shape.windows.size() != 2) return std::nullopt;
-  if (!shape.channels_last) return FindDirect(node, shape, gpu, only_where_fast);
+  if (the.attributes.transposed || shape.windows.size() != 2) return std::nullopt;
+  if (!shape.channels_last) return FindDirect(the, shape, gpu, only_where_fast);
   const Window &rows = shape.windows[0], &columns = shape.windows[1];
   ConvProblem problem;
-  problem.dtype = ValueType(*node.program);
+  problem.dtype = ValueType(*the.program);
   problem.batch = shape.batch;
   problem.height = rows.size;
   problem.width = columns.size;
@@ -95,22 +93,22 @@ std::optional<OwnKernel> FindOwn(const ConvNode& node, const ConvShape& shape, c
   problem.dilations = {rows.dilation, columns.dilation};
   problem.out_height = rows.out;
   problem.out_width = columns.out;
-  problem.allow_tf32 = node.allow_tf32;
-  problem.constant_weights = node.constant_weights;
-  problem.operands.assign(node.shapes.begin() + 2, node.shapes.end());
-  return FindOwnKernel(*node.program, problem, gpu);
+  problem.allow_tf32 = the.allow_tf32;
+  problem.constant_weights = the.constant_weights;
+  problem.operands.assign(the.shapes.begin() + kConvInputs, the.shapes.end());
+  return FindOwnKernel(*the.program, problem, gpu);
 }
 
 }  // namespace
 
-cudnn::Problem BareProblem(const ConvNode& node, const ConvShape& shape) {
-  const bool transposed = node.attributes.transposed;
+cudnn::Problem BareProblem(const ConvCase& the, const ConvShape& shape) {
+  const bool transposed = the.attributes.transposed;
   cudnn::Problem problem;
   problem.direction = transposed ? cudnn::Direction::kDataGradient : cudnn::Direction::kForward;
-  problem.dtype = ValueType(*node.program);
-  problem.allow_tf32 = node.allow_tf32;
-  problem.w = TensorOf(node.shapes[1], shape.channels_last);
-  (transposed ? problem.y : problem.x) = TensorOf(node.shapes[0], shape.channels_last);
+  problem.dtype = ValueType(*the.program);
+  problem.allow_tf32 = the.allow_tf32;
+  problem.w = TensorOf(the.shapes[1], shape.channels_last);
+  (transposed ? problem.y : problem.x) = TensorOf(the.shapes[0], shape.channels_last);
   (transposed ? problem.x : problem.y) = TensorOf(shape.result(), shape.channels_last);
   for (const Window& window : shape.windows) {
     problem.pads_begin.push_back(window.begin);
@@ -122,14 +120,14 @@ cudnn::Problem BareProblem(const ConvNode& node, const ConvShape& shape) {
   return problem;
 }
 
-cudnn::Problem FusedProblem(const ConvNode& node, const ConvShape& shape) {
-  cudnn::Problem problem = BareProblem(node, shape);
-  if (IsBare(*node.program)) return problem;
-  problem.program = node.program;
+cudnn::Problem FusedProblem(const ConvCase& the, const ConvShape& shape) {
+  cudnn::Problem problem = BareProblem(the, shape);
+  if (IsBare(*the.program)) return problem;
+  problem.program = the.program;
   const Shape full = shape.result();
-  for (size_t i = 2; i < node.shapes.size(); ++i)
-    problem.operands.push_back(OperandOf(node.shapes[i], full, shape.channels_last));
-  problem.results.assign(node.program->results().size(), TensorOf(full, shape.channels_last));
+  for (size_t i = kConvInputs; i < the.shapes.size(); ++i)
+    problem.operands.push_back(OperandOf(the.shapes[i], full, shape.channels_last));
+  problem.results.assign(the.program->results().size(), TensorOf(full, shape.channels_last));
   return problem;
 }
 
@@ -162,16 +160,16 @@ class CudaConv : public Kernel {
  public:
   CudaConv(const NodeInfo& info, bool transposed)
       : name_(info.name()), api_(info.api()), device_(cuda::Device(info.device())) {
-    node_.attributes = ReadConvAttributes(info, transposed);
-    node_.program = std::make_shared<const Program>(ParseConvProgram(info.string_attribute("program")));
-    node_.allow_tf32 = ReadAllowTf32(info);
-    algorithm_ = ConvAlgorithm::Parse(info.string_attribute("algorithm", "auto"));
-    const std::vector<TensorType> types = CheckConvNode(node_.attributes, *node_.program, info);
-    node_.constant_weights = info.constant_input(1).has_value();
+    const ConvNode node(info, info.string_attribute("program"), transposed);
+    convolution_.attributes = node.attributes;
+    convolution_.program = std::make_shared<const Program>(node.program);
+    convolution_.allow_tf32 = node.allow_tf32;
+    convolution_.constant_weights = info.constant_input(1).has_value();
+    algorithm_ = ConvAlgorithm::Parse(node.algorithm);
     allocator_ = info.allocator();
     try {
       Check(api_, ort::AllocatorGetInfo(api_, static_cast<const ort::Allocator*>(allocator_), &memory_));
-      Prepare(types);
+      Prepare(node.inputs);
     } catch (...) {
       ort::ReleaseAllocator(api_, allocator_);
       throw;
@@ -182,18 +180,19 @@ class CudaConv : public Kernel {
   CudaConv& operator=(const CudaConv&) = delete;
 
   void Compute(Run& run) const override {
-    const size_t inputs = node_.program->parameters().size() + 1, outputs = node_.program->results().size();
+    const size_t inputs = convolution_.program->parameters().size() - 1 + kConvInputs,
+                 outputs = convolution_.program->results().size();
     std::vector<void*> addresses;
     std::vector<Shape> shapes;
     for (size_t i = 0; i < inputs; ++i) {
       Tensor input = run.input(i);
-      CheckType(*node_.program, i < 2 ? 0 : i - 1, input.type);
+      CheckInput(*convolution_.program, kConvInputs, i, input.type);
       addresses.push_back(const_cast<void*>(input.data));
       shapes.push_back(std::move(input.shape));
     }
     const cuda::Stream stream = run.stream();
     const Plan* plan = plans_.Find(shapes, {});
-    const Shape shape = plan != nullptr ? plan->shape : FitConv(node_.attributes, shapes[0], shapes[1]).result();
+    const Shape shape = plan != nullptr ? plan->shape : FitConv(convolution_.attributes, shapes[0], shapes[1]).result();
     for (size_t r = 0; r < outputs; ++r) addresses.push_back(run.output(r, shape));
     if (ElementCount(shape) == 0) return;
     std::vector<size_t> unaligned;  // tensors that the caller put elsewhere than ORT does
@@ -230,56 +229,58 @@ class CudaConv : public Kernel {
       if (is_known) shapes.push_back(type.shape);
     }
     if (shapes.size() < types.size()) return;
-    const ConvNode node = NodeFor(shapes);
-    const ConvShape shape = FitConv(node.attributes, shapes[0], shapes[1]);
+    const ConvCase the = CaseOf(shapes);
+    const ConvShape shape = FitConv(the.attributes, shapes[0], shapes[1]);
     if (ElementCount(shape.result()) == 0) return;
-    if (FindOwnFor(node, shape)) {
+    if (FindOwnFor(the, shape)) {
       Make(shapes, {});
       return;
     }
     const cudnn::PlanText* text = algorithm_.plan ? &*algorithm_.plan : nullptr;
-    const bool is_split = algorithm_.kind == ConvAlgorithm::Kind::kSplit || !cudnn::RefusalOf(*node.program).empty();
+    const bool is_split = algorithm_.kind == ConvAlgorithm::Kind::kSplit || !cudnn::RefusalOf(*the.program).empty();
     cudnn::Version();  // throws where there is none
-    cudnn::Prepare(device_, is_split ? BareProblem(node, shape) : FusedProblem(node, shape), kMostWorkspace, text);
+    cudnn::Prepare(device_, is_split ? BareProblem(the, shape) : FusedProblem(the, shape), kMostWorkspace, text);
   }
 
-  ConvNode NodeFor(const std::vector<Shape>& shapes) const {
-    ConvNode node = node_;
-    node.shapes = shapes;
-    return node;
+  ConvCase CaseOf(const std::vector<Shape>& shapes) const {
+    ConvCase the = convolution_;
+    the.shapes = shapes;
+    return the;
   }
 
-  std::optional<OwnKernel> FindOwnFor(const ConvNode& node, const ConvShape& shape) const {
+  std::optional<OwnKernel> FindOwnFor(const ConvCase& the, const ConvShape& shape) const {
     if (algorithm_.kind == ConvAlgorithm::Kind::kFused || algorithm_.kind == ConvAlgorithm::Kind::kSplit)
       return std::nullopt;
-    return FindOwn(node, shape, device_, algorithm_.kind == ConvAlgorithm::Kind::kAuto);
+    return FindOwn(the, shape, device_, algorithm_.kind == ConvAlgorithm::Kind::kAuto);
   }
 
   const Plan& Make(const std::vector<Shape>& shapes, const std::vector<size_t>& unaligned) const {
-    const ConvNode node = NodeFor(shapes);
-    const ConvShape shape = FitConv(node.attributes, shapes[0], shapes[1]);
+    ConvCase the = CaseOf(shapes);
+    // Weights that are copied first are written by the kernel in front.
+    if (std::count(unaligned.begin(), unaligned.end(), size_t{1}) > 0) the.constant_weights = false;
+    const ConvShape shape = FitConv(the.attributes, shapes[0], shapes[1]);
     auto plan = std::make_unique<Plan>();
     plan->shape = shape.result();
-    for (size_t i = 2; i < shapes.size(); ++i) CheckBroadcasts(*node.program, i - 1, shapes[i], plan->shape);
-    if (std::optional<OwnKernel> own = FindOwnFor(node, shape)) {
+    EpilogueAxes(*the.program, kConvInputs, plan->shape, shapes);  // throws where one does not broadcast
+    if (std::optional<OwnKernel> own = FindOwnFor(the, shape)) {
       plan->own = cuda::Load(device_, own->source, own->entry, Warn);
       plan->launch = own->launch;
       plan->arguments = std::move(own->arguments);
     } else {
       if (algorithm_.kind == ConvAlgorithm::Kind::kOwn) WarnOfAlgorithm("there is no such kernel for it");
-      FindCudnn(node, shape, plan.get());
+      FindCudnn(the, shape, plan.get());
     }
-    LayScratch(node, unaligned, plan.get());
+    LayScratch(the, unaligned, plan.get());
     return plans_.Keep(shapes, unaligned, std::move(plan));
   }
 
-  void FindCudnn(const ConvNode& node, const ConvShape& shape, Plan* plan) const {
+  void FindCudnn(const ConvCase& the, const ConvShape& shape, Plan* plan) const {
     using Kind = ConvAlgorithm::Kind;
     const auto find = [&](bool is_split, const cudnn::PlanText* text) {
-      const cudnn::Problem problem = is_split ? BareProblem(node, shape) : FusedProblem(node, shape);
+      const cudnn::Problem problem = is_split ? BareProblem(the, shape) : FusedProblem(the, shape);
       const cudnn::Found found = cudnn::FindPlan(device_, problem, kMostWorkspace, text);
       plan->convolution = found.plan;
-      plan->is_split = is_split && !IsBare(*node.program);
+      plan->is_split = is_split && !IsBare(*the.program);
       return found.refusal;
     };
     std::string refusal;
@@ -287,33 +288,34 @@ class CudaConv : public Kernel {
       refusal = find(algorithm_.kind == Kind::kSplit, &*algorithm_.plan);
       if (plan->convolution == nullptr) WarnOfAlgorithm(refusal);
     }
-    if (plan->convolution == nullptr && (algorithm_.kind != Kind::kSplit || IsBare(*node.program))) {
-      refusal = cudnn::RefusalOf(*node.program);
+    if (plan->convolution == nullptr && (algorithm_.kind != Kind::kSplit || IsBare(*the.program))) {
+      refusal = cudnn::RefusalOf(*the.program);
       if (refusal.empty()) refusal = find(false, nullptr);
       if (plan->convolution == nullptr && algorithm_.kind == Kind::kFused && !algorithm_.plan) WarnOfAlgorithm(refusal);
     }
-    if (plan->convolution == nullptr && !IsBare(*node.program)) refusal = find(true, nullptr);
+    if (plan->convolution == nullptr && !IsBare(*the.program)) refusal = find(true, nullptr);
     if (plan->convolution == nullptr) Fail(cudnn::Version(), " has no plan for it: ", refusal);
     if (!plan->is_split) return;
-    std::vector<Shape> shapes(node.shapes.begin() + 1, node.shapes.end());
+    std::vector<Shape> shapes(the.shapes.begin() + 1, the.shapes.end());
     shapes[0] = plan->shape;
-    plan->epilogue = PlanPointwise(*node.program, FitPointwise(*node.program, shapes), device_, kMostVector);
-    for (size_t r = node.program->results().size(); r-- > 0;)
-      if (ResultType(*node.program, r) == ValueType(*node.program)) plan->value_result = r;
+    plan->epilogue = PlanPointwise(*the.program, FitPointwise(*the.program, shapes), device_, kMostVector);
+    for (size_t r = the.program->results().size(); r-- > 0;)
+      if (ResultType(*the.program, r) == ValueType(*the.program)) plan->value_result = r;
     if (!plan->value_result)
-      plan->value_bytes = RoundUp(static_cast<size_t>(ElementCount(plan->shape)) * SizeOf(ValueType(*node.program)));
+      plan->value_bytes = RoundUp(static_cast<size_t>(ElementCount(plan->shape)) * SizeOf(ValueType(*the.program)));
   }
 
   // Scratch memory holds cuDNN's workspace, the convolution's value, and copies of tensors.
-  void LayScratch(const ConvNode& node, const std::vector<size_t>& unaligned, Plan* plan) const {
+  void LayScratch(const ConvCase& the, const std::vector<size_t>& unaligned, Plan* plan) const {
     plan->scratch_bytes = plan->value_bytes;
     if (plan->convolution != nullptr) plan->scratch_bytes += RoundUp(plan->convolution->workspace_bytes());
     for (const size_t tensor : unaligned) {
-      const size_t inputs = node.shapes.size();
-      const Shape& shape = tensor < inputs ? node.shapes[tensor] : plan->shape;
-      const DType dtype = tensor >= inputs ? ResultType(*node.program, tensor - inputs)
-                          : tensor < 2     ? ValueType(*node.program)
-                                           : node.program->value(node.program->parameters()[tensor - 1]).dtype;
+      const size_t inputs = the.shapes.size();
+      const Shape& shape = tensor < inputs ? the.shapes[tensor] : plan->shape;
+      const DType dtype = tensor >= inputs ? ResultType(*the.program, tensor - inputs)
+                          : tensor < kConvInputs
+                              ? ValueType(*the.program)
+                              : the.program->value(the.program->parameters()[tensor - kConvInputs + 1]).dtype;
       const std::string name = NameOf(dtype);
       const Program copy = Program::Parse("(" + name + " x) => (" + name + " x) {}");
       const size_t bytes = RoundUp(static_cast<size_t>(ElementCount(shape)) * SizeOf(dtype));
@@ -323,7 +325,7 @@ class CudaConv : public Kernel {
   }
 
   void Launch(const Plan& plan, cuda::Stream stream, std::vector<void*> addresses, char* scratch) const {
-    const size_t inputs = node_.program->parameters().size() + 1;
+    const size_t inputs = convolution_.program->parameters().size() - 1 + kConvInputs;
     char* workspace = scratch;
     if (plan.convolution != nullptr) scratch += RoundUp(plan.convolution->workspace_bytes());
     char* value = scratch;
@@ -353,9 +355,10 @@ class CudaConv : public Kernel {
 
   void RunCudnn(const Plan& plan, cuda::Stream stream, const std::vector<void*>& addresses, void* workspace,
                 void* value) const {
-    const size_t inputs = node_.program->parameters().size() + 1;
+    const size_t inputs = convolution_.program->parameters().size() - 1 + kConvInputs;
     const std::vector<void*> results(addresses.begin() + static_cast<std::ptrdiff_t>(inputs), addresses.end());
-    std::vector<const void*> operands(addresses.begin() + 2, addresses.begin() + static_cast<std::ptrdiff_t>(inputs));
+    std::vector<const void*> operands(addresses.begin() + kConvInputs,
+                                      addresses.begin() + static_cast<std::ptrdiff_t>(inputs));
     if (plan.value_result) value = results[*plan.value_result];
     cudnn::Arguments arguments{};
     arguments.inputs[0] = addresses[0];
@@ -369,7 +372,7 @@ class CudaConv : public Kernel {
     RunPointwise(plan.epilogue, device_, stream, operands, results);
   }
 
-  // Once for each node.
+  // Once for each the.
   void WarnOfAlgorithm(const std::string& reason) const {
     if (warned_.exchange(true)) return;
     Warn("node '" + name_ + "': the algorithm '" + algorithm_.ToString() + "' is not used, but auto: " + reason +
@@ -381,7 +384,7 @@ class CudaConv : public Kernel {
   ort::Allocator* allocator_ = nullptr;
   const ort::MemoryInfo* memory_ = nullptr;
   const cuda::DeviceFacts& device_;
-  ConvNode node_;  // without shapes
+  ConvCase convolution_;  // without shapes
   ConvAlgorithm algorithm_;
   mutable std::atomic<bool> warned_{false};
   mutable PlanCache<Plan, std::vector<size_t>> plans_;  // by the tensors that are not aligned
@@ -389,25 +392,29 @@ class CudaConv : public Kernel {
 
 }  // namespace
 
-std::unique_ptr<Kernel> CreateCudaConv(const NodeInfo& info, bool transposed) {
+std::unique_ptr<Kernel> CreateCudaConvolution(const NodeInfo& info, bool transposed) {
   return std::make_unique<CudaConv>(info, transposed);
 }
 
-std::vector<std::string> ListConvAlgorithms(const ConvNode& node, const cuda::DeviceFacts& gpu) {
-  // cuDNN's heuristics come in their order; what they put far behind was never the fastest.
+std::unique_ptr<Kernel> CreateCudaConv(const NodeInfo& info) { return CreateCudaConvolution(info, false); }
+
+std::vector<std::string> ListConvAlgorithms(const ConvCase& the, const cuda::DeviceFacts& gpu) {
+  // cuDNN's heuristics come in their order: what they put far behind is hardly ever the fastest, and takes its time.
   constexpr size_t kMostFused = 8, kMostSplit = 4;
-  const ConvShape shape = FitConv(node.attributes, node.shapes[0], node.shapes[1]);
+  const ConvShape shape = FitConv(the.attributes, the.shapes[0], the.shapes[1]);
   std::vector<std::string> texts;
-  if (FindOwn(node, shape, gpu, false)) texts.push_back("own");
+  if (FindOwn(the, shape, gpu, false)) texts.push_back("own");
   const auto add = [&](ConvAlgorithm::Kind kind, const cudnn::Problem& problem, size_t most) {
     for (const cudnn::PlanText& plan : cudnn::ListPlans(gpu, problem)) {
-      if (most-- == 0) return;
+      if (most == 0) return;
+      // Built here, they need not be built again where they are timed.
+      if (cudnn::FindPlan(gpu, problem, kMostWorkspace, &plan).plan == nullptr) continue;
       texts.push_back(ConvAlgorithm{kind, plan}.ToString());
+      --most;
     }
   };
-  if (cudnn::RefusalOf(*node.program).empty())
-    add(ConvAlgorithm::Kind::kFused, FusedProblem(node, shape), kMostFused);
-  if (!IsBare(*node.program)) add(ConvAlgorithm::Kind::kSplit, BareProblem(node, shape), kMostSplit);
+  if (cudnn::RefusalOf(*the.program).empty()) add(ConvAlgorithm::Kind::kFused, FusedProblem(the, shape), kMostFused);
+  if (!IsBare(*the.program)) add(ConvAlgorithm::Kind::kSplit, BareProblem(the, shape), kMostSplit);
   return texts;
 }
 
