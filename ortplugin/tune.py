@@ -2,8 +2,9 @@
 
 For every node of ours in the main graph, on the inputs that it gets when the model runs: its operator's variants
 (`Operator.variants`, sets of attributes, on CUDA also `device_variants`, which the GPU is asked for) and its
-decomposition into standard ONNX are timed against the node as it stands. The fastest is kept if it is faster by more than MARGIN. So a rewrite that does not pay on this GPU is taken
-back, and a tuned model needs no file beside it. Nodes in bodies of If, Loop and Scan stay as they are.
+decomposition into standard ONNX are timed against the node as it stands. The fastest is kept if it is faster by more
+than MARGIN. So a rewrite that does not pay on this GPU is taken back, and a tuned model needs no file beside it. Nodes
+in bodies of If, Loop and Scan stay as they are.
 
 A candidate is timed as a session of many copies of it, on CUDA captured in a CUDA graph; the time of one is the slope
 between a few copies and many. Each copy has its own inputs, so that caches hold no more than they do in a model.
@@ -87,7 +88,10 @@ def tune(
         inputs = {name: values[name] for name in node.input if name and name not in initializers}
         key = _key(node, inputs, initializers)
         if key not in variants:
-            variants[key] = [*operator.variants(node), *_device_variants(operator, node, inputs, initializers, provider)]
+            variants[key] = [
+                *operator.variants(node),
+                *_device_variants(operator, node, inputs, initializers, provider),
+            ]
         candidates = _candidates(operator, node, opset, variants[key])
         if key not in measured:
             weights = [initializers[name] for name in dict.fromkeys(node.input) if name in initializers]

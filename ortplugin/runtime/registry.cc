@@ -5,6 +5,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "ortplugin/ops/conv/conv.h"
 #include "ortplugin/ops/layer_norm/layer_norm.h"
 #include "ortplugin/ops/pointwise/pointwise.h"
 #include "ortplugin/ops/scatter/scatter.h"
@@ -16,7 +17,7 @@ namespace {
 
 // One operator a line.
 const Operator* const kOperators[] = {
-    &kFusedLayerNorm, &kScatterND, &kScatterElements, &kUpdateSlice, &kFusedPointwise, &kFusedSumTo,
+    &kFusedLayerNorm, &kScatterND, &kScatterElements, &kUpdateSlice, &kFusedPointwise, &kFusedSumTo, &kFusedConv,
 };
 
 constexpr const char* kDomain = "ortplugin";

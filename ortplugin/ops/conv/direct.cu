@@ -38,23 +38,10 @@ struct Weights {
   }
 };
 
-// Kernels that follow each other: the second may start while the first ends, and waits here for what the first writes.
-__device__ __forceinline__ void let_next_kernel_start() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-__device__ __forceinline__ void wait_for_last_kernel() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) conv_direct(const Arguments a) {
   __shared__ __align__(16) float weights[CHUNK * TAPS * WEIGHT_PITCH];
   __shared__ __align__(16) float shared[INPUT_SIZE > STAGED_SIZE ? INPUT_SIZE : STAGED_SIZE];
-  let_next_kernel_start();
-  wait_for_last_kernel();
+  begin_kernel();
 
   const int map_block = blockIdx.x % (GROUPS * MAP_BLOCKS);
   const int group = map_block / MAP_BLOCKS, first_map = map_block % MAP_BLOCKS * BLOCK_MAPS;  // in the group
