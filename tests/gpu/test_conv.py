@@ -48,8 +48,8 @@ BOUNDS = {"float16": 2e-3, "bfloat16": 1.6e-2, "float": 1e-5, "double": 1e-13}
 class Conv:
     """A node with its inputs.
 
-    `x`: [N, C, spatial..] whatever the layout. The program's parameter "b" is a bias, "z" has the result's shape, "s" is
-    a scale of each image and channel.
+    `x`: [N, C, spatial..] whatever the layout. The program's parameter "b" is a bias, "z" has the result's shape, "s"
+    is a scale of each image and channel.
     """
 
     program: str
