@@ -18,8 +18,8 @@ from ortplugin.passes.emit import unsqueeze
 from ortplugin.passes.fused_conv import biased, conv_dtype, conv_node, problem_of
 from ortplugin.passes.fused_norm import unknown_rank
 
-FUSED = {"Conv": "FusedConv"}
-KEPT = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+FUSED = {"Conv": "FusedConv"}  # with one contract: see fused_conv.py
+KEPT = ("auto_pad", "dilations", "group", "kernel_shape", "output_padding", "output_shape", "pads", "strides")
 
 
 def fuse(scope: Scope, node: gs.Node) -> Outcome:
