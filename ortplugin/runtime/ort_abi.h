@@ -39,7 +39,7 @@ enum ErrorCode : int { kOrtFail = 1 };
 enum MemType : int { kMemTypeDefault = 0 };
 enum Characteristic : int { kVariadic = 2 };
 enum AllocatorType : int { kDeviceAllocator = 0 };
-enum OpAttrType : int { kAttrInt = 1, kAttrInts = 2, kAttrFloat = 3, kAttrString = 5 };
+enum OpAttrType : int { kAttrInt = 1, kAttrInts = 2, kAttrFloat = 3, kAttrFloats = 4, kAttrString = 5 };
 // ONNXTensorElementDataType, whose numbers are those of ONNX's TensorProto.DataType.
 enum ElementType : int {
   kUndefined = 0,

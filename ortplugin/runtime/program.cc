@@ -5,6 +5,7 @@
 // the table survives into what EmitCuda writes.
 #include "ortplugin/runtime/program.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstring>
@@ -882,6 +883,19 @@ std::vector<uint32_t> Program::Closure(const std::vector<ValueId>& targets,
     for (const ValueId operand : statement.operands) needed[operand] = true;
   }
   return {backwards.rbegin(), backwards.rend()};
+}
+
+Program Program::Without(uint32_t statement, ValueId stand_in) const {
+  Program program = *this;
+  const ValueId gone = statements_.at(statement).result;
+  program.statements_.erase(program.statements_.begin() + statement);
+  for (uint32_t index = 0; index < program.statements_.size(); ++index) {
+    Statement& each = program.statements_[index];
+    std::replace(each.operands.begin(), each.operands.end(), gone, stand_in);
+    program.values_[each.result].index = index;
+  }
+  std::replace(program.results_.begin(), program.results_.end(), gone, stand_in);
+  return program;
 }
 
 std::string Program::ToString() const {
