@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -11,10 +10,8 @@ import onnxruntime
 import pytest
 
 import ortplugin
+from models import mnist_training
 from ortplugin.optimizer import PIPELINE, run_passes
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-from models import mnist_training  # noqa: E402
 
 BATCH, STEPS = 24, 8
 # PyTorch 2.13's losses for the same parameters and data, as `torch_losses` computes them.
