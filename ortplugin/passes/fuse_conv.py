@@ -18,9 +18,8 @@ from ortplugin.passes.emit import unsqueeze
 from ortplugin.passes.fused_conv import biased, conv_dtype, conv_node, problem_of
 from ortplugin.passes.fused_norm import unknown_rank
 
-FUSED = {"Conv": "FusedConv", "ConvTranspose": "FusedConvTranspose"}
-KEPT = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
-KEPT_TRANSPOSED = (*KEPT, "output_padding", "output_shape")
+FUSED = {"Conv": "FusedConv", "ConvTranspose": "FusedConvTranspose"}  # with one contract: see fused_conv.py
+KEPT = ("auto_pad", "dilations", "group", "kernel_shape", "output_padding", "output_shape", "pads", "strides")
 
 
 def fuse(scope: Scope, node: gs.Node) -> Outcome:
@@ -40,8 +39,7 @@ def fuse(scope: Scope, node: gs.Node) -> Outcome:
         return Missed(label(node), reason)
     assert dtype is not None
 
-    kept = KEPT_TRANSPOSED if scope.op(node) == "ConvTranspose" else KEPT
-    attributes = {name: node.attrs[name] for name in kept if name in node.attrs}
+    attributes = {name: node.attrs[name] for name in KEPT if name in node.attrs}
     kernel = (scope.shape(w) or ())[2:]
     if "kernel_shape" not in attributes and all(isinstance(size, int) for size in kernel):
         attributes["kernel_shape"] = list(kernel)

@@ -147,7 +147,7 @@ class CpuConv : public Kernel {
 
   size_t Spatial() const {
     for (size_t i = 0; i < kConvInputs; ++i)
-      if (node_.inputs[i].has_shape) return node_.inputs[i].shape.size() - 2;
+      if (node_.inputs[i].shape.size() > 2) return node_.inputs[i].shape.size() - 2;
     return node_.attributes.spatial();
   }
 

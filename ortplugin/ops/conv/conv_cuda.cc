@@ -27,6 +27,9 @@ size_t RoundUp(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kA
 
 DType ResultType(const Program& program, size_t r) { return program.value(program.results()[r]).dtype; }
 
+// Every sum is one of nothing.
+bool IsEmpty(const ConvCase& the) { return ElementCount(the.shapes[0]) == 0 || ElementCount(the.shapes[1]) == 0; }
+
 // Nothing is done with the convolution's value.
 bool IsBare(const Program& program) {
   return program.results().size() == 1 && program.results()[0] == program.parameters()[0];
@@ -140,8 +143,9 @@ struct Plan {
   cuda::Function own = nullptr;
   cuda::LaunchShape launch{};
   std::vector<uint64_t> arguments;
-  // Else cuDNN's plan, with the program in it or without.
+  // Else cuDNN's plan, with the program in it or without; or zeros, the sums of nothing.
   std::shared_ptr<const cudnn::Plan> convolution;
+  std::optional<PointwisePlan> zeros;
   bool is_split = false;
   PointwisePlan epilogue;              // where it is split
   std::optional<size_t> value_result;  // the result in whose place the convolution's value is, else it is in scratch
@@ -232,7 +236,7 @@ class CudaConv : public Kernel {
     const ConvCase the = CaseOf(shapes);
     const ConvShape shape = FitConv(the.attributes, shapes[0], shapes[1]);
     if (ElementCount(shape.result()) == 0) return;
-    if (FindOwnFor(the, shape)) {
+    if (IsEmpty(the) || FindOwnFor(the, shape)) {
       Make(shapes, {});
       return;
     }
@@ -262,7 +266,14 @@ class CudaConv : public Kernel {
     auto plan = std::make_unique<Plan>();
     plan->shape = shape.result();
     EpilogueAxes(*the.program, kConvInputs, plan->shape, shapes);  // throws where one does not broadcast
-    if (std::optional<OwnKernel> own = FindOwnFor(the, shape)) {
+    if (IsEmpty(the)) {
+      // Whatever stands there becomes zero.
+      const std::string name = NameOf(ValueType(*the.program));
+      const Program zero =
+          Program::Parse("(" + name + " x) => (" + name + " y) { m = Greater(x, x) y = Where(m, x, 0) }");
+      plan->zeros = PlanPointwise(zero, FitPointwise(zero, {plan->shape}), device_, kMostVector);
+      Split(the, plan.get());
+    } else if (std::optional<OwnKernel> own = FindOwnFor(the, shape)) {
       plan->own = cuda::Load(device_, own->source, own->entry, Warn);
       plan->launch = own->launch;
       plan->arguments = std::move(own->arguments);
@@ -280,7 +291,7 @@ class CudaConv : public Kernel {
       const cudnn::Problem problem = is_split ? BareProblem(the, shape) : FusedProblem(the, shape);
       const cudnn::Found found = cudnn::FindPlan(device_, problem, kMostWorkspace, text);
       plan->convolution = found.plan;
-      plan->is_split = is_split && !IsBare(*the.program);
+      plan->is_split = is_split;
       return found.refusal;
     };
     std::string refusal;
@@ -295,14 +306,20 @@ class CudaConv : public Kernel {
     }
     if (plan->convolution == nullptr && !IsBare(*the.program)) refusal = find(true, nullptr);
     if (plan->convolution == nullptr) Fail(cudnn::Version(), " has no plan for it: ", refusal);
-    if (!plan->is_split) return;
-    std::vector<Shape> shapes(the.shapes.begin() + 1, the.shapes.end());
-    shapes[0] = plan->shape;
-    plan->epilogue = PlanPointwise(*the.program, FitPointwise(*the.program, shapes), device_, kMostVector);
+    if (plan->is_split) Split(the, plan);
+  }
+
+  // The program in a kernel of its own, after the convolution; in its place where a result has its dtype.
+  void Split(const ConvCase& the, Plan* plan) const {
     for (size_t r = the.program->results().size(); r-- > 0;)
       if (ResultType(*the.program, r) == ValueType(*the.program)) plan->value_result = r;
     if (!plan->value_result)
       plan->value_bytes = RoundUp(static_cast<size_t>(ElementCount(plan->shape)) * SizeOf(ValueType(*the.program)));
+    plan->is_split = !IsBare(*the.program);
+    if (!plan->is_split) return;
+    std::vector<Shape> shapes(the.shapes.begin() + 1, the.shapes.end());
+    shapes[0] = plan->shape;
+    plan->epilogue = PlanPointwise(*the.program, FitPointwise(*the.program, shapes), device_, kMostVector);
   }
 
   // Scratch memory holds cuDNN's workspace, the convolution's value, and copies of tensors.
@@ -366,7 +383,11 @@ class CudaConv : public Kernel {
     arguments.operands = operands.data();
     arguments.results = plan.is_split ? &value : results.data();
     arguments.workspace = workspace;
-    plan.convolution->Run(stream, arguments);
+    if (plan.zeros) {
+      RunPointwise(*plan.zeros, device_, stream, {value}, {value});
+    } else {
+      plan.convolution->Run(stream, arguments);
+    }
     if (!plan.is_split) return;
     operands.insert(operands.begin(), value);
     RunPointwise(plan.epilogue, device_, stream, operands, results);

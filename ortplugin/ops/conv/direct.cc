@@ -102,6 +102,22 @@ void SpreadOverBanks(const DirectConv& conv, DirectSchedule* s) {
   *s = found;
 }
 
+// What follows from the choice of a tile.
+void Finish(const DirectConv& conv, int most_vector, DirectSchedule* s) {
+  SpreadOverBanks(conv, s);
+  const int64_t registers = DivideUp(Registers(conv, *s), 8) * 8;
+  s->min_blocks = static_cast<int>(std::max<int64_t>(
+      1, std::min({kRegistersOfAll / (s->threads * registers), kSharedOfAll / (SharedBytes(conv, *s) + 1024),
+                   int64_t{2048} / s->threads, kMostBlocks})));
+  const int64_t pixels = conv.output[0] * conv.output[1];
+  int64_t vector = std::min(4, most_vector);
+  // Runs of elements that lie side by side begin and end with vectors.
+  vector = IsWhole(conv, *s) ? std::gcd(vector, std::gcd(s->block_maps * pixels, conv.outputs * pixels))
+                             : std::gcd(vector, std::gcd(s->rows * conv.output[1], pixels));
+  s->vector = static_cast<int>(vector);
+  s->wide = conv.images * conv.groups * conv.outputs * pixels >= (int64_t{1} << 30);
+}
+
 bool IsLinear(const Axes& axes, size_t i) { return axes.is_linear(i); }
 bool IsScalar(const Axes& axes, size_t i) { return axes.is_scalar(i); }
 std::vector<size_t> Repeated(const Axes& axes) {
@@ -170,18 +186,7 @@ DirectSchedule ScheduleDirect(const DirectConv& conv, const cuda::DeviceFacts& g
           }
       }
   if (least >= 1e30) Fail("the convolution has no schedule");
-  SpreadOverBanks(conv, &best);
-  const int64_t registers = DivideUp(Registers(conv, best), 8) * 8;
-  best.min_blocks = static_cast<int>(std::max<int64_t>(
-      1, std::min({kRegistersOfAll / (best.threads * registers), kSharedOfAll / (SharedBytes(conv, best) + 1024),
-                   int64_t{2048} / best.threads, kMostBlocks})));
-  const int64_t pixels = conv.output[0] * conv.output[1];
-  int64_t vector = std::min(4, most_vector);
-  // Runs of elements that lie side by side begin and end with vectors.
-  vector = IsWhole(conv, best) ? std::gcd(vector, std::gcd(best.block_maps * pixels, conv.outputs * pixels))
-                               : std::gcd(vector, std::gcd(best.rows * conv.output[1], pixels));
-  best.vector = static_cast<int>(vector);
-  best.wide = conv.images * conv.groups * conv.outputs * pixels >= (int64_t{1} << 30);
+  Finish(conv, most_vector, &best);
   return best;
 }
 
