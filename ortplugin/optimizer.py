@@ -34,6 +34,7 @@ from .passes.fuse_pointwise import FUSE_POINTWISE
 from .passes.fuse_rms_norm import FUSE_RMS_NORM
 from .passes.fuse_scatter import FUSE_SCATTER
 from .passes.fuse_sum_to import FUSE_SUM_TO
+from .passes.gemm_to_conv import GEMM_TO_CONV
 from .passes.inline_if import INLINE_IF
 from .passes.lone_pointwise import LONE_POINTWISE
 from .passes.masked_fill import MASKED_FILL
@@ -84,6 +85,7 @@ PIPELINE: tuple[Pass, ...] = (
     FUSE_CONV,  # once weights have taken in what they can, which these passes look for around a Conv; see LAST
     CHANNELS_LAST,  # before the epilogues, which it lets read what else has its channels last
     MATMUL_TO_CONV,  # needs convolutions with channels last beside it
+    GEMM_TO_CONV,  # likewise
     CONV_EPILOGUE,  # before what it draws in is fused on its own
     TRANSPOSE_VIEWS,  # what is left of vectors after the layout is chosen; see LAST
     FUSE_SUM_TO,  # before other pointwise operators take what makes the summands; see LAST

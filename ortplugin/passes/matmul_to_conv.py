@@ -55,7 +55,7 @@ def from_convolutions(scope: Scope, tensor: gs.Tensor) -> bool:
         node = scope.producer(stack.pop())
         if node is None or len(seen) > FAR:
             return False
-        if is_fused_conv(scope, node):
+        if is_fused_conv(scope, node) or scope.op(node) == f"{DOMAIN}::FusedPool":
             if not is_channels_last(node):
                 return False
             continue
