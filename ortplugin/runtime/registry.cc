@@ -5,6 +5,9 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "ortplugin/ops/conv/conv.h"
+#include "ortplugin/ops/conv_grad/conv_grad.h"
+#include "ortplugin/ops/conv_transpose/conv_transpose.h"
 #include "ortplugin/ops/layer_norm/layer_norm.h"
 #include "ortplugin/ops/pointwise/pointwise.h"
 #include "ortplugin/ops/scatter/scatter.h"
@@ -16,7 +19,8 @@ namespace {
 
 // One operator a line.
 const Operator* const kOperators[] = {
-    &kFusedLayerNorm, &kScatterND, &kScatterElements, &kUpdateSlice, &kFusedPointwise, &kFusedSumTo,
+    &kFusedLayerNorm, &kScatterND, &kScatterElements,    &kUpdateSlice, &kFusedPointwise,
+    &kFusedSumTo,     &kFusedConv, &kFusedConvTranspose, &kConvGrad,
 };
 
 constexpr const char* kDomain = "ortplugin";

@@ -209,6 +209,7 @@ __device__ __forceinline__ Tile tile_of(const Arguments& args, count_t block) {
 // Where out is data there is only the filling: `words` words of scratch memory.
 extern "C" __global__ void __launch_bounds__(THREADS)
     scatter_copy(const Arguments args, unsigned* scratch, unsigned long long words, unsigned value) {
+  begin_kernel();
   const unsigned long long threads = (unsigned long long)gridDim.x * THREADS;
   for (unsigned long long i = (unsigned long long)blockIdx.x * THREADS + threadIdx.x; i < words; i += threads)
     scratch[i] = value;
@@ -302,8 +303,35 @@ __device__ __forceinline__ void meet(const element_t* unit, count_t start, count
 }
 #endif
 
+#if IS_SMALL
+
+// At most 4 units of one element each, into a tensor of which each thread of a block takes one access: every thread
+// reads all units itself, which is sooner done than passed on.
+extern "C" __global__ void __launch_bounds__(THREADS) scatter_small(const Arguments args) {
+  begin_kernel();
+  const count_t element = threadIdx.x * VECTOR;
+  if (element >= (count_t)args.elements) return;
+  Pack pack;
+  pack.load_once(args.data + element);
+  Vector<element_t, 1> units[4];
+  count_t starts[4];
+  bool is_valid[4];
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    is_valid[n] = n < (count_t)args.units && slot_of(args, n, starts[n]);
+    if (n < (count_t)args.units) units[n].load(unit_of(args, n));
+  }
+#pragma unroll
+  for (int n = 0; n < 4; ++n)
+    if (is_valid[n]) meet(units[n], starts[n], 1, element, [&](int j, element_t x) { pack.set(j, x); });
+  pack.store(args.out + element);
+}
+
+#endif
+
 // With IS_COVERING (units are much of the output) the first blocks write units, and the others only what none writes.
 extern "C" __global__ void __launch_bounds__(THREADS, 4) scatter_fused(const Arguments args, unsigned unit_blocks) {
+  begin_kernel();
 #if IS_COVERING
   if (blockIdx.x < unit_blocks) return write_tile_of_unit(args, blockIdx.x * WARPS + threadIdx.x / 32);
 #endif
@@ -389,24 +417,39 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) scatter_fused(const Arg
 
 #if REDUCTION == NONE && IS_NARROW
 
-// Up to 64 units of one access each, by one warp: the last of each slot among 32, and the later 32 after the first.
+// Up to 64 units of one access each, by one warp. Each writes its number where its slot's hash says, and finds it there
+// again unless two meet. Where any did: the last of each slot among 32 is matched, and the later 32 come after the
+// first.
 extern "C" __global__ void __launch_bounds__(32) scatter_few_narrow(const Arguments args) {
+  begin_kernel();
+  __shared__ unsigned table[8192];
   const count_t units = (count_t)args.units;
   const int lane = threadIdx.x;
   count_t slots[2];
-  bool is_last[2];
+  bool is_valid[2];
   Pack updates[2];
+  unsigned places[2];
 #pragma unroll
   for (int c = 0; c < 2; ++c) {
     const count_t n = c * 32 + lane;
     if (n < units) updates[c].load(unit_of(args, n));
-    is_last[c] = n < units && slot_of(args, n, slots[c]);
+    is_valid[c] = n < units && slot_of(args, n, slots[c]);
+    places[c] = (unsigned)slots[c] * 2654435761u >> 19;
+    if (is_valid[c]) atomicExch(table + places[c], (unsigned)n);
   }
+  __syncwarp();
+  bool is_met = false;
+#pragma unroll
+  for (int c = 0; c < 2; ++c) is_met = is_met || (is_valid[c] && table[places[c]] != c * 32 + lane);
+  const bool is_matched = __any_sync(FULL_WARP, is_met);
 #pragma unroll
   for (int c = 0; c < 2; ++c) {
-    const unsigned valid = __ballot_sync(FULL_WARP, is_last[c]);
-    if (is_last[c] && __match_any_sync(valid, slots[c]) >> lane == 1)
-      updates[c].store(args.out + slots[c] * (count_t)args.width);
+    bool is_last = is_valid[c];
+    if (is_matched) {
+      const unsigned valid = __ballot_sync(FULL_WARP, is_last);
+      is_last = is_last && __match_any_sync(valid, slots[c]) >> lane == 1;
+    }
+    if (is_last) updates[c].store(args.out + slots[c] * (count_t)args.width);
     __syncwarp();  // orders the stores
   }
 }
@@ -415,6 +458,7 @@ extern "C" __global__ void __launch_bounds__(32) scatter_few_narrow(const Argume
 
 // A warp for each tile of each unit.
 extern "C" __global__ void __launch_bounds__(THREADS, 4) scatter_few(const Arguments args) {
+  begin_kernel();
   const count_t warp = (count_t)blockIdx.x * WARPS + threadIdx.x / 32;
 #if REDUCTION == NONE
   write_tile_of_unit(args, warp);
@@ -450,12 +494,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) scatter_few(const Argum
 // owner: for each slot the last unit that goes there, -1 where there is none.
 
 extern "C" __global__ void __launch_bounds__(THREADS) scatter_unclaim(const Arguments args, int* owner) {
+  begin_kernel();
   const count_t n = (count_t)blockIdx.x * THREADS + threadIdx.x;
   count_t slot;
   if (n < (count_t)args.units && slot_of(args, n, slot)) owner[slot] = -1;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) scatter_claim(const Arguments args, int* owner) {
+  begin_kernel();
   const count_t n = (count_t)blockIdx.x * THREADS + threadIdx.x;
   count_t slot;
   if (n < (count_t)args.units && slot_of(args, n, slot)) atomicMax(owner + slot, (int)n);
@@ -463,6 +509,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) scatter_claim(const Argume
 
 // A thread for each access of the output. Where out is data, what no unit goes to stays as it is.
 extern "C" __global__ void __launch_bounds__(THREADS) scatter_collect(const Arguments args, const int* owner) {
+  begin_kernel();
   const count_t accesses = (count_t)args.width / VECTOR;
   const count_t t = (count_t)blockIdx.x * THREADS + threadIdx.x;
   const count_t slot = IS_NARROW ? t : t / accesses;
@@ -543,6 +590,7 @@ __device__ __forceinline__ void combine_atomically(element_t* p, element_t x) {
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS) scatter_write(const Arguments args, const int* owner) {
+  begin_kernel();
   const count_t accesses = (count_t)args.width / VECTOR;  // of a unit
   const count_t t = (count_t)blockIdx.x * THREADS + threadIdx.x;
   const count_t n = IS_NARROW ? t : t / accesses;
