@@ -7,7 +7,9 @@ set(kernel_files
   kScatterSource=${root}/ortplugin/ops/scatter/scatter.cu
   kScatterSortSource=${root}/ortplugin/ops/scatter/scatter_sort.cu
   kFusedPointwiseSource=${root}/ortplugin/ops/pointwise/pointwise.cu
-  kSumToSource=${root}/ortplugin/ops/sum_to/sum_to.cu)
+  kSumToSource=${root}/ortplugin/ops/sum_to/sum_to.cu
+  kPoolSource=${root}/ortplugin/ops/pool/pool.cu
+  kResizeSource=${root}/ortplugin/ops/pool/pool_resize.cu)
 set(embedded ${CMAKE_CURRENT_BINARY_DIR}/kernel_sources.cc)
 list(JOIN kernel_files "," kernel_inputs)
 list(TRANSFORM kernel_files REPLACE "^[^=]*=" "" OUTPUT_VARIABLE kernel_paths)

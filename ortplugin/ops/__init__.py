@@ -6,6 +6,8 @@ from ortplugin.ops.base import DOMAIN, Operator, TensorType
 from ortplugin.ops.conv import OPERATOR as FUSED_CONV
 from ortplugin.ops.layer_norm import OPERATOR as FUSED_LAYER_NORM
 from ortplugin.ops.pointwise import OPERATOR as FUSED_POINTWISE
+from ortplugin.ops.pool import OPERATOR as FUSED_POOL
+from ortplugin.ops.pool.resize import OPERATOR as FUSED_RESIZE
 from ortplugin.ops.scatter import SCATTER_ELEMENTS, SCATTER_ND, UPDATE_SLICE
 from ortplugin.ops.sum_to import OPERATOR as FUSED_SUM_TO
 
@@ -19,6 +21,8 @@ OPERATORS: tuple[Operator, ...] = (
     FUSED_POINTWISE,
     FUSED_SUM_TO,
     FUSED_CONV,
+    FUSED_POOL,
+    FUSED_RESIZE,
 )
 
 

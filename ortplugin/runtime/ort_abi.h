@@ -37,7 +37,7 @@ struct OpAttr;
 enum ErrorCode : int { kOrtFail = 1 };
 enum MemType : int { kMemTypeDefault = 0 };
 enum Characteristic : int { kVariadic = 2 };
-enum OpAttrType : int { kAttrInt = 1, kAttrInts = 2, kAttrString = 5 };
+enum OpAttrType : int { kAttrInt = 1, kAttrInts = 2, kAttrFloats = 4, kAttrString = 5 };
 // ONNXTensorElementDataType, whose numbers are those of ONNX's TensorProto.DataType.
 enum ElementType : int {
   kUndefined = 0,

@@ -7,6 +7,7 @@
 
 #include "ortplugin/ops/layer_norm/layer_norm.h"
 #include "ortplugin/ops/pointwise/pointwise.h"
+#include "ortplugin/ops/pool/pool.h"
 #include "ortplugin/ops/scatter/scatter.h"
 #include "ortplugin/ops/sum_to/sum_to.h"
 #include "ortplugin/runtime/ort.h"
@@ -16,7 +17,8 @@ namespace {
 
 // One operator a line.
 const Operator* const kOperators[] = {
-    &kFusedLayerNorm, &kScatterND, &kScatterElements, &kUpdateSlice, &kFusedPointwise, &kFusedSumTo,
+    &kFusedLayerNorm, &kScatterND,  &kScatterElements, &kUpdateSlice,
+    &kFusedPointwise, &kFusedSumTo, &kFusedPool,       &kFusedResize,
 };
 
 constexpr const char* kDomain = "ortplugin";
