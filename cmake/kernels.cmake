@@ -8,6 +8,8 @@ set(kernel_files
   kScatterSortSource=${root}/ortplugin/ops/scatter/scatter_sort.cu
   kFusedPointwiseSource=${root}/ortplugin/ops/pointwise/pointwise.cu
   kSumToSource=${root}/ortplugin/ops/sum_to/sum_to.cu
+  kOwnKernelSource=${root}/ortplugin/ops/conv/own_kernels.cuh
+  kDepthwiseSource=${root}/ortplugin/ops/conv/depthwise.cu
   kPoolSource=${root}/ortplugin/ops/pool/pool.cu
   kResizeSource=${root}/ortplugin/ops/pool/pool_resize.cu)
 set(embedded ${CMAKE_CURRENT_BINARY_DIR}/kernel_sources.cc)

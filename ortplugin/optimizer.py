@@ -18,11 +18,14 @@ from .input_shapes import Shapes, fix_input_shapes
 from .inputs import CANDIDATES, generate, load_inputs
 from .modelcheck import check_structure, check_tensors
 from .passes.base import Change, NearMiss, Pass, PassResult
+from .passes.channels_last import CHANNELS_LAST
 from .passes.common_subexpressions import COMMON_SUBEXPRESSIONS
+from .passes.conv_epilogue import CONV_EPILOGUE
 from .passes.dead_nodes import DEAD_NODES
 from .passes.fold_batch_norm import FOLD_BATCH_NORM
 from .passes.fold_constants import FOLD_CONSTANTS
 from .passes.fold_pad import FOLD_PAD
+from .passes.fuse_conv import FUSE_CONV
 from .passes.fuse_layer_norm import FUSE_LAYER_NORM
 from .passes.fuse_pointwise import FUSE_POINTWISE
 from .passes.fuse_rms_norm import FUSE_RMS_NORM
@@ -66,13 +69,16 @@ PIPELINE: tuple[Pass, ...] = (
     SCATTER_TRANSPOSE,  # after both, since it knows our operators only
     NESTED_SLICES,  # after Transposes between the slices are gone
     DEAD_NODES,  # sweeps up what the others cut off
+    FUSE_CONV,  # once weights have taken in what they can, which these passes look for around a Conv; see LAST
+    CHANNELS_LAST,  # before the epilogues, which it lets read what else has its channels last
+    CONV_EPILOGUE,  # before what it draws in is fused on its own
     FUSE_SUM_TO,  # before other pointwise operators take what makes the summands; see LAST
     POINTWISE_VIEWS,  # before what it brings together is fused; see LAST
     FUSE_POINTWISE,  # last, and see LAST: it takes whatever pointwise operators the others left
 )
 
 # These wait for a round in which nothing before them changes anything: what they fuse is hidden from the other passes.
-LAST = (FUSE_SUM_TO, POINTWISE_VIEWS, FUSE_POINTWISE)
+LAST = (FUSE_CONV, FUSE_SUM_TO, POINTWISE_VIEWS, FUSE_POINTWISE)
 
 # A pass is idempotent, but may open the way for an earlier one. Models need two to four rounds; a Swin from TorchScript
 # needs eight: what it knows of each stage's shapes comes from the stage before.

@@ -175,7 +175,13 @@ class Scope:
 
     def insert(self, new: gs.Node, before: gs.Node) -> None:
         """Puts a new node before another. What it reads must be there by then."""
-        at = self.position[id(before)]
+        self._insert(new, self.position[id(before)])
+
+    def insert_after(self, new: gs.Node, after: gs.Node) -> None:
+        """Puts a new node right after another."""
+        self._insert(new, self.position[id(after)] + 1)
+
+    def _insert(self, new: gs.Node, at: int) -> None:
         self.slots.insert(at, new)
         self.position.update({id(node): at + i for i, node in enumerate(self.slots[at:]) if node is not None})
 

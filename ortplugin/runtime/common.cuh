@@ -3,6 +3,15 @@
 // double, bool or the integer type itself.
 #pragma once
 
+// The first thing in every kernel. It may have been launched while the kernels before it on the stream still run
+// (cuda::LaunchNext): here it lets the next one be launched likewise, then waits until all before it is done.
+__device__ __forceinline__ void begin_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 struct half_t {
   unsigned short bits;
 };

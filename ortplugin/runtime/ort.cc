@@ -284,6 +284,31 @@ TensorType NodeInfo::input(size_t index) const {
   return Describe(api_, tensor);
 }
 
+static Tensor TensorOf(const ort::Api* api, const ort::Value* value) {
+  ort::TensorInfo* info = nullptr;
+  Check(api, ort::GetTensorTypeAndShape(api, value, &info));
+  const Finally release([&] { ort::ReleaseTensorTypeAndShapeInfo(api, info); });
+  Tensor tensor{};
+  const ort::TensorInfo* described = info;
+  Check(api, ort::GetTensorElementType(api, described, &tensor.type));
+  size_t rank = 0;
+  Check(api, ort::GetDimensionsCount(api, described, &rank));
+  tensor.shape.resize(rank);
+  if (rank > 0) Check(api, ort::GetDimensions(api, described, tensor.shape.data(), rank));
+  void* data = nullptr;
+  Check(api, ort::GetTensorMutableData(api, const_cast<ort::Value*>(value), &data));
+  tensor.data = data;
+  return tensor;
+}
+
+std::optional<Tensor> NodeInfo::constant_input(size_t index) const {
+  int is_constant = 0;
+  const ort::Value* value = nullptr;
+  Check(api_, ort::KernelInfoGetConstantInput_tensor(api_, info_, index, &is_constant, &value));
+  if (!is_constant || value == nullptr) return std::nullopt;
+  return TensorOf(api_, value);
+}
+
 std::string NodeInfo::string_attribute(const char* name) const {
   size_t size = 0;
   Check(api_, ort::KernelInfoGetAttribute_string(api_, info_, name, static_cast<char*>(nullptr), &size));
@@ -374,20 +399,7 @@ Tensor Run::input(size_t index) const {
   const ort::Value* value = nullptr;
   Check(api_, ort::KernelContext_GetInput(api_, static_cast<const ort::KernelContext*>(context_), index, &value));
   if (value == nullptr) Fail("input ", index, " is absent");
-  ort::TensorInfo* info = nullptr;
-  Check(api_, ort::GetTensorTypeAndShape(api_, value, &info));
-  const Finally release([&] { ort::ReleaseTensorTypeAndShapeInfo(api_, info); });
-  Tensor tensor{};
-  const ort::TensorInfo* described = info;
-  Check(api_, ort::GetTensorElementType(api_, described, &tensor.type));
-  size_t rank = 0;
-  Check(api_, ort::GetDimensionsCount(api_, described, &rank));
-  tensor.shape.resize(rank);
-  if (rank > 0) Check(api_, ort::GetDimensions(api_, described, tensor.shape.data(), rank));
-  void* data = nullptr;
-  Check(api_, ort::GetTensorMutableData(api_, const_cast<ort::Value*>(value), &data));
-  tensor.data = data;
-  return tensor;
+  return TensorOf(api_, value);
 }
 
 void* Run::output(size_t index, const Shape& shape) {

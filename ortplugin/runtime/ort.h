@@ -36,6 +36,12 @@ struct TensorType {
   std::vector<std::string> symbols;  // the name of each unknown dimension, or ""
 };
 
+struct Tensor {
+  const void* data;
+  ort::ElementType type;
+  Shape shape;
+};
+
 // What an operator's shape inference may ask and say.
 class ShapeContext {
  public:
@@ -59,10 +65,13 @@ class NodeInfo {
  public:
   NodeInfo(const ort::Api* api, const ort::KernelInfo* info) : api_(api), info_(info) {}
   const ort::Api* api() const { return api_; }
+  const ort::KernelInfo* info() const { return info_; }
   std::string name() const;
   size_t input_count() const;
   size_t output_count() const;
   TensorType input(size_t index) const;
+  // The value of an input that is a constant of the model, on the node's provider; only while the kernel is created.
+  std::optional<Tensor> constant_input(size_t index) const;
   std::string string_attribute(const char* name) const;
   // These throw Error where the attribute has another type. (So does shape inference, but ORT goes on without it.)
   std::string string_attribute(const char* name, const char* absent) const;
@@ -78,16 +87,11 @@ class NodeInfo {
   const ort::KernelInfo* info_;
 };
 
-struct Tensor {
-  const void* data;
-  ort::ElementType type;
-  Shape shape;
-};
-
 // One run of a kernel.
 class Run {
  public:
   Run(const ort::Api* api, ort::KernelContext* context) : api_(api), context_(context) {}
+  const ort::KernelContext* context() const { return context_; }
   Tensor input(size_t index) const;
   void* output(size_t index, const Shape& shape);
   // Calls body(0) .. body(count - 1) on ORT's threads and returns when all are done. An exception in one is thrown

@@ -33,11 +33,13 @@ struct KernelInfo;
 struct KernelContext;
 struct ShapeInferContext;
 struct OpAttr;
+struct Op;
 
 enum ErrorCode : int { kOrtFail = 1 };
 enum MemType : int { kMemTypeDefault = 0 };
 enum Characteristic : int { kVariadic = 2 };
-enum OpAttrType : int { kAttrInt = 1, kAttrInts = 2, kAttrFloats = 4, kAttrString = 5 };
+enum AllocatorType : int { kDeviceAllocator = 0 };
+enum OpAttrType : int { kAttrInt = 1, kAttrInts = 2, kAttrFloat = 3, kAttrFloats = 4, kAttrString = 5 };
 // ONNXTensorElementDataType, whose numbers are those of ONNX's TensorProto.DataType.
 enum ElementType : int {
   kUndefined = 0,
@@ -70,6 +72,8 @@ enum ElementType : int {
   X(26, CreateCustomOpDomain, Status*, const char*, CustomOpDomain**)                                                  \
   X(27, CustomOpDomain_Add, Status*, CustomOpDomain*, const CustomOp*)                                                 \
   X(28, AddCustomOpDomain, Status*, SessionOptions*, CustomOpDomain*)                                                  \
+  X(49, CreateTensorWithDataAsOrtValue, Status*, const MemoryInfo*, void*, size_t, const int64_t*, size_t,             \
+    ElementType, Value**)                                                                                              \
   X(51, GetTensorMutableData, Status*, Value*, void**)                                                                 \
   X(55, CastTypeInfoToTensorInfo, Status*, const TypeInfo*, const TensorInfo**)                                        \
   X(57, CreateTensorTypeAndShapeInfo, Status*, TensorInfo**)                                                           \
@@ -80,7 +84,9 @@ enum ElementType : int {
   X(62, GetDimensions, Status*, const TensorInfo*, int64_t*, size_t)                                                   \
   X(63, GetSymbolicDimensions, Status*, const TensorInfo*, const char**, size_t)                                       \
   X(65, GetTensorTypeAndShape, Status*, const Value*, TensorInfo**)                                                    \
+  X(69, CreateCpuMemoryInfo, Status*, AllocatorType, MemType, MemoryInfo**)                                            \
   X(72, MemoryInfoGetId, Status*, const MemoryInfo*, int*)                                                             \
+  X(75, AllocatorAlloc, Status*, Allocator*, size_t, void**)                                                           \
   X(76, AllocatorFree, Status*, Allocator*, void*)                                                                     \
   X(77, AllocatorGetInfo, Status*, const Allocator*, const MemoryInfo**)                                               \
   X(85, KernelInfoGetAttribute_float, Status*, const KernelInfo*, const char*, float*)                                 \
@@ -89,6 +95,8 @@ enum ElementType : int {
   X(90, KernelContext_GetInput, Status*, const KernelContext*, size_t, const Value**)                                  \
   X(91, KernelContext_GetOutput, Status*, KernelContext*, size_t, const int64_t*, size_t, Value**)                     \
   X(93, ReleaseStatus, void, Status*)                                                                                  \
+  X(94, ReleaseMemoryInfo, void, MemoryInfo*)                                                                          \
+  X(96, ReleaseValue, void, Value*)                                                                                    \
   X(98, ReleaseTypeInfo, void, TypeInfo*)                                                                              \
   X(99, ReleaseTensorTypeAndShapeInfo, void, TensorInfo*)                                                              \
   X(130, AddSessionConfigEntry, Status*, SessionOptions*, const char*, const char*)                                    \
@@ -96,11 +104,20 @@ enum ElementType : int {
   X(162, KernelInfoGetAttributeArray_float, Status*, const KernelInfo*, const char*, float*, size_t*)                  \
   X(163, KernelInfoGetAttributeArray_int64, Status*, const KernelInfo*, const char*, int64_t*, size_t*)                \
   X(193, KernelContext_GetGPUComputeStream, Status*, const KernelContext*, void**)                                     \
+  X(211, CreateOpAttr, Status*, const char*, const void*, int, OpAttrType, OpAttr**)                                   \
+  X(212, ReleaseOpAttr, void, OpAttr*)                                                                                 \
+  X(213, CreateOp, Status*, const KernelInfo*, const char*, const char*, int, const char**, const ElementType*, int,   \
+    const OpAttr* const*, int, int, int, Op**)                                                                         \
+  X(214, InvokeOp, Status*, const KernelContext*, const Op*, const Value* const*, int, Value* const*, int)             \
+  X(215, ReleaseOp, void, Op*)                                                                                         \
+  X(217, CopyKernelInfo, Status*, const KernelInfo*, KernelInfo**)                                                     \
+  X(218, ReleaseKernelInfo, void, KernelInfo*)                                                                         \
   X(230, KernelInfo_GetInputCount, Status*, const KernelInfo*, size_t*)                                                \
   X(231, KernelInfo_GetOutputCount, Status*, const KernelInfo*, size_t*)                                               \
   X(234, KernelInfo_GetInputTypeInfo, Status*, const KernelInfo*, size_t, TypeInfo**)                                  \
   X(237, HasSessionConfigEntry, Status*, const SessionOptions*, const char*, int*)                                     \
   X(244, KernelInfo_GetNodeName, Status*, const KernelInfo*, char*, size_t*)                                           \
+  X(249, KernelInfoGetConstantInput_tensor, Status*, const KernelInfo*, size_t, int*, const Value**)                   \
   X(267, ShapeInferContext_GetInputCount, Status*, const ShapeInferContext*, size_t*)                                  \
   X(268, ShapeInferContext_GetInputTypeShape, Status*, const ShapeInferContext*, size_t, TensorInfo**)                 \
   X(269, ShapeInferContext_GetAttribute, Status*, const ShapeInferContext*, const char*, const OpAttr**)               \

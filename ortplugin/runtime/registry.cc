@@ -5,6 +5,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "ortplugin/ops/conv/conv.h"
 #include "ortplugin/ops/layer_norm/layer_norm.h"
 #include "ortplugin/ops/pointwise/pointwise.h"
 #include "ortplugin/ops/pool/pool.h"
@@ -17,8 +18,8 @@ namespace {
 
 // One operator a line.
 const Operator* const kOperators[] = {
-    &kFusedLayerNorm, &kScatterND,  &kScatterElements, &kUpdateSlice,
-    &kFusedPointwise, &kFusedSumTo, &kFusedPool,       &kFusedResize,
+    &kFusedLayerNorm, &kScatterND, &kScatterElements, &kUpdateSlice, &kFusedPointwise,
+    &kFusedSumTo,     &kFusedConv, &kFusedPool,       &kFusedResize,
 };
 
 constexpr const char* kDomain = "ortplugin";

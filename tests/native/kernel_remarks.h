@@ -5,6 +5,8 @@
 #include <regex>
 #include <string>
 
+#include "ortplugin/runtime/cuda.h"
+
 namespace test {
 
 // Bytes of registers that are kept in local memory for want of registers.
@@ -31,6 +33,23 @@ inline int Local(const std::string& log) {
   const std::regex frames("(\\d+) bytes stack frame");
   for (std::sregex_iterator it(log.begin(), log.end(), frames), end; it != end; ++it) bytes += std::stoi((*it)[1]);
   return bytes;
+}
+
+// The first access of a kernel of `source` to memory of other kernels that comes before `griddepcontrol.wait`, or that
+// there is no such wait; "" where all is well. cuda::LaunchNext starts kernels while those before them still run.
+inline std::string BeforeWait(const std::string& source) {
+  const std::string ptx = ortplugin::cuda::Compile(source, "compute_90", nullptr);
+  const std::string entry = ".entry ", wait = "griddepcontrol.wait;";
+  const std::regex access("\\b(ld|st|atom|red|ldu|prefetch)\\.(?!param|const|shared|local)\\S*");
+  for (size_t at = ptx.find(entry); at != std::string::npos; at = ptx.find(entry, at + 1)) {
+    const size_t end = std::min(ptx.find(entry, at + 1), ptx.size()), waits = ptx.find(wait, at);
+    const std::string name = ptx.substr(at, ptx.find('(', at) - at);
+    if (waits >= end) return name + " does not wait: ";
+    const std::string before = ptx.substr(at, waits - at);
+    std::smatch found;
+    if (std::regex_search(before, found, access)) return name + " does not wait before " + found.str() + ": ";
+  }
+  return "";
 }
 
 }  // namespace test

@@ -88,9 +88,10 @@ int main(int argc, char** argv) {
     const NormProgram norm = NormProgram::Parse(the.program);
     const NormShape shape = FitShapes(norm, the.inputs);
     const NormSchedule schedule = ScheduleLayerNorm(norm, shape, {132, 60 << 20}, true);
+    const std::string source = LayerNormSource(norm, shape, schedule);
     std::string log, code, failure;
     try {
-      code = cuda::Compile(LayerNormSource(norm, shape, schedule), argument, &log);
+      code = cuda::Compile(source, argument, &log);
     } catch (const Error& error) {
       failure = std::string(error.what()).substr(0, 3000);
     }
@@ -106,6 +107,7 @@ int main(int argc, char** argv) {
     if (std::getenv("VERBOSE") != nullptr) std::cout << variant() << "\n";
     CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, variant());
     CHECK_WITH(test::Spilled(log) == 0, variant());
+    if (argument == "sm_90") CHECK_WITH(test::BeforeWait(source).empty(), test::BeforeWait(source) + variant());
   }
   return test::Summary();
 }

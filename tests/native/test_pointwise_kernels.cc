@@ -183,6 +183,7 @@ int main(int argc, char** argv) {
     CHECK_WITH(test::Spilled(log) <= 2 * lacking, text.str());
     // Sine and its like keep a table of digits there for large arguments.
     CHECK_WITH(test::Local(log) <= lacking || the.program.find("Sin(") != std::string::npos, text.str());
+    if (argument == "sm_90") CHECK_WITH(test::BeforeWait(source).empty(), test::BeforeWait(source) + text.str());
     if (the.vector > 0) CHECK_WITH(schedule.vector == the.vector && Modes(schedule) == the.modes, text.str());
   }
   return test::Summary();

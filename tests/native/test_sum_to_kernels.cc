@@ -143,6 +143,7 @@ int main(int argc, char** argv) {
       if (std::getenv("VERBOSE") != nullptr) std::cout << text.str() << std::endl;
       CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, text.str());
       CHECK_WITH(test::Spilled(log) == 0 && test::Local(log) == 0, text.str());
+      if (argument == "sm_90") CHECK_WITH(test::BeforeWait(source).empty(), test::BeforeWait(source) + text.str());
       // Every index has a piece, and no piece is empty.
       const int64_t summed = groups[g].summed_elements / (schedule.along ? schedule.vector : 1);
       CHECK_WITH(pieces.chunk_size * (pieces.chunks - 1) < summed && pieces.chunk_size * pieces.chunks >= summed,

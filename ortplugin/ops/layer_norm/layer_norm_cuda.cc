@@ -243,7 +243,7 @@ class CudaLayerNorm : public Kernel {
     for (size_t r = 0; r < results; ++r) arguments[inputs.size() + r] = reinterpret_cast<uintptr_t>(outputs[r]);
     if (plan->second == nullptr) {
       void* parameters[] = {arguments.data()};
-      cuda::Launch(*device_, plan->first, plan->launch, stream, parameters);
+      cuda::LaunchNext(*device_, plan->first, plan->launch, stream, parameters);
       return;
     }
     // ORT's allocator hands freed memory only to later work of the same stream, so it may be freed after the launches.
@@ -251,8 +251,8 @@ class CudaLayerNorm : public Kernel {
     void* parameters[] = {arguments.data(), &scratch};
     std::exception_ptr failure;
     try {
-      cuda::Launch(*device_, plan->first, plan->launch, stream, parameters);
-      cuda::Launch(*device_, plan->second, plan->launch, stream, parameters);
+      cuda::LaunchNext(*device_, plan->first, plan->launch, stream, parameters);
+      cuda::LaunchNext(*device_, plan->second, plan->launch, stream, parameters);
     } catch (...) {
       failure = std::current_exception();
     }

@@ -304,7 +304,7 @@ class CudaPointwise : public Kernel {
     for (size_t i = 0; i < inputs.size(); ++i) arguments[i] = reinterpret_cast<uintptr_t>(inputs[i].data);
     for (size_t r = 0; r < outputs.size(); ++r) arguments[inputs.size() + r] = reinterpret_cast<uintptr_t>(outputs[r]);
     void* parameters[] = {arguments.data()};
-    cuda::Launch(device_, plan->kernel, plan->launch, stream, parameters);
+    cuda::LaunchNext(device_, plan->kernel, plan->launch, stream, parameters);
   }
 
  private:

@@ -171,9 +171,9 @@ struct Tile {
   __device__ __forceinline__ void load(const element_t* data) {
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
-      if (at(i) + VECTOR <= elements) {
+      if (IS_SMALL ? at(i) < elements : at(i) + VECTOR <= elements) {
         packs[i].load_once(data + at(i));
-      } else {
+      } else if (!IS_SMALL) {
 #pragma unroll
         for (int j = 0; j < VECTOR; ++j)
           if (at(i) + j < elements) packs[i].set(j, data[at(i) + j]);
@@ -183,9 +183,9 @@ struct Tile {
   __device__ __forceinline__ void store(element_t* out) const {
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
-      if (at(i) + VECTOR <= elements) {
+      if (IS_SMALL ? at(i) < elements : at(i) + VECTOR <= elements) {
         packs[i].store(out + at(i));
-      } else {
+      } else if (!IS_SMALL) {
 #pragma unroll
         for (int j = 0; j < VECTOR; ++j)
           if (at(i) + j < elements) out[at(i) + j] = packs[i].elements[j];
@@ -209,6 +209,7 @@ __device__ __forceinline__ Tile tile_of(const Arguments& args, count_t block) {
 // Where out is data there is only the filling: `words` words of scratch memory.
 extern "C" __global__ void __launch_bounds__(THREADS)
     scatter_copy(const Arguments args, unsigned* scratch, unsigned long long words, unsigned value) {
+  begin_kernel();
   const unsigned long long threads = (unsigned long long)gridDim.x * THREADS;
   for (unsigned long long i = (unsigned long long)blockIdx.x * THREADS + threadIdx.x; i < words; i += threads)
     scratch[i] = value;
@@ -304,6 +305,7 @@ __device__ __forceinline__ void meet(const element_t* unit, count_t start, count
 
 // With IS_COVERING (units are much of the output) the first blocks write units, and the others only what none writes.
 extern "C" __global__ void __launch_bounds__(THREADS, 4) scatter_fused(const Arguments args, unsigned unit_blocks) {
+  begin_kernel();
 #if IS_COVERING
   if (blockIdx.x < unit_blocks) return write_tile_of_unit(args, blockIdx.x * WARPS + threadIdx.x / 32);
 #endif
@@ -347,6 +349,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) scatter_fused(const Arg
   for (int i = 0; i < ITEMS; ++i)
     if (tile.at(i) < tile.elements && (covered >> i & 1) == 0) tile.packs[i].store(args.out + tile.at(i));
 #else
+#if REDUCTION == NONE && IS_SMALL && (WHOLE || IS_SINGLE)  // each unit is looked at once
+#pragma unroll
+  for (int c = 0; c < CHUNKS; ++c) {
+    for (unsigned left = hits[c]; left != 0; left &= left - 1) {
+      const int source = __ffs(left) - 1;
+      const count_t first = __shfl_sync(FULL_WARP, start[c], source);
+#if IS_SINGLE
+      const Vector<element_t, 1> unit = from_lane(single[c], source);
+#else
+      const element_t* unit = unit_of(args, c * 32 + source);
+#endif
+#pragma unroll
+      for (int i = 0; i < ITEMS; ++i)
+        meet(unit, first, width, tile.at(i), [&](int j, element_t x) { tile.packs[i].set(j, x); });
+    }
+  }
+#else
   if ((hits[0] | hits[1]) != 0) {
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
@@ -381,6 +400,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) scatter_fused(const Arg
 #endif
     }
   }
+#endif
   tile.store(args.out);
 #endif
 }
@@ -389,24 +409,39 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) scatter_fused(const Arg
 
 #if REDUCTION == NONE && IS_NARROW
 
-// Up to 64 units of one access each, by one warp: the last of each slot among 32, and the later 32 after the first.
+// Up to 64 units of one access each, by one warp. Each writes its number where its slot's hash says, and finds it there
+// again unless two meet. Where any did: the last of each slot among 32 is matched, and the later 32 come after the
+// first.
 extern "C" __global__ void __launch_bounds__(32) scatter_few_narrow(const Arguments args) {
+  begin_kernel();
+  __shared__ unsigned char table[8192];
   const count_t units = (count_t)args.units;
   const int lane = threadIdx.x;
   count_t slots[2];
-  bool is_last[2];
+  bool is_valid[2];
   Pack updates[2];
+  unsigned places[2];
 #pragma unroll
   for (int c = 0; c < 2; ++c) {
     const count_t n = c * 32 + lane;
     if (n < units) updates[c].load(unit_of(args, n));
-    is_last[c] = n < units && slot_of(args, n, slots[c]);
+    is_valid[c] = n < units && slot_of(args, n, slots[c]);
+    places[c] = (unsigned)slots[c] * 2654435761u >> 19;
+    if (is_valid[c]) table[places[c]] = (unsigned char)n;
   }
+  __syncwarp();
+  bool is_met = false;
+#pragma unroll
+  for (int c = 0; c < 2; ++c) is_met = is_met || (is_valid[c] && table[places[c]] != c * 32 + lane);
+  const bool is_matched = __any_sync(FULL_WARP, is_met);
 #pragma unroll
   for (int c = 0; c < 2; ++c) {
-    const unsigned valid = __ballot_sync(FULL_WARP, is_last[c]);
-    if (is_last[c] && __match_any_sync(valid, slots[c]) >> lane == 1)
-      updates[c].store(args.out + slots[c] * (count_t)args.width);
+    bool is_last = is_valid[c];
+    if (is_matched) {
+      const unsigned valid = __ballot_sync(FULL_WARP, is_last);
+      is_last = is_last && __match_any_sync(valid, slots[c]) >> lane == 1;
+    }
+    if (is_last) updates[c].store(args.out + slots[c] * (count_t)args.width);
     __syncwarp();  // orders the stores
   }
 }
@@ -415,6 +450,7 @@ extern "C" __global__ void __launch_bounds__(32) scatter_few_narrow(const Argume
 
 // A warp for each tile of each unit.
 extern "C" __global__ void __launch_bounds__(THREADS, 4) scatter_few(const Arguments args) {
+  begin_kernel();
   const count_t warp = (count_t)blockIdx.x * WARPS + threadIdx.x / 32;
 #if REDUCTION == NONE
   write_tile_of_unit(args, warp);
@@ -450,12 +486,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) scatter_few(const Argum
 // owner: for each slot the last unit that goes there, -1 where there is none.
 
 extern "C" __global__ void __launch_bounds__(THREADS) scatter_unclaim(const Arguments args, int* owner) {
+  begin_kernel();
   const count_t n = (count_t)blockIdx.x * THREADS + threadIdx.x;
   count_t slot;
   if (n < (count_t)args.units && slot_of(args, n, slot)) owner[slot] = -1;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) scatter_claim(const Arguments args, int* owner) {
+  begin_kernel();
   const count_t n = (count_t)blockIdx.x * THREADS + threadIdx.x;
   count_t slot;
   if (n < (count_t)args.units && slot_of(args, n, slot)) atomicMax(owner + slot, (int)n);
@@ -463,6 +501,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) scatter_claim(const Argume
 
 // A thread for each access of the output. Where out is data, what no unit goes to stays as it is.
 extern "C" __global__ void __launch_bounds__(THREADS) scatter_collect(const Arguments args, const int* owner) {
+  begin_kernel();
   const count_t accesses = (count_t)args.width / VECTOR;
   const count_t t = (count_t)blockIdx.x * THREADS + threadIdx.x;
   const count_t slot = IS_NARROW ? t : t / accesses;
@@ -543,6 +582,7 @@ __device__ __forceinline__ void combine_atomically(element_t* p, element_t x) {
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS) scatter_write(const Arguments args, const int* owner) {
+  begin_kernel();
   const count_t accesses = (count_t)args.width / VECTOR;  // of a unit
   const count_t t = (count_t)blockIdx.x * THREADS + threadIdx.x;
   const count_t n = IS_NARROW ? t : t / accesses;

@@ -138,6 +138,8 @@ ScatterVariant MakeScatterVariant(const ScatterAttributes& attributes, ort::Elem
   }
   variant.whole = is_whole();
   variant.narrow = shape.width == vector;
+  variant.small = choice.form == ScatterForm::kFused && shape.elements % vector == 0 &&
+                  shape.elements <= int64_t{kThreads} * kTileItems * vector;
   variant.single = choice.form == ScatterForm::kFused && shape.width == 1;
   variant.covering = choice.form == ScatterForm::kFused && variant.whole && is_assignment &&
                      shape.elements % vector == 0 && shape.units * shape.width >= shape.elements / 4;
@@ -189,6 +191,7 @@ std::string ScatterSource(const ScatterAttributes& attributes, ort::ElementType 
        << "#define IS_NARROW " << variant.narrow << "\n"
        << "#define IS_SINGLE " << variant.single << "\n"
        << "#define IS_COVERING " << variant.covering << "\n"
+       << "#define IS_SMALL " << variant.small << "\n"
        << "#define IS_OWNED " << variant.choice.owned << "\n"
        << "#define IS_UNIQUE " << (attributes.unique && variant.choice.atomic) << "\n"
        << "#define IS_ATOMIC " << variant.choice.atomic << "\n"
@@ -384,7 +387,7 @@ class CudaScatter : public Kernel {
       unsigned value = plan.fill;
       if (!plan.choice.copies) copy_arguments[kOutput] = copy_arguments[kData];  // only fills
       void* parameters[] = {copy_arguments, &memory, &words, &value};
-      cuda::Launch(*device_, plan.copy, plan.copy_launch, stream, parameters);
+      cuda::LaunchNext(*device_, plan.copy, plan.copy_launch, stream, parameters);
     }
     void* parameters[] = {arguments, &memory};
     switch (plan.choice.form) {
@@ -393,16 +396,16 @@ class CudaScatter : public Kernel {
       case ScatterForm::kFused: {
         unsigned unit_blocks = plan.unit_launch.blocks;
         parameters[1] = &unit_blocks;
-        return cuda::Launch(*device_, plan.first, plan.launch, stream, parameters);
+        return cuda::LaunchNext(*device_, plan.first, plan.launch, stream, parameters);
       }
       case ScatterForm::kFew:
-        return cuda::Launch(*device_, plan.first, plan.launch, stream, parameters);
+        return cuda::LaunchNext(*device_, plan.first, plan.launch, stream, parameters);
       case ScatterForm::kWrite:
         if (plan.choice.owned) {
-          if (plan.filled == 0) cuda::Launch(*device_, plan.second, plan.unit_launch, stream, parameters);
-          cuda::Launch(*device_, plan.third, plan.unit_launch, stream, parameters);
+          if (plan.filled == 0) cuda::LaunchNext(*device_, plan.second, plan.unit_launch, stream, parameters);
+          cuda::LaunchNext(*device_, plan.third, plan.unit_launch, stream, parameters);
         }
-        return cuda::Launch(*device_, plan.first, plan.launch, stream, parameters);
+        return cuda::LaunchNext(*device_, plan.first, plan.launch, stream, parameters);
       case ScatterForm::kSort:
         return LaunchSort(plan, stream, arguments, scratch);
     }
@@ -414,7 +417,8 @@ class CudaScatter : public Kernel {
     char* counts = scratch;
     void* count_parameters[] = {arguments, &counts, &passes, &bits};
     const int64_t count_blocks = std::min<int64_t>(sort.tiles * 4, 4 * device_->multiprocessors);
-    cuda::Launch(*device_, plan.second, {static_cast<unsigned>(count_blocks), kSortThreads}, stream, count_parameters);
+    cuda::LaunchNext(*device_, plan.second, {static_cast<unsigned>(count_blocks), kSortThreads}, stream,
+                     count_parameters);
     char *keys = nullptr, *units = nullptr;
     for (int pass = 0; pass < passes; ++pass) {
       char *sorted_keys = scratch + sort.keys[pass % 2], *sorted_units = scratch + sort.units[pass % 2];
@@ -425,12 +429,12 @@ class CudaScatter : public Kernel {
       int shift = pass * bits;
       void* parameters[] = {arguments,    &keys,      &units,  &sorted_keys, &sorted_units,
                             &pass_counts, &published, &ticket, &shift,       &bits};
-      cuda::Launch(*device_, plan.third, {static_cast<unsigned>(sort.tiles), kSortThreads}, stream, parameters);
+      cuda::LaunchNext(*device_, plan.third, {static_cast<unsigned>(sort.tiles), kSortThreads}, stream, parameters);
       keys = sorted_keys;
       units = sorted_units;
     }
     void* fold_parameters[] = {arguments, &keys, &units};
-    cuda::Launch(*device_, plan.first, plan.launch, stream, fold_parameters);
+    cuda::LaunchNext(*device_, plan.first, plan.launch, stream, fold_parameters);
   }
 
   // Compiles for the shapes that the model declares, where they are known, so that errors come with the session and
@@ -479,6 +483,8 @@ class CudaScatter : public Kernel {
         plan->unit_launch.blocks =
             variant.covering ? static_cast<unsigned>(DivideUp(DivideUp(shape.width, tile) * shape.units, kWarps)) : 0;
         plan->launch = Blocks(DivideUp(shape.elements, kWarps * tile) + plan->unit_launch.blocks);
+        if (plan->launch.blocks == 1)  // warps without a tile would only delay the end
+          plan->launch.threads = static_cast<unsigned>(32 * DivideUp(shape.elements, tile));
         break;
       case ScatterForm::kFew: {
         const int64_t items = attributes_.reduction == Reduction::kNone ? kTileItems : 1;

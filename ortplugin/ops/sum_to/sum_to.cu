@@ -120,23 +120,11 @@ __device__ __forceinline__ void sum_of_threads(T (&x)[WIDTH], T* slots) {
 #endif
 }
 
-// Kernels that follow each other: the second may start while the first ends, and waits here for what the first writes.
-__device__ __forceinline__ void let_next_kernel_start() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-__device__ __forceinline__ void wait_for_last_kernel() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
 extern "C" __global__ void __launch_bounds__(BOUNDS) sum_to(const Arguments args) {
+  begin_kernel();
   __shared__ unsigned long long slots[ALONG ? THREADS / 32 + 1 : THREADS * WIDTH];
   const int thread_of_kept = ALONG ? threadIdx.x / SUMMED_THREADS : threadIdx.x % KEPT_THREADS;
   const int thread_of_summed = ALONG ? threadIdx.x % SUMMED_THREADS : threadIdx.x / KEPT_THREADS;
-  let_next_kernel_start();
   const Scalars scalars(args);
   const index_t kept = (index_t)args.kept, summed = (index_t)args.summed;
   const index_t chunks = (index_t)args.chunks, kept_blocks = (index_t)args.kept_blocks;
@@ -241,8 +229,8 @@ __device__ __forceinline__ T sum_of_column(T x, T* slots, unsigned adders, unsig
 
 // partial[i]: [chunks, sums]. `adders` threads, a power of two, take the chunks of one sum.
 extern "C" __global__ void __launch_bounds__(256, 1) add_chunks(const Arguments args) {
+  begin_kernel();
   __shared__ unsigned long long slots[256];
-  wait_for_last_kernel();
   const unsigned adders = (unsigned)args.adders, columns = 256 / adders;
   for (unsigned long long first = (unsigned long long)blockIdx.x * columns; first < args.sums;
        first += (unsigned long long)gridDim.x * columns) {

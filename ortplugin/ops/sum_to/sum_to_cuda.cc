@@ -409,7 +409,7 @@ class CudaSumTo : public Kernel {
       for (const size_t r : stage.outputs) arguments[at++] = reinterpret_cast<uintptr_t>(outputs[r]);
       for (const size_t offset : stage.partial) arguments[at++] = reinterpret_cast<uintptr_t>(scratch + offset);
       void* parameters[] = {arguments.data()};
-      cuda::Launch(*device_, stage.sum, stage.sum_launch, stream, parameters);
+      cuda::LaunchNext(*device_, stage.sum, stage.sum_launch, stream, parameters);
       if (stage.add != nullptr) cuda::LaunchNext(*device_, stage.add, stage.add_launch, stream, parameters);
     }
   }

@@ -1,0 +1,199 @@
+// FusedConv on the CPU: ONNX Runtime's own Conv, then the program, in place on what Conv has written where a result has
+// its dtype. Conv exists for float: 16-bit floats are converted to it, and a convolution of doubles is a MatMul of the
+// weights with the pixels under each tap of the kernel.
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <optional>
+
+#include "ortplugin/ops/conv/conv.h"
+#include "ortplugin/ops/conv/host_layout.h"
+#include "ortplugin/runtime/evaluator.h"
+#include "ortplugin/runtime/program_pass.h"
+#include "ortplugin/runtime/standard_operator.h"
+
+namespace ortplugin {
+namespace {
+
+constexpr int kOpset = 11;  // since which Conv and MatMul are what they are
+
+// For each of a window's outputs, the elements of one row of pixels that a tap meets.
+template <typename T>
+void Row(const T* from, const Window& window, int64_t tap, T* to) {
+  const int64_t start = tap * window.dilation - window.begin;
+  for (int64_t out = 0; out < window.out; ++out) {
+    const int64_t at = start + out * window.stride;
+    to[out] = at >= 0 && at < window.size ? from[at] : T{0};
+  }
+}
+
+// Columns [channels * taps, pixels of the result] of one image, channels first: the matrix that the weights multiply.
+template <typename T>
+void Unfold(Run& run, const ConvShape& shape, const T* image, T* columns) {
+  int64_t taps = 1, pixels = 1, size = 1;
+  for (const Window& window : shape.windows) {
+    taps *= window.kernel;
+    pixels *= window.out;
+    size *= window.size;
+  }
+  const Window& last = shape.windows.back();
+  run.parallel_for(static_cast<size_t>(shape.channels * taps), [&](size_t task) {
+    const int64_t channel = static_cast<int64_t>(task) / taps;
+    int64_t tap = static_cast<int64_t>(task) % taps;
+    std::vector<int64_t> taps_of(shape.windows.size());
+    for (size_t axis = shape.windows.size(); axis-- > 0; tap /= shape.windows[axis].kernel)
+      taps_of[axis] = tap % shape.windows[axis].kernel;
+    T* to = columns + static_cast<int64_t>(task) * pixels;
+    for (int64_t row = 0; row < pixels / last.out; ++row, to += last.out) {
+      int64_t offset = 0, stride = last.size, rest = row;
+      bool inside = true;
+      for (size_t axis = shape.windows.size() - 1; axis-- > 0;) {
+        const Window& window = shape.windows[axis];
+        const int64_t at = rest % window.out * window.stride + taps_of[axis] * window.dilation - window.begin;
+        rest /= window.out;
+        inside = inside && at >= 0 && at < window.size;
+        offset += at * stride;
+        stride *= window.size;
+      }
+      if (inside) {
+        Row(image + channel * size + offset, last, taps_of.back(), to);
+      } else {
+        std::fill_n(to, last.out, T{0});
+      }
+    }
+  });
+}
+
+class CpuConv : public Kernel {
+ public:
+  explicit CpuConv(const NodeInfo& info)
+      : node_(info, ProgramText(info, kConvInputs)),
+        dtype_(ValueType(node_.program)),
+        wide_(dtype_ == DType::kDouble ? DType::kDouble : DType::kFloat),
+        kept_(info),
+        scratch_(info) {
+    if (wide_ == DType::kDouble) {
+      product_.emplace(info, "MatMul", "", kOpset, Types(), std::vector<StandardOperator::Attribute>{}, 2, 1);
+    } else if (node_.attributes.auto_pad == AutoPad::kNotSet || node_.attributes.auto_pad == AutoPad::kValid) {
+      const size_t pads = node_.attributes.pads.size();
+      Convolution(pads > 0 ? node_.attributes.pads : Shape(2 * node_.attributes.spatial(), 0));
+    }
+    if (const std::optional<Tensor> w = info.constant_input(1)) {
+      HostOperand weights(nullptr, scratch_, dtype_, w->data, w->shape, node_.attributes.channels_last);
+      if (weights.data() != w->data) weights_.emplace(std::move(weights));
+    }
+    const std::vector<ValueId>& results = node_.program.results();
+    for (size_t r = results.size(); r-- > 0;) {
+      if (node_.program.value(results[r]).dtype != wide_) continue;
+      const bool is_value = dtype_ == wide_ && results[r] == node_.program.parameters()[0];
+      if (!place_ || is_value || results[*place_] != node_.program.parameters()[0]) place_ = r;
+    }
+  }
+
+  void Compute(Run& run) const override {
+    std::vector<Tensor> inputs;
+    std::vector<Shape> shapes;
+    for (size_t i = 0; i < node_.inputs.size(); ++i) {
+      inputs.push_back(run.input(i));
+      CheckInput(node_.program, kConvInputs, i, inputs[i].type);
+      shapes.push_back(inputs[i].shape);
+    }
+    const ConvShape shape = FitConv(node_.attributes, shapes[0], shapes[1]);
+    const Shape full = shape.result();
+    const Axes axes = EpilogueAxes(node_.program, kConvInputs, full, shapes);
+    std::vector<void*> outputs;
+    for (size_t r = 0; r < node_.program.results().size(); ++r) outputs.push_back(run.output(r, full));
+    const int64_t count = ElementCount(full);
+    if (count == 0) return;
+
+    HostScratch::Buffer own(nullptr, {&scratch_});
+    if (!place_) own = scratch_.Take(static_cast<size_t>(count) * SizeOf(wide_));
+    void* value = place_ ? outputs[*place_] : own.get();
+    Convolve(run, shape, inputs[0].data, inputs[1].data, value);
+    if (place_ && node_.program.statements().empty() && outputs.size() == 1) return;  // the bare convolution
+    std::vector<ProgramPass::Input> parameters{{value, wide_}};
+    for (size_t i = kConvInputs; i < inputs.size(); ++i)
+      parameters.push_back({inputs[i].data, *FromOrt(inputs[i].type)});
+    ProgramPass(node_.program, axes, count, parameters, outputs).Run(run);
+  }
+
+ private:
+  std::vector<StandardOperator::TypeConstraint> Types() const { return {{"T", ToOrt(wide_)}}; }
+
+  // ORT's Conv with this padding, made once for each.
+  const StandardOperator& Convolution(const Shape& pads) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_ptr<StandardOperator>& conv = convolutions_[pads];
+    if (conv == nullptr) {
+      const ConvAttributes& the = node_.attributes;
+      conv = std::make_unique<StandardOperator>(
+          kept_.info(), "Conv", "", kOpset, Types(),
+          std::vector<StandardOperator::Attribute>{{"group", the.groups},
+                                                   {"kernel_shape", the.kernel_shape},
+                                                   {"strides", the.strides},
+                                                   {"dilations", the.dilations},
+                                                   {"pads", pads}},
+          2, 1);
+    }
+    return *conv;
+  }
+
+  // The convolution's value, in the node's layout.
+  void Convolve(Run& run, const ConvShape& shape, const void* x, const void* w, void* value) const {
+    const int64_t count = ElementCount(shape.result());
+    if (ElementCount(shape.x()) == 0) {  // nothing but padding
+      std::memset(value, 0, static_cast<size_t>(count) * SizeOf(wide_));
+      return;
+    }
+    const bool last = shape.channels_last;
+    const HostOperand data(&run, scratch_, dtype_, x, shape.x(), last);
+    std::optional<HostOperand> weights;
+    if (!weights_) weights.emplace(&run, scratch_, dtype_, w, shape.w(), last);
+    const void* filters = weights_ ? weights_->data() : weights->data();
+    const int64_t pixels = count / shape.batch / shape.filters;
+    HostScratch::Buffer first(nullptr, {&scratch_});
+    if (last && shape.filters > 1 && pixels > 1) first = scratch_.Take(static_cast<size_t>(count) * SizeOf(wide_));
+    void* made = first != nullptr ? first.get() : value;
+    if (wide_ == DType::kDouble) {
+      Multiply(run, shape, static_cast<const double*>(data.data()), filters, static_cast<double*>(made));
+    } else {
+      Convolution(shape.pads())
+          .Run(run, {{data.data(), ort::kFloat, shape.x_first()}, {filters, ort::kFloat, shape.w_first()}},
+               {{made, ort::kFloat, shape.result_first()}});
+    }
+    if (first != nullptr) Transpose(&run, made, value, shape.batch, shape.filters, pixels, SizeOf(wide_));
+  }
+
+  void Multiply(Run& run, const ConvShape& shape, const double* x, const void* w, double* y) const {
+    const int64_t size = ElementCount(shape.x_first()) / shape.batch;
+    const int64_t pixels = ElementCount(shape.result_first()) / shape.batch / shape.filters;
+    const int64_t depth = shape.channels / shape.groups * ElementCount(shape.kernel());
+    const HostScratch::Buffer columns =
+        scratch_.Take(static_cast<size_t>(ElementCount({shape.groups, depth, pixels})) * sizeof(double));
+    for (int64_t n = 0; n < shape.batch; ++n) {
+      Unfold(run, shape, x + n * size, static_cast<double*>(columns.get()));
+      product_->Run(
+          run,
+          {{w, ort::kDouble, {shape.groups, shape.filters / shape.groups, depth}},
+           {columns.get(), ort::kDouble, {shape.groups, depth, pixels}}},
+          {{y + n * shape.filters * pixels, ort::kDouble, {shape.groups, shape.filters / shape.groups, pixels}}});
+    }
+  }
+
+  ConvNode node_;
+  DType dtype_, wide_;  // of X and W, and of what is computed
+  KeptNodeInfo kept_;
+  HostScratch scratch_;
+  std::optional<HostOperand> weights_;       // constant ones that are not used as they lie
+  std::optional<size_t> place_;              // the result in whose memory the value is made
+  std::optional<StandardOperator> product_;  // of doubles
+  mutable std::mutex mutex_;
+  mutable std::map<Shape, std::unique_ptr<StandardOperator>> convolutions_;  // by padding
+};
+
+}  // namespace
+
+std::unique_ptr<Kernel> CreateCpuConv(const NodeInfo& info) { return std::make_unique<CpuConv>(info); }
+
+}  // namespace ortplugin

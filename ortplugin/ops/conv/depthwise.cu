@@ -1,0 +1,131 @@
+// y[n, p, q, c] = program(sum over r, s of w[c, r, s] x[n, p STRIDE_H + r - PAD_TOP, q STRIDE_W + s - PAD_LEFT, c])
+//
+// The text in front of this one is generated for the node at hand (depthwise.cc, own_kernels.cc): the sizes as macros,
+// the operands and `apply`, the program.
+//
+// A thread makes VECTOR channels of TILE_H x TILE_W pixels and reads its part of the image straight from memory: what
+// neighbouring tiles share comes from the L1 cache. A block has LANES such threads along the channels, whose weights
+// stand in shared memory, and TILES along the image.
+
+#define TAPS (KERNEL_H * KERNEL_W)
+#define ROWS ((TILE_H - 1) * STRIDE_H + KERNEL_H)  // of the image, for a tile
+#define COLUMNS ((TILE_W - 1) * STRIDE_W + KERNEL_W)
+#define TILES_X ((OUT_W + TILE_W - 1) / TILE_W)
+#define TILES_Y ((OUT_H + TILE_H - 1) / TILE_H)
+#define SLICE (LANES * VECTOR)  // channels of a block
+#define SLICES ((CHANNELS + SLICE - 1) / SLICE)
+#define THREADS (LANES * TILES)
+// A row of weights ends in idle ones that spread the rows over the banks, yet keep vectors where they may be read.
+#define PITCH (SLICE + 16 / (int)sizeof(weight_t))
+
+#if WIDE_WEIGHTS
+typedef float weight_t;
+__device__ __forceinline__ weight_t to_weight(storage_t w) { return to_compute(w); }
+#else
+typedef storage_t weight_t;
+__device__ __forceinline__ weight_t to_weight(storage_t w) { return w; }
+#endif
+
+struct Row {
+  Vector<storage_t, VECTOR> at[COLUMNS];
+  // Row number `row` of the tile's part of the image; zeros where that ends.
+  __device__ __forceinline__ void load(const storage_t* image, int top, int left, int row) {
+    const int y = top + row;
+    const bool exists = (unsigned)y < IMAGE_H;
+#pragma unroll
+    for (int i = 0; i < COLUMNS; ++i) {
+      const int x = left + i;
+      load_if(exists && (unsigned)x < IMAGE_W, at[i], image + (y * IMAGE_W + x) * CHANNELS);
+    }
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS) depthwise(const Arguments a) {
+  __shared__ __align__(16) weight_t weights[TAPS * PITCH];
+  let_next_kernel_start();
+  const int slice = blockIdx.x % SLICES, lane = threadIdx.x % LANES;
+  int tile = blockIdx.x / SLICES * TILES + threadIdx.x / LANES;
+  const int m = slice * SLICE + lane * VECTOR;
+  const int left_tile = tile % TILES_X;
+  tile /= TILES_X;
+  const int first_y = tile % TILES_Y * TILE_H, first_x = left_tile * TILE_W, n = tile / TILES_Y;
+  const bool works = (CHANNELS % SLICE == 0 || m < CHANNELS) && n < (int)a.batch;
+  const int top = works ? first_y * STRIDE_H - PAD_TOP : IMAGE_H, left = first_x * STRIDE_W - PAD_LEFT;
+  const storage_t* const image = (const storage_t*)a.in[0] + n * (IMAGE_H * IMAGE_W * CHANNELS) + m;
+
+  if (!CONSTANT_WEIGHTS) wait_for_last_kernel();
+  // Weights lie channel by channel in memory, tap by tap in shared memory.
+  constexpr int kSteps = (TAPS * SLICE + THREADS - 1) / THREADS;
+  storage_t staged[kSteps];
+  const storage_t* const w = (const storage_t*)a.in[1] + slice * (SLICE * TAPS);
+  const int count = CHANNELS % SLICE == 0 ? TAPS * SLICE : min(TAPS * SLICE, (CHANNELS - slice * SLICE) * TAPS);
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+    const int at = i * THREADS + threadIdx.x;
+    if (at < count) staged[i] = w[at];
+  }
+  if (CONSTANT_WEIGHTS) wait_for_last_kernel();
+  Row ahead[AHEAD];
+#pragma unroll
+  for (int r = 0; r < AHEAD; ++r) ahead[r].load(image, top, left, r);
+  TileOperands<VECTOR> shared_operands;
+  if (works) shared_operands.load(a, n, m);
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+    const int at = i * THREADS + threadIdx.x;
+    if (at < count) weights[at % TAPS * PITCH + at / TAPS] = to_weight(staged[i]);
+  }
+  __syncthreads();
+  if (!works) return;
+
+  float sums[TILE_H][TILE_W][VECTOR];
+#pragma unroll
+  for (int i = 0; i < TILE_H; ++i)
+#pragma unroll
+    for (int k = 0; k < TILE_W; ++k)
+#pragma unroll
+      for (int j = 0; j < VECTOR; ++j) sums[i][k][j] = 0.0f;
+
+  const weight_t* const by = weights + lane * VECTOR;
+#pragma unroll ROLLED ? 1 : ROWS
+  for (int row = 0; row < ROWS; ++row) {
+    const Row now = ahead[row % AHEAD];
+    if (row + AHEAD < ROWS) ahead[row % AHEAD].load(image, top, left, row + AHEAD);
+#pragma unroll
+    for (int i = 0; i < TILE_H; ++i) {
+      const int r = row - i * STRIDE_H;  // of the kernel, for row i of the tile
+      if (r < 0 || r >= KERNEL_H) continue;
+#pragma unroll
+      for (int s = 0; s < KERNEL_W; ++s) {
+        Vector<weight_t, VECTOR> tap;
+        load_shared(tap, by + (r * KERNEL_W + s) * PITCH);
+#pragma unroll
+        for (int k = 0; k < TILE_W; ++k)
+#pragma unroll
+          for (int j = 0; j < VECTOR; ++j)
+            sums[i][k][j] += to_compute(now.at[k * STRIDE_W + s][j]) * to_compute(tap[j]);
+      }
+    }
+  }
+
+#pragma unroll
+  for (int i = 0; i < TILE_H; ++i) {
+    const int y = first_y + i;
+    PixelOperands<VECTOR> operands[TILE_W];
+#pragma unroll
+    for (int k = 0; k < TILE_W; ++k) {
+      // Past the edge the last pixel is read again and nothing is written.
+      const int inner_y = min(y, OUT_H - 1), x = min(first_x + k, OUT_W - 1);
+      operands[k].load(a, n, inner_y, x, m, ((n * OUT_H + inner_y) * OUT_W + x) * CHANNELS + m);
+    }
+#pragma unroll
+    for (int k = 0; k < TILE_W; ++k) {
+      const int x = first_x + k;
+      if ((OUT_H % TILE_H != 0 && y >= OUT_H) || (OUT_W % TILE_W != 0 && x >= OUT_W)) continue;
+      Results<VECTOR> results;
+#pragma unroll
+      for (int j = 0; j < VECTOR; ++j) apply(shared_operands, operands[k], j, sums[i][k][j], results);
+      results.store(a, ((n * OUT_H + y) * OUT_W + x) * CHANNELS + m);
+    }
+  }
+}

@@ -1,0 +1,293 @@
+#include "ortplugin/ops/conv/geometry.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace ortplugin {
+namespace {
+
+constexpr int64_t kUnknown = -1;
+constexpr int64_t kLargest = INT32_MAX;  // of every number: sums of products of two have no overflow
+constexpr size_t kMostSpatial = 3;
+constexpr const char* kAutoPads[] = {"NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"};
+
+bool IsSame(AutoPad auto_pad) { return auto_pad == AutoPad::kSameUpper || auto_pad == AutoPad::kSameLower; }
+
+void CheckList(const char* name, const Shape& values, size_t wanted, size_t spatial, int64_t least) {
+  if (values.empty()) return;
+  if (values.size() != wanted)
+    Fail(name, " has ", values.size(), " numbers, ", ToString(values), "; for ", spatial,
+         " spatial dimensions it takes ", wanted);
+  for (const int64_t value : values)
+    if (value < least || value > kLargest)
+      Fail(name, " is ", ToString(values), "; its numbers must be from ", least, " to ", kLargest);
+}
+
+// Node: a ShapeContext or a NodeInfo.
+template <typename Node>
+ConvAttributes Read(const Node& node, bool transposed) {
+  ConvAttributes the{};
+  the.transposed = transposed;
+  const std::string auto_pad = node.string_attribute("auto_pad", kAutoPads[0]);
+  const auto* const known = std::find(std::begin(kAutoPads), std::end(kAutoPads), auto_pad);
+  if (known == std::end(kAutoPads))
+    Fail("auto_pad is '", auto_pad, "'; it must be NOTSET, SAME_UPPER, SAME_LOWER or VALID");
+  the.auto_pad = static_cast<AutoPad>(known - std::begin(kAutoPads));
+  const std::string layout = node.string_attribute("layout", "NCHW");
+  the.channels_last = layout == "NHWC";
+  if (!the.channels_last && layout != "NCHW") Fail("layout is '", layout, "'; it must be NCHW or NHWC");
+  the.groups = node.int_attribute("group", 1);
+  if (the.groups < 1 || the.groups > kLargest) Fail("group is ", the.groups, "; it must be at least 1");
+  the.kernel_shape = node.ints_attribute("kernel_shape");
+  the.strides = node.ints_attribute("strides");
+  the.dilations = node.ints_attribute("dilations");
+  the.pads = node.ints_attribute("pads");
+  if (transposed) {
+    the.output_padding = node.ints_attribute("output_padding");
+    the.output_shape = node.ints_attribute("output_shape");
+  }
+  const size_t spatial = the.spatial();
+  if (spatial > kMostSpatial || (spatial == 0 && !the.pads.empty()))
+    Fail("the attributes are of ", spatial, " spatial dimensions; there must be 1 to ", kMostSpatial);
+  CheckList("kernel_shape", the.kernel_shape, spatial, spatial, 1);
+  CheckList("strides", the.strides, spatial, spatial, 1);
+  CheckList("dilations", the.dilations, spatial, spatial, 1);
+  CheckList("pads", the.pads, 2 * spatial, spatial, 0);
+  CheckList("output_padding", the.output_padding, spatial, spatial, 0);
+  CheckList("output_shape", the.output_shape, spatial, spatial, 0);
+  if (the.auto_pad != AutoPad::kNotSet &&
+      std::any_of(the.pads.begin(), the.pads.end(), [](int64_t pad) { return pad != 0; }))
+    Fail("pads is ", ToString(the.pads), " beside auto_pad ", auto_pad, "; remove one of them");
+  if (the.channels_last && the.kernel_shape.empty())
+    Fail("kernel_shape is missing; with the layout NHWC it must be given");
+  return the;
+}
+
+int64_t At(const Shape& values, size_t axis, int64_t absent) { return values.empty() ? absent : values[axis]; }
+
+// The size of a transposed convolution's result before anything is cut off.
+int64_t WholeSize(const ConvAttributes& the, const Window& window, size_t axis) {
+  return (window.size - 1) * window.stride + At(the.output_padding, axis, 0) + window.extent();
+}
+
+// Splits padding between begin and end. Of an odd one SAME_UPPER gives more to the end, everything else to the begin.
+void Split(const ConvAttributes& the, int64_t total, Window* window) {
+  const int64_t small = total / 2;
+  window->begin = the.auto_pad == AutoPad::kSameUpper ? small : total - small;
+  window->end = total - window->begin;
+}
+
+// Sets padding and `out`, which are kUnknown where they depend on a size that is. `kernel` may be unknown too.
+void Pad(const ConvAttributes& the, size_t axis, Window* window) {
+  window->begin = window->end = 0;
+  if (the.auto_pad == AutoPad::kNotSet && !the.pads.empty()) {
+    window->begin = the.pads[axis];
+    window->end = the.pads[axis + the.pads.size() / 2];
+  }
+  if (!IsSame(the.auto_pad)) return;
+  const int64_t size = window->size == kUnknown && window->stride == 1 ? 1 : window->size;
+  if (size == kUnknown || window->kernel == kUnknown) {
+    window->begin = window->end = kUnknown;
+    return;
+  }
+  const int64_t out = (size + window->stride - 1) / window->stride;
+  Split(the, std::max<int64_t>((out - 1) * window->stride + window->extent() - size, 0), window);
+}
+
+void PadTransposed(const ConvAttributes& the, size_t axis, Window* window) {
+  if (!IsSame(the.auto_pad) && the.output_shape.empty()) return Pad(the, axis, window);
+  window->begin = window->end = kUnknown;
+  if (window->size == kUnknown || window->kernel == kUnknown) return;
+  const int64_t wanted = At(the.output_shape, axis, window->size * window->stride);
+  Split(the, std::max<int64_t>(WholeSize(the, *window, axis) - wanted, 0), window);
+}
+
+void Size(const ConvAttributes& the, size_t axis, Window* window) {
+  window->out = kUnknown;
+  if (IsSame(the.auto_pad)) {
+    if (window->size != kUnknown) window->out = (window->size + window->stride - 1) / window->stride;
+    return;
+  }
+  if (window->size == kUnknown || window->kernel == kUnknown) return;
+  const int64_t padded = window->size + window->begin + window->end;
+  if (padded < window->extent())
+    Fail("the kernel covers ", window->extent(), " elements of spatial axis ", axis,
+         ", whose size with its padding is ", padded, "; pad more, or use a smaller kernel or dilation");
+  window->out = (padded - window->extent()) / window->stride + 1;
+}
+
+void SizeTransposed(const ConvAttributes& the, size_t axis, Window* window) {
+  window->out = At(the.output_shape, axis, kUnknown);
+  if (!the.output_shape.empty() || window->size == kUnknown || window->kernel == kUnknown) return;
+  const int64_t out = WholeSize(the, *window, axis) - window->begin - window->end;
+  if (out < 0 || (out == 0 && window->size > 0))
+    Fail("spatial axis ", axis, " of the result would have the size ", out, "; lower its pads");
+  window->out = out;
+}
+
+// Checks X and W, channels first, sizes that may be unknown, against each other; gives the spatial dimensions.
+std::vector<Window> Windows(const ConvAttributes& the, const Shape& x, const Shape& w) {
+  if (x.size() != w.size() || x.size() < 3 || x.size() > kMostSpatial + 2)
+    Fail("X has the shape ", ToString(x), " and W ", ToString(w),
+         ", channels first; both must have one rank from 3 to ", kMostSpatial + 2);
+  const size_t spatial = x.size() - 2;
+  if (the.spatial() != 0 && the.spatial() != spatial)
+    Fail("the attributes are of ", the.spatial(), " spatial dimensions, X and W of ", spatial);
+  for (const Shape& shape : {x, w})
+    for (const int64_t size : shape)
+      if (size > kLargest) Fail("the shape ", ToString(shape), " has a size above ", kLargest);
+  if (w[0] != kUnknown && w[0] % the.groups != 0)
+    Fail("W has ", w[0], the.transposed ? " input" : " output", " channels, which ", the.groups,
+         " groups do not divide");
+  const int64_t wanted = the.transposed ? w[0] : w[1] == kUnknown ? kUnknown : w[1] * the.groups;
+  if (x[1] != kUnknown && wanted != kUnknown && x[1] != wanted)
+    Fail("X has ", x[1], " channels, W with ", the.groups, " groups is for ", wanted);
+  std::vector<Window> windows;
+  for (size_t axis = 0; axis < spatial; ++axis) {
+    int64_t kernel = w[axis + 2];
+    if (!the.kernel_shape.empty()) {
+      if (kernel != kUnknown && kernel != the.kernel_shape[axis])
+        Fail("kernel_shape is ", ToString(the.kernel_shape), ", but W has the shape ", ToString(w), ", channels first");
+      kernel = the.kernel_shape[axis];
+    }
+    if (kernel == 0) Fail("W has the shape ", ToString(w), "; each size of its kernel must be at least 1");
+    Window window{kernel, the.stride(axis), the.dilation(axis), 0, 0, x[axis + 2], 0};
+    if (the.transposed) {
+      PadTransposed(the, axis, &window);
+      SizeTransposed(the, axis, &window);
+    } else {
+      Pad(the, axis, &window);
+      Size(the, axis, &window);
+    }
+    windows.push_back(window);
+  }
+  return windows;
+}
+
+// Whether a size that is not known is that of the result too.
+bool Keeps(const ConvAttributes& the, size_t axis, const Window& window) {
+  if (window.stride != 1 || window.kernel == kUnknown) return false;
+  if (IsSame(the.auto_pad)) return !the.transposed;
+  const int64_t cut = window.begin + window.end;
+  return window.extent() - 1 == (the.transposed ? cut - At(the.output_padding, axis, 0) : cut);
+}
+
+template <typename T>
+std::vector<T> ToFirst(const std::vector<T>& last) {
+  std::vector<T> first = last;
+  if (last.size() > 2) std::rotate(first.begin() + 1, first.end() - 1, first.end());
+  return first;
+}
+
+template <typename T>
+std::vector<T> ToLast(const std::vector<T>& first) {
+  std::vector<T> last = first;
+  if (first.size() > 2) std::rotate(last.begin() + 1, last.begin() + 2, last.end());
+  return last;
+}
+
+}  // namespace
+
+size_t ConvAttributes::spatial() const {
+  for (const Shape* values : {&kernel_shape, &strides, &dilations, &output_padding, &output_shape})
+    if (!values->empty()) return values->size();
+  return pads.size() / 2;
+}
+
+ConvAttributes ReadConvAttributes(const ShapeContext& node, bool transposed) { return Read(node, transposed); }
+ConvAttributes ReadConvAttributes(const NodeInfo& node, bool transposed) { return Read(node, transposed); }
+
+Shape ChannelsFirst(const Shape& last) { return ToFirst(last); }
+Shape ChannelsLast(const Shape& first) { return ToLast(first); }
+
+Shape ConvShape::x_first() const {
+  Shape shape{batch, channels};
+  for (const Window& window : windows) shape.push_back(window.size);
+  return shape;
+}
+
+Shape ConvShape::w_first() const {
+  Shape shape{filters, channels / groups};
+  for (const Window& window : windows) shape.push_back(window.kernel);
+  return shape;
+}
+
+Shape ConvShape::result_first() const {
+  Shape shape{batch, filters};
+  for (const Window& window : windows) shape.push_back(window.out);
+  return shape;
+}
+
+Shape ConvShape::x() const { return channels_last ? ToLast(x_first()) : x_first(); }
+Shape ConvShape::w() const { return channels_last ? ToLast(w_first()) : w_first(); }
+Shape ConvShape::result() const { return channels_last ? ToLast(result_first()) : result_first(); }
+
+Shape ConvShape::strides() const {
+  Shape values;
+  for (const Window& window : windows) values.push_back(window.stride);
+  return values;
+}
+
+Shape ConvShape::dilations() const {
+  Shape values;
+  for (const Window& window : windows) values.push_back(window.dilation);
+  return values;
+}
+
+Shape ConvShape::kernel() const {
+  Shape values;
+  for (const Window& window : windows) values.push_back(window.kernel);
+  return values;
+}
+
+Shape ConvShape::pads() const {
+  Shape values;
+  for (const Window& window : windows) values.push_back(window.begin);
+  for (const Window& window : windows) values.push_back(window.end);
+  return values;
+}
+
+ConvShape FitConv(const ConvAttributes& attributes, const Shape& x, const Shape& w) {
+  const Shape data = attributes.channels_last ? ToFirst(x) : x;
+  const Shape weights = attributes.channels_last ? ToFirst(w) : w;
+  ConvShape shape{};
+  shape.windows = Windows(attributes, data, weights);
+  shape.batch = data[0];
+  shape.channels = data[1];
+  shape.groups = attributes.groups;
+  shape.filters = attributes.transposed ? weights[1] * attributes.groups : weights[0];
+  shape.channels_last = attributes.channels_last;
+  ElementCount(shape.result());
+  return shape;
+}
+
+TensorType InferConv(const ConvAttributes& attributes, const TensorType& x, const TensorType& w) {
+  const size_t rank = x.has_shape                 ? x.shape.size()
+                      : w.has_shape               ? w.shape.size()
+                      : attributes.spatial() != 0 ? attributes.spatial() + 2
+                                                  : 0;
+  TensorType result;
+  if (rank == 0) return result;
+  const Shape nothing(rank, kUnknown);
+  const bool last = attributes.channels_last;
+  const Shape data = !x.has_shape ? nothing : last ? ToFirst(x.shape) : x.shape;
+  const Shape weights = !w.has_shape ? nothing : last ? ToFirst(w.shape) : w.shape;
+  std::vector<std::string> symbols(rank);
+  if (x.has_shape) symbols = last ? ToFirst(x.symbols) : x.symbols;
+  const std::vector<Window> windows = Windows(attributes, data, weights);
+  result.has_shape = true;
+  result.shape = {data[0], attributes.transposed ? weights[1] : weights[0]};
+  if (attributes.transposed && weights[1] != kUnknown) result.shape[1] *= attributes.groups;
+  result.symbols = {symbols[0], ""};
+  for (size_t axis = 0; axis < windows.size(); ++axis) {
+    result.shape.push_back(windows[axis].out);
+    result.symbols.push_back(Keeps(attributes, axis, windows[axis]) ? symbols[axis + 2] : "");
+  }
+  if (last) {
+    result.shape = ToLast(result.shape);
+    result.symbols = ToLast(result.symbols);
+  }
+  return result;
+}
+
+}  // namespace ortplugin

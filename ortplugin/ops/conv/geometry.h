@@ -1,0 +1,63 @@
+// The geometry of convolutions and transposed convolutions: attributes, padding and sizes, as ONNX has them. The same
+// is in Python in ortplugin/ops/conv_geometry.py.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ortplugin/runtime/ort.h"
+
+namespace ortplugin {
+
+enum class AutoPad : uint8_t { kNotSet, kSameUpper, kSameLower, kValid };
+
+// The attributes of a node, checked against each other. Those that are absent are empty.
+struct ConvAttributes {
+  bool transposed;
+  AutoPad auto_pad;
+  bool channels_last;
+  int64_t groups;
+  Shape kernel_shape, strides, dilations, pads;  // pads: all begins, then all ends
+  Shape output_padding, output_shape;            // of a transposed convolution
+
+  size_t spatial() const;  // dimensions; 0 where no attribute says how many
+  int64_t stride(size_t axis) const { return strides.empty() ? 1 : strides[axis]; }
+  int64_t dilation(size_t axis) const { return dilations.empty() ? 1 : dilations[axis]; }
+};
+
+// Throws Error with the attribute and its value where one is none of the operator's.
+ConvAttributes ReadConvAttributes(const ShapeContext& node, bool transposed);
+ConvAttributes ReadConvAttributes(const NodeInfo& node, bool transposed);
+
+// One spatial dimension.
+struct Window {
+  int64_t kernel, stride, dilation;
+  int64_t begin, end;  // the padding; what is cut off the ends of a transposed convolution's result
+  int64_t size, out;   // of input and result
+  int64_t extent() const { return (kernel - 1) * dilation + 1; }
+};
+
+// The sizes of one run, the same for both layouts.
+struct ConvShape {
+  int64_t batch, channels, filters, groups;  // channels of X, filters: channels of the result
+  std::vector<Window> windows;
+  bool channels_last;
+
+  Shape x() const;  // in the node's layout
+  Shape w() const;  // that of a convolution, not transposed
+  Shape result() const;
+  Shape x_first() const, w_first() const, result_first() const;            // with channels first, whatever the layout
+  Shape strides() const, dilations() const, pads() const, kernel() const;  // as attributes
+};
+
+// Throws Error where X, W and the attributes contradict each other, or a size has no end.
+ConvShape FitConv(const ConvAttributes& attributes, const Shape& x, const Shape& w);
+
+// The result's shape as far as it is known early, without an element type. Throws Error as FitConv.
+TensorType InferConv(const ConvAttributes& attributes, const TensorType& x, const TensorType& w);
+
+// A shape with channels last, of data or weights, with channels first, and back.
+Shape ChannelsFirst(const Shape& last);
+Shape ChannelsLast(const Shape& first);
+
+}  // namespace ortplugin

@@ -1,0 +1,77 @@
+#include "ortplugin/ops/conv/host_layout.h"
+
+#include <algorithm>
+#include <functional>
+
+#include "ortplugin/runtime/evaluator.h"
+
+namespace ortplugin {
+namespace {
+
+constexpr int64_t kTile = 32;              // rows and columns: two tiles of doubles are half of an L1 cache
+constexpr int64_t kWidenedAtOnce = 16384;  // elements
+
+void ForEach(Run* run, int64_t tasks, const std::function<void(size_t)>& body) {
+  if (run != nullptr && tasks > 1) return run->parallel_for(static_cast<size_t>(tasks), body);
+  for (int64_t task = 0; task < tasks; ++task) body(static_cast<size_t>(task));
+}
+
+template <typename T>
+void TransposeRows(const T* from, T* to, int64_t rows, int64_t columns, int64_t first, int64_t last) {
+  for (int64_t column = 0; column < columns; column += kTile) {
+    const int64_t end = std::min(columns, column + kTile);
+    for (int64_t c = column; c < end; ++c)
+      for (int64_t r = first; r < last; ++r) to[c * rows + r] = from[r * columns + c];
+  }
+}
+
+template <typename T>
+void TransposeAll(Run* run, const void* from, void* to, int64_t count, int64_t rows, int64_t columns) {
+  const int64_t strips = (rows + kTile - 1) / kTile;
+  ForEach(run, count * strips, [&](size_t task) {
+    const int64_t matrix = static_cast<int64_t>(task) / strips, first = static_cast<int64_t>(task) % strips * kTile;
+    const int64_t offset = matrix * rows * columns;
+    TransposeRows(static_cast<const T*>(from) + offset, static_cast<T*>(to) + offset, rows, columns, first,
+                  std::min(rows, first + kTile));
+  });
+}
+
+}  // namespace
+
+void Transpose(Run* run, const void* from, void* to, int64_t count, int64_t rows, int64_t columns, size_t size) {
+  const auto transpose = size == 2   ? TransposeAll<uint16_t>
+                         : size == 4 ? TransposeAll<uint32_t>
+                                     : TransposeAll<uint64_t>;
+  transpose(run, from, to, count, rows, columns);
+}
+
+void Widen(Run* run, DType dtype, const void* from, void* to, int64_t count) {
+  const size_t narrow = SizeOf(dtype), wide = LaneSize(dtype);
+  ForEach(run, (count + kWidenedAtOnce - 1) / kWidenedAtOnce, [&](size_t task) {
+    const int64_t first = static_cast<int64_t>(task) * kWidenedAtOnce;
+    LoadLanes(dtype, static_cast<const char*>(from) + static_cast<size_t>(first) * narrow,
+              static_cast<size_t>(std::min(kWidenedAtOnce, count - first)),
+              static_cast<char*>(to) + static_cast<size_t>(first) * wide);
+  });
+}
+
+HostOperand::HostOperand(Run* run, const HostScratch& scratch, DType dtype, const void* data, const Shape& shape,
+                         bool channels_last)
+    : data_(data), owned_(nullptr, {&scratch}), between_(nullptr, {&scratch}) {
+  const int64_t count = ElementCount(shape), channels = shape.back();
+  const int64_t pixels = shape[0] == 0 || channels == 0 ? 0 : count / shape[0] / channels;
+  const bool transposes = channels_last && channels > 1 && pixels > 1, widens = LaneSize(dtype) != SizeOf(dtype);
+  if (count == 0) return;
+  if (transposes) {
+    between_ = scratch.Take(static_cast<size_t>(count) * SizeOf(dtype));
+    Transpose(run, data_, between_.get(), shape[0], pixels, channels, SizeOf(dtype));
+    data_ = between_.get();
+  }
+  if (!widens) return;
+  owned_ = scratch.Take(static_cast<size_t>(count) * LaneSize(dtype));
+  Widen(run, dtype, data_, owned_.get(), count);
+  data_ = owned_.get();
+  between_.reset();
+}
+
+}  // namespace ortplugin

@@ -1,0 +1,141 @@
+#include "ortplugin/ops/conv/own_kernels.h"
+
+#include <numeric>
+#include <sstream>
+
+#include "ortplugin/ops/conv/depthwise.h"
+#include "ortplugin/ops/conv/stem.h"
+#include "ortplugin/ops/conv/vector_conv.h"
+#include "ortplugin/runtime/kernel_sources.h"
+
+namespace ortplugin {
+namespace {
+
+// An operand's strides along N, H, W and M of the output, in elements; 0 where it is repeated.
+struct Operand {
+  DType dtype;
+  std::array<int64_t, 4> strides;
+  bool is_linear;  // has the output's shape
+  bool is_of_pixel() const { return is_linear || strides[1] != 0 || strides[2] != 0; }
+  // " + n * 96": where the program's vector of it begins.
+  std::string Offset() const {
+    if (is_linear) return " + offset";
+    const char* const coordinates[] = {"n", "y", "x", "m"};
+    std::string text;
+    for (size_t i = 0; i < 4; ++i)
+      if (strides[i] != 0) text += std::string(" + ") + coordinates[i] + " * " + std::to_string(strides[i]);
+    return text;
+  }
+};
+
+std::vector<Operand> Operands(const Program& program, const ConvProblem& problem) {
+  const Shape full = problem.output_shape();
+  std::vector<Operand> operands;
+  for (size_t i = 0; i < problem.operands.size(); ++i) {
+    const Shape& shape = problem.operands[i];
+    Operand operand{program.value(program.parameters()[i + 1]).dtype, {}, true};
+    if (shape.size() > 4) Fail("the shape ", ToString(shape), " does not broadcast to ", ToString(full));
+    int64_t stride = 1;
+    for (size_t axis = 4; axis-- > 0;) {
+      const size_t lead = 4 - shape.size();
+      const int64_t size = axis < lead ? 1 : shape[axis - lead];
+      if (size != full[axis] && size != 1)
+        Fail("the shape ", ToString(shape), " does not broadcast to ", ToString(full));
+      operand.strides[axis] = size == 1 ? 0 : stride;
+      operand.is_linear = operand.is_linear && size == full[axis];
+      stride *= size;
+    }
+    operands.push_back(operand);
+  }
+  return operands;
+}
+
+}  // namespace
+
+bool IsOrdinary(const Program& program, const ConvProblem& problem) {
+  const DType dtype = problem.dtype;
+  if (dtype != DType::kFloat16 && dtype != DType::kBFloat16 && dtype != DType::kFloat) return false;
+  if (program.parameters().size() != problem.operands.size() + 1) return false;
+  const int64_t x = problem.batch * problem.height * problem.width * problem.channels;
+  const int64_t y = ElementCount(problem.output_shape());
+  // Indices run a little past the end before they are compared with it.
+  constexpr int64_t kMost = (int64_t{1} << 31) - (int64_t{1} << 20);
+  return x > 0 && y > 0 && x < kMost && y < kMost;
+}
+
+std::string ConvEpilogueSource(const Program& program, const ConvProblem& problem) {
+  const std::vector<Operand> operands = Operands(program, problem);
+  const size_t outputs = program.results().size();
+  std::ostringstream text;
+  text << kCommonSource << "\n"
+       << kPointwiseSource << "\n"
+       << "typedef " << StorageType(problem.dtype) << " storage_t;\n\n"
+       << "struct Arguments {\n  const void* in[" << operands.size() + 2 << "];\n  void* out[" << outputs
+       << "];\n  unsigned long long batch;\n};\n\n";
+  for (const bool of_pixel : {false, true}) {
+    text << "template <int N>\nstruct " << (of_pixel ? "PixelOperands" : "TileOperands") << " {\n";
+    for (size_t i = 0; i < operands.size(); ++i)
+      if (operands[i].is_of_pixel() == of_pixel)
+        text << "  Vector<" << StorageType(operands[i].dtype) << ", " << (operands[i].strides[3] != 0 ? "N" : "1")
+             << "> p" << i << ";\n";
+    text << "  __device__ __forceinline__ void load(const Arguments& a, int n, "
+         << (of_pixel ? "int y, int x, int m, int offset" : "int m") << ") {\n";
+    for (size_t i = 0; i < operands.size(); ++i)
+      if (operands[i].is_of_pixel() == of_pixel)
+        // Ordered: what has the output's shape may be overwritten by it, and nothing may be read before the wait for
+        // the kernel that writes it.
+        text << "    p" << i << ".load_ordered((const " << StorageType(operands[i].dtype) << "*)a.in[" << i + 2 << "]"
+             << operands[i].Offset() << ");\n";
+    text << "  }\n};\n\n";
+  }
+  text << "template <int N>\nstruct Results {\n";
+  for (size_t r = 0; r < outputs; ++r) {
+    const DType dtype = program.value(program.results()[r]).dtype;
+    text << "  Vector<" << StorageType(dtype) << ", N> r" << r << ";\n  __device__ __forceinline__ void set" << r
+         << "(int j, " << ComputeType(dtype) << " x) {\n    " << StorageType(dtype)
+         << " stored;\n    from_compute(x, stored);\n    r" << r << ".set(j, stored);\n  }\n";
+  }
+  text << "  __device__ __forceinline__ void store(const Arguments& a, int offset) const {\n";
+  for (size_t r = 0; r < outputs; ++r)
+    text << "    r" << r << ".store((" << StorageType(program.value(program.results()[r]).dtype) << "*)a.out[" << r
+         << "] + offset);\n";
+  text
+      << "  }\n};\n\n"
+      << "template <int N>\n__device__ __forceinline__ void apply(const TileOperands<N>& tile, const PixelOperands<N>& "
+         "pixel, int j, float value, Results<N>& results) {\n  const float v"
+      << program.parameters()[0] << " = value;\n";
+  for (size_t i = 0; i < operands.size(); ++i)
+    text << "  const " << ComputeType(operands[i].dtype) << " v" << program.parameters()[i + 1] << " = to_compute("
+         << (operands[i].is_of_pixel() ? "pixel.p" : "tile.p") << i << (operands[i].strides[3] != 0 ? "[j]" : "[0]")
+         << ");\n";
+  std::vector<uint32_t> statements(program.statements().size());
+  std::iota(statements.begin(), statements.end(), 0);
+  text << EmitCuda(program, statements, "  ");
+  for (size_t r = 0; r < outputs; ++r) text << "  results.set" << r << "(j, v" << program.results()[r] << ");\n";
+  text << "}\n\n"
+       << "#define CONSTANT_WEIGHTS " << problem.constant_weights << "\n"
+       << "__device__ __forceinline__ void let_next_kernel_start() {\n#if __CUDA_ARCH__ >= 900\n"
+          "  asm volatile(\"griddepcontrol.launch_dependents;\");\n#endif\n}\n"
+       << "__device__ __forceinline__ void wait_for_last_kernel() {\n#if __CUDA_ARCH__ >= 900\n"
+          "  asm volatile(\"griddepcontrol.wait;\" ::: \"memory\");\n#endif\n}\n\n"
+       << kOwnKernelSource;
+  return text.str();
+}
+
+std::vector<uint64_t> ConvArguments(const Program& program, const ConvProblem& problem) {
+  std::vector<uint64_t> arguments(problem.operands.size() + 2 + program.results().size(), 0);
+  arguments.push_back(static_cast<uint64_t>(problem.batch));
+  return arguments;
+}
+
+std::optional<OwnKernel> FindOwnKernel(const Program& program, const ConvProblem& problem,
+                                       const cuda::DeviceFacts& device) {
+  if (FitsDepthwise(program, problem)) {
+    const DepthwiseSchedule schedule = ScheduleDepthwise(program, problem, device);
+    return OwnKernel{DepthwiseSource(program, problem, schedule), "depthwise", DepthwiseLaunch(problem, schedule),
+                     ConvArguments(program, problem)};
+  }
+  return std::nullopt;
+}
+
+}  // namespace ortplugin

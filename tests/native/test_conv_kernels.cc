@@ -1,0 +1,106 @@
+// Compiles our own kernels of FusedConv for a GPU architecture, and fails where the compiler spills registers to local
+// memory. Needs NVRTC but no GPU.
+//
+//   test_conv_kernels sm_90     VERBOSE=1 shows each variant
+
+#include <cstdlib>
+#include <iostream>
+#include <sstream>
+
+#include "ortplugin/ops/conv/depthwise.h"
+#include "ortplugin/runtime/cuda.h"
+#include "tests/native/check.h"
+#include "tests/native/kernel_remarks.h"
+
+using namespace ortplugin;
+
+namespace {
+
+const char* const kSilu = "(float16 c, float16 b) => (float16 y) {\n  s = Add(c, b)\n  y = Swish(s)\n}";
+const char* const kRelu = "(float c, float b) => (float y) {\n  s = Add(c, b)\n  y = Relu(s)\n}";
+// Two results, a residual, a scale of each image's channels, an operand of each row, mixed dtypes.
+const char* const kMixed =
+    "(bfloat16 c, bfloat16 b, bfloat16 r, float g, bfloat16 e) => (bfloat16 y, float z) {\n  s = Add(c, b)\n"
+    "  t = Add(s, r)\n  u = Relu(t)\n  z = Cast<to=float>(u)\n  v = Mul(z, g)\n  w = Cast<to=bfloat16>(v)\n"
+    "  y = Add(w, e)\n}";
+
+struct Case {
+  const char* program;
+  ConvProblem problem;
+};
+
+ConvProblem Square(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t group,
+                   int64_t kernel, int64_t stride) {
+  ConvProblem problem;
+  problem.dtype = dtype;
+  problem.batch = batch;
+  problem.height = problem.width = size;
+  problem.channels = channels;
+  problem.filters = filters;
+  problem.group = group;
+  problem.kernel_height = problem.kernel_width = kernel;
+  const int64_t pad = (kernel - 1) / 2;
+  problem.pads = {pad, pad, pad, pad};
+  problem.strides = {stride, stride};
+  problem.out_height = problem.out_width = (size + 2 * pad - kernel) / stride + 1;
+  problem.operands = {{filters}};
+  if (dtype == DType::kBFloat16)
+    problem.operands = {{filters}, problem.output_shape(), {batch, 1, 1, filters}, {problem.out_height, 1, 1}};
+  return problem;
+}
+
+const char* ProgramOf(DType dtype) {
+  return dtype == DType::kFloat16 ? kSilu : dtype == DType::kFloat ? kRelu : kMixed;
+}
+
+std::vector<Case> DepthwiseCases() {
+  constexpr DType kHalf = DType::kFloat16, kBrain = DType::kBFloat16, kFloat = DType::kFloat;
+  std::vector<Case> cases;
+  const auto add = [&](DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t kernel, int64_t stride) {
+    cases.push_back({ProgramOf(dtype), Square(dtype, batch, size, channels, channels, channels, kernel, stride)});
+  };
+  add(kHalf, 8, 112, 32, 3, 1);
+  add(kHalf, 8, 56, 144, 5, 2);
+  add(kHalf, 1, 14, 480, 3, 1);
+  add(kHalf, 1, 7, 960, 5, 1);
+  add(kHalf, 8, 56, 96, 7, 1);
+  add(kHalf, 8, 23, 20, 5, 1);
+  add(kFloat, 8, 56, 96, 7, 1);
+  add(kFloat, 8, 112, 96, 3, 2);
+  add(kBrain, 8, 14, 672, 5, 1);
+  add(kBrain, 8, 56, 96, 7, 1);
+  return cases;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string architecture = argc == 2 ? argv[1] : "";
+  std::cout << cuda::CompilerVersion() << "\n";  // without NVRTC the test ends here and says so
+  const int number = std::atoi(architecture.substr(3).c_str());
+  const cuda::DeviceFacts device{0, number / 10, number % 10, 132, 60 << 20};
+  for (const Case& the : DepthwiseCases()) {
+    const Program program = Program::Parse(the.program);
+    CHECK(FitsDepthwise(program, the.problem));
+    const DepthwiseSchedule schedule = ScheduleDepthwise(program, the.problem, device);
+    std::string log, code, failure;
+    try {
+      code = cuda::Compile(DepthwiseSource(program, the.problem, schedule), architecture, &log);
+    } catch (const Error& error) {
+      failure = std::string(error.what()).substr(0, 3000);
+    }
+    const auto variant = [&] {
+      std::ostringstream text;
+      text << architecture << " depthwise " << ToString(the.problem.output_shape()) << " kernel "
+           << the.problem.kernel_height << " stride " << the.problem.strides[0] << " vector " << schedule.vector
+           << " tile " << schedule.tile_h << "x" << schedule.tile_w << " lanes " << schedule.lanes << "x"
+           << schedule.tiles << " ahead " << schedule.ahead << " registers " << test::Registers(log) << " spilled "
+           << test::Spilled(log) << " bytes " << failure;
+      return text.str();
+    };
+    if (std::getenv("VERBOSE") != nullptr) std::cout << variant() << "\n";
+    CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, variant());
+    CHECK_WITH(test::Spilled(log) == 0, variant());
+  }
+  return test::Summary();
+}
