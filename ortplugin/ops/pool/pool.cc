@@ -197,9 +197,16 @@ void InferResize(ShapeContext& context) {
 
 }  // namespace
 
-PoolAttributes PoolAttributes::Parse(const NodeInfo& info) { return ParsePool(info); }
+// Shape inference refuses it too, but ORT goes on without it.
+static const NodeInfo& OneInput(const NodeInfo& info) {
+  if (info.input_count() != 1 || info.output_count() != 1)
+    Fail("the node has ", info.input_count(), " inputs and ", info.output_count(), " outputs, but must have 1 of each");
+  return info;
+}
+
+PoolAttributes PoolAttributes::Parse(const NodeInfo& info) { return ParsePool(OneInput(info)); }
 PoolAttributes PoolAttributes::Parse(const ShapeContext& context) { return ParsePool(context); }
-ResizeAttributes ResizeAttributes::Parse(const NodeInfo& info) { return ParseResize(info); }
+ResizeAttributes ResizeAttributes::Parse(const NodeInfo& info) { return ParseResize(OneInput(info)); }
 ResizeAttributes ResizeAttributes::Parse(const ShapeContext& context) { return ParseResize(context); }
 
 void CheckPoolType(const PoolAttributes& attributes, ort::ElementType type) {

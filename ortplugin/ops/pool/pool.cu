@@ -9,14 +9,6 @@
 // Tensors are [outer, spatial.., inner]. With channels last inner is the number of channels and a thread takes VECTOR
 // of them; with channels first it is 1.
 
-// Kernels that follow each other: the second may start while the first ends, and waits here for what the first writes.
-__device__ __forceinline__ void wait_for_last_kernel() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-
 // The greater of two; NaN if either is.
 template <typename A>
 __device__ __forceinline__ A greater(A a, A b) {
@@ -129,9 +121,9 @@ __device__ __forceinline__ int count_of(int start, int kernel, int dilation, int
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) pool(const Arguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) pool(const Arguments a) {
   const index_t index = (index_t)blockIdx.x * THREADS + threadIdx.x;
-  wait_for_last_kernel();
+  begin_kernel();
   if (index >= (index_t)a.count) return;
   const index_t pixel = quotient(index, a.by_inner), c = index - pixel * (index_t)a.inner;
   const index_t rows = quotient(pixel, a.by_w), planes = quotient(rows, a.by_h), image = quotient(planes, a.by_d);
@@ -255,7 +247,7 @@ __device__ __forceinline__ void store_total(const Arguments& a, unsigned long lo
 #define IN_CLUSTERS
 #endif
 
-extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS) pool_global(const Arguments a) {
+extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) pool_global(const Arguments a) {
   const int ROWS = GROUP / LANES;  // threads that share a vector's channels
   const int WARPS = GROUP < 32 ? 1 : GROUP / 32;
   __shared__ compute_t slots[GROUPS][WARPS][LANES * WIDTH];
@@ -267,7 +259,7 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS) pool_global(co
   const unsigned long long image = number / a.chunks;
   const index_t c = (index_t)(number - image * a.chunks) * LANES + lane;
   const bool is_there = image < a.outer && c < (index_t)a.inner;
-  wait_for_last_kernel();
+  begin_kernel();
 
   // Several sums at once, so that as many loads are under way. They are taken in an order that the shape decides.
   Totals totals[ITEMS];

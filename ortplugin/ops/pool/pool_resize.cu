@@ -10,13 +10,6 @@
 // Tensors are [outer, spatial.., inner]. A thread takes VECTOR channels of a pixel, or with channels first, where inner
 // is 1 (ALONG), VECTOR pixels side by side, in IMAGES images: where these lie is worked out once for all.
 
-__device__ __forceinline__ void wait_for_last_kernel() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-
 struct Axis {
   float factor, divisor;
   int size, out;
@@ -49,10 +42,12 @@ struct Place {
   }
 };
 
+#if IS_LINEAR
 // An element whose weight is 0 takes no part, whatever it is.
 __device__ __forceinline__ compute_t between(compute_t low, compute_t high, compute_t weight) {
   return weight == (compute_t)0 ? low : fma(weight, high, ((compute_t)1 - weight) * low);
 }
+#endif
 
 #if ALONG
 typedef Vector<T, 1> Element;
@@ -78,6 +73,7 @@ struct Rows {
   }
 };
 
+#if IS_LINEAR
 __device__ __forceinline__ void load(const T* image, const Rows& rows, index_t low, index_t high, float weight,
                                      compute_t (&y)[WIDTH]) {
   const int COUNT_D = AXES == 3 ? 2 : 1, COUNT_H = AXES >= 2 ? 2 : 1;
@@ -103,8 +99,9 @@ __device__ __forceinline__ void load(const T* image, const Rows& rows, index_t l
     y[j] = between(planes[0], planes[COUNT_D - 1], rows.weight_d);
   }
 }
+#endif
 
-extern "C" __global__ void __launch_bounds__(THREADS) resize(const Arguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) resize(const Arguments a) {
   const index_t index = (index_t)blockIdx.x * THREADS + threadIdx.x;
   const index_t pixel = quotient(index, a.by_inner), c = index - pixel * (index_t)a.inner;
   const index_t rows = quotient(pixel, a.by_w), planes = quotient(rows, a.by_h), group = quotient(planes, a.by_d);
@@ -114,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) resize(const Arguments a) 
   const Place place_d = AXES == 3 ? Place(d, a.axes[0]) : Place();
   const Place place_h = AXES >= 2 ? Place(h, a.axes[1]) : Place();
   const index_t image_size = (index_t)a.axes[0].size * a.axes[1].size * a.axes[2].size;
-  wait_for_last_kernel();
+  begin_kernel();
   if (index >= (index_t)a.count) return;
 
 #if ALONG
