@@ -66,6 +66,19 @@ def _shapes(
 @click.option(
     "--input-shape", "input_shapes", multiple=True, callback=_shapes, metavar="NAME:1,128", help="Fix an input's shape."
 )
+@click.option(
+    "--precision",
+    type=click.Choice(["fp16", "bf16", "fp32", "tf32"]),
+    help="Convert what floating operators compute in; what would overflow stays.",
+)
+@click.option("--precision-io", is_flag=True, help="Convert inputs and outputs too.")
+@click.option(
+    "--precision-skip",
+    multiple=True,
+    callback=_names,
+    metavar="NODE|TYPE,...",
+    help="Operators that keep their dtype.",
+)
 @click.option("--inputs", metavar="DATA.npz", help="Verify (and tune) on these inputs besides generated ones.")
 @click.option("--rtol", type=click.FloatRange(min=0), help="Relative tolerance; the dtype's own by default.")
 @click.option("--atol", type=click.FloatRange(min=0), help="Absolute tolerance; the dtype's own, scaled, by default.")
@@ -85,6 +98,9 @@ def command(
     tune: bool,
     providers: tuple[str, ...] | None,
     input_shapes: dict[str, tuple[int, ...]] | None,
+    precision: str | None,
+    precision_io: bool,
+    precision_skip: tuple[str, ...] | None,
     inputs: str | None,
     rtol: float | None,
     atol: float | None,
@@ -113,8 +129,13 @@ def command(
         raise UsageError("no output is given; name it with -o OUT, or use --dry-run")
     if restore and (only or skip or input_shapes or tune):
         raise UsageError("--restore runs no passes, so --only, --skip, --tune and --input-shape do not go with it")
+    if restore and precision:
+        raise UsageError("--restore converts nothing, so --precision does not go with it")
+    if precision is None and (precision_io or precision_skip):
+        raise UsageError("--precision-io and --precision-skip are about a conversion; add --precision fp16, say")
     for option, value in (("--provider", providers), ("--inputs", inputs), ("--rtol", rtol), ("--atol", atol)):
-        if value is not None and not verify and not (tune and option in ("--provider", "--inputs")):
+        needed = (tune and option in ("--provider", "--inputs")) or (precision is not None and option == "--inputs")
+        if value is not None and not verify and not needed:
             raise UsageError(f"{option} is about the verification, which --no-verify leaves out")
 
     from .render import print_report  # imports after the arguments are right, so that mistakes show at once
@@ -149,6 +170,9 @@ def command(
                     input_shapes=input_shapes,
                     verify=verify,
                     tune=tune,
+                    precision=precision,
+                    precision_io=precision_io,
+                    precision_skip=precision_skip,
                     progress=progress,
                     **settings,
                 )

@@ -11,6 +11,7 @@ Beyond graphsurgeon's own attributes:
     Graph.model       the ModelProto, on the outermost graph; None on the others
     Node.proto        the NodeProto
     Variable.proto    its ValueInfoProto, if there is one
+    Variable.retyped  True where a pass changed its dtype, so that what the model says of it is no longer right
     Variable.initial  on a Variable: the TensorProto or SparseTensorProto that it starts with. An initializer that is
                       also a graph input is such a Variable, because a caller may override it; so is a sparse one.
                       Before IR version 4 all were inputs and none could be overridden: there they are Constants
@@ -285,6 +286,12 @@ def _export_graph(graph: gs.Graph, target: onnx.GraphProto, owned: frozenset[int
         target.input.extend(value_info(tensor) for tensor in graph.inputs)
         target.output.extend(value_info(tensor) for tensor in graph.outputs)
 
+    for infos, tensors in ((target.input, graph.inputs), (target.output, graph.outputs)):
+        retyped = {tensor.name: tensor for tensor in tensors if _is_retyped(tensor)}
+        for info in infos:
+            if info.name in retyped:
+                info.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(retyped[info.name].dtype)
+
     made = {tensor.name: node for node in graph.nodes for tensor in node.outputs if tensor.name}
     outputs = {tensor.name for tensor in graph.outputs}
     ours = {name for name, node in made.items() if node.domain == DOMAIN}
@@ -297,6 +304,7 @@ def _export_graph(graph: gs.Graph, target: onnx.GraphProto, owned: frozenset[int
         if info.name not in ours and (info.name in made or info.name not in made_before)
     ]
     by_name = {tensor.name: tensor for node in graph.nodes for tensor in node.outputs}
+    kept = [value_info(by_name[each.name]) if _is_retyped(by_name.get(each.name)) else each for each in kept]
     infos = [*kept, *(value_info(by_name[name]) for name in made if name in ours and by_name[name].dtype is not None)]
     if infos != list(target.value_info):
         infos = [_copy(info) for info in infos]
@@ -309,6 +317,10 @@ def _export_graph(graph: gs.Graph, target: onnx.GraphProto, owned: frozenset[int
     ]
     del target.quantization_annotation[:]
     target.quantization_annotation.extend(annotations)
+
+
+def _is_retyped(tensor: gs.Tensor | None) -> bool:
+    return tensor is not None and bool(attached(tensor, "retyped"))
 
 
 def _copy(message: Any) -> Any:

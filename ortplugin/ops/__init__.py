@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from ortplugin.ops.base import DOMAIN, Operator, TensorType
 from ortplugin.ops.conv import OPERATOR as FUSED_CONV
+from ortplugin.ops.conv_grad import OPERATOR as CONV_GRAD
+from ortplugin.ops.conv_transpose import OPERATOR as FUSED_CONV_TRANSPOSE
 from ortplugin.ops.layer_norm import OPERATOR as FUSED_LAYER_NORM
 from ortplugin.ops.pointwise import OPERATOR as FUSED_POINTWISE
 from ortplugin.ops.pool import OPERATOR as FUSED_POOL
@@ -21,6 +23,8 @@ OPERATORS: tuple[Operator, ...] = (
     FUSED_POINTWISE,
     FUSED_SUM_TO,
     FUSED_CONV,
+    FUSED_CONV_TRANSPOSE,
+    CONV_GRAD,
     FUSED_POOL,
     FUSED_RESIZE,
 )

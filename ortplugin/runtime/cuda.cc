@@ -31,6 +31,7 @@ enum Attribute : int {
   kComputeCapabilityMinor = 76,
 };
 constexpr Result kOutOfMemory = 2;
+constexpr int kCaptureModeRelaxed = 2;
 
 // CUlaunchAttribute and CUlaunchConfig.
 struct LaunchAttribute {
@@ -66,6 +67,7 @@ struct Driver {
                            void**, void**);
   Result (*cuLaunchKernelEx)(const LaunchConfig*, Function, void**, void**);  // null before CUDA 11.8
   Result (*cuStreamIsCapturing)(Stream, int*);
+  Result (*cuThreadExchangeStreamCaptureMode)(int*);
   Result (*cuGetErrorName)(Result, const char**);
   Result (*cuGetErrorString)(Result, const char**);
 };
@@ -115,20 +117,12 @@ const Driver& TheDriver() {
     Find(library, "cuLaunchKernel", made->cuLaunchKernel);
     made->cuLaunchKernelEx = reinterpret_cast<decltype(made->cuLaunchKernelEx)>(dlsym(library, "cuLaunchKernelEx"));
     Find(library, "cuStreamIsCapturing", made->cuStreamIsCapturing);
+    Find(library, "cuThreadExchangeStreamCaptureMode", made->cuThreadExchangeStreamCaptureMode);
     Find(library, "cuGetErrorName", made->cuGetErrorName);
     Find(library, "cuGetErrorString", made->cuGetErrorString);
     return made.release();
   }();
   return *driver;
-}
-
-// The folder that holds this library, with the NVIDIA wheels beside the package: <site-packages>/ortplugin.
-std::string LibraryFolder() {
-  Dl_info info;
-  if (dladdr(reinterpret_cast<const void*>(&LibraryFolder), &info) == 0 || info.dli_fname == nullptr) return ".";
-  const std::string path = info.dli_fname;
-  const size_t slash = path.rfind('/');
-  return slash == std::string::npos ? "." : path.substr(0, slash);
 }
 
 const Nvrtc& TheCompiler() {
@@ -230,28 +224,6 @@ const OpenDevice& Open(int ordinal) {
   return devices->emplace(ordinal, open).first->second;
 }
 
-// Makes the device's primary context, the one that ORT computes in, current while it lives.
-class ContextScope {
- public:
-  explicit ContextScope(const DeviceFacts& device) {
-    const Context wanted = Open(device.ordinal).context;
-    Context current = nullptr;
-    CheckDriver(TheDriver().cuCtxGetCurrent(&current), "cuCtxGetCurrent");
-    if (current == wanted) return;
-    CheckDriver(TheDriver().cuCtxPushCurrent(wanted), "cuCtxPushCurrent");
-    pushed_ = true;
-  }
-  ~ContextScope() {
-    Context popped;
-    if (pushed_) TheDriver().cuCtxPopCurrent(&popped);
-  }
-  ContextScope(const ContextScope&) = delete;
-  ContextScope& operator=(const ContextScope&) = delete;
-
- private:
-  bool pushed_ = false;
-};
-
 std::string Numbered(const std::string& source) {
   std::ostringstream text;
   std::istringstream lines(source);
@@ -266,6 +238,34 @@ std::vector<std::string> Options(const std::string& architecture) {
 }
 
 }  // namespace
+
+ContextScope::ContextScope(const DeviceFacts& device) {
+  const Context wanted = Open(device.ordinal).context;
+  Context current = nullptr;
+  CheckDriver(TheDriver().cuCtxGetCurrent(&current), "cuCtxGetCurrent");
+  if (current == wanted) return;
+  CheckDriver(TheDriver().cuCtxPushCurrent(wanted), "cuCtxPushCurrent");
+  pushed_ = true;
+}
+
+ContextScope::~ContextScope() {
+  Context popped;
+  if (pushed_) TheDriver().cuCtxPopCurrent(&popped);
+}
+
+RelaxedCaptureScope::RelaxedCaptureScope() : mode_(kCaptureModeRelaxed) {
+  CheckDriver(TheDriver().cuThreadExchangeStreamCaptureMode(&mode_), "cuThreadExchangeStreamCaptureMode");
+}
+
+RelaxedCaptureScope::~RelaxedCaptureScope() { TheDriver().cuThreadExchangeStreamCaptureMode(&mode_); }
+
+std::string LibraryFolder() {
+  Dl_info info;
+  if (dladdr(reinterpret_cast<const void*>(&LibraryFolder), &info) == 0 || info.dli_fname == nullptr) return ".";
+  const std::string path = info.dli_fname;
+  const size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "." : path.substr(0, slash);
+}
 
 const DeviceFacts& Device(int ordinal) { return Open(ordinal).facts; }
 

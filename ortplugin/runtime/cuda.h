@@ -51,6 +51,33 @@ void Launch(const DeviceFacts& device, Function function, const LaunchShape& sha
 void LaunchNext(const DeviceFacts& device, Function function, const LaunchShape& shape, Stream stream,
                 void** arguments);
 
+// Makes the device's primary context, the one that ORT computes in, current while it lives.
+class ContextScope {
+ public:
+  explicit ContextScope(const DeviceFacts& device);
+  ~ContextScope();
+  ContextScope(const ContextScope&) = delete;
+  ContextScope& operator=(const ContextScope&) = delete;
+
+ private:
+  bool pushed_ = false;
+};
+
+// Lets this thread load and allocate while it lives, though another thread may be capturing a CUDA graph.
+class RelaxedCaptureScope {
+ public:
+  RelaxedCaptureScope();
+  ~RelaxedCaptureScope();
+  RelaxedCaptureScope(const RelaxedCaptureScope&) = delete;
+  RelaxedCaptureScope& operator=(const RelaxedCaptureScope&) = delete;
+
+ private:
+  int mode_;
+};
+
+// The folder that holds this library, with the NVIDIA wheels beside the package: <site-packages>/ortplugin.
+std::string LibraryFolder();
+
 // Whether a CUDA graph is being captured on the stream: nothing may be compiled, loaded or allocated then.
 bool IsCapturing(const DeviceFacts& device, Stream stream);
 

@@ -37,6 +37,7 @@ struct Problem {
   Tensor x, w, y;
   std::vector<int64_t> pads_begin, pads_end, strides, dilations;  // one each for a spatial dimension
   int64_t groups = 1;
+  int64_t alignment = 16;  // bytes, of every address in a run; less makes plans slower
 
   // The epilogue, none where `program` is null. The program's first parameter is the convolution's value, which is then
   // not rounded and not stored; `operands` belong to the other parameters, `results` to its results. Every result has
@@ -94,11 +95,12 @@ struct Found {
   std::string refusal;               // then why, for a report
 };
 
-// The first plan that can be built and whose workspace is at most `workspace_limit` bytes: cuDNN's heuristic A in its
-// order, then B, then its fallbacks, in each those that give the same bits in every run before the others. Engines
-// that accumulate in less than fp32, or that round fp32 operands without allow_tf32, are left out. With `text`, only
-// that plan. Kept for the process: equal questions, from any thread, have one answer and are worked out once.
-// Throws Error where cuDNN can't be opened, or is older than 9; not while a graph is being captured.
+// The first plan that can be built and whose workspace is at most `workspace_limit` bytes: what cuDNN's heuristics A, B
+// and fallback propose, in this order, but last what may give other bits in every run and, only without an epilogue,
+// cuDNN's reference engine, which is tens of times slower. Engines that accumulate in less than fp32, or that round
+// fp32 operands without allow_tf32, are left out. With `text`, only that plan. Kept for the process: equal questions,
+// from any thread and whatever their programs' names, have one answer that is worked out once; plans are not undone.
+// Throws Error where cuDNN can't be opened or is older than 9. Don't ask while a graph is being captured.
 Found FindPlan(const cuda::DeviceFacts& device, const Problem& problem, size_t workspace_limit,
                const PlanText* text = nullptr);
 
@@ -106,6 +108,11 @@ Found FindPlan(const cuda::DeviceFacts& device, const Problem& problem, size_t w
 // for the FindPlan that follows.
 void Prepare(const cuda::DeviceFacts& device, const Problem& problem, size_t workspace_limit,
              const PlanText* text = nullptr);
+
+// The same for a GPU that is not there, described in the JSON of cuDNN's device properties (since cuDNN 9.8). The plan
+// is built anew and can't run.
+Found FindPlanFor(const std::string& device_properties, const Problem& problem, size_t workspace_limit,
+                  const PlanText* text = nullptr);
 
 // The plans that cuDNN's heuristics propose, in the order FindPlan tries them; not yet built, so some may be refused.
 std::vector<PlanText> ListPlans(const cuda::DeviceFacts& device, const Problem& problem);

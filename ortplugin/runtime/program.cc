@@ -5,6 +5,7 @@
 // the table survives into what EmitCuda writes.
 #include "ortplugin/runtime/program.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstring>
@@ -884,6 +885,19 @@ std::vector<uint32_t> Program::Closure(const std::vector<ValueId>& targets,
   return {backwards.rbegin(), backwards.rend()};
 }
 
+Program Program::Without(uint32_t statement, ValueId stand_in) const {
+  Program program = *this;
+  const ValueId gone = statements_.at(statement).result;
+  program.statements_.erase(program.statements_.begin() + statement);
+  for (uint32_t index = 0; index < program.statements_.size(); ++index) {
+    Statement& each = program.statements_[index];
+    std::replace(each.operands.begin(), each.operands.end(), gone, stand_in);
+    program.values_[each.result].index = index;
+  }
+  std::replace(program.results_.begin(), program.results_.end(), gone, stand_in);
+  return program;
+}
+
 std::string Program::ToString() const {
   const auto declarations = [this](const std::vector<ValueId>& ids) {
     std::string text = "(";
@@ -940,6 +954,9 @@ std::string Program::ToString() const {
   return text + "}";
 }
 
+// Whether pointwise.cuh has a cheaper form of it that is precise enough for float16.
+static bool HasHalfForm(Op op) { return op == Op::kSigmoid || op == Op::kSwish || op == Op::kQuickGelu; }
+
 std::string EmitCuda(const Program& program, const std::vector<uint32_t>& statements, const std::string& indent) {
   std::string text;
   for (const uint32_t index : statements) {
@@ -949,6 +966,7 @@ std::string EmitCuda(const Program& program, const std::vector<uint32_t>& statem
     const DType result = program.value(statement.result).dtype;
     text += indent + "const " + RowOf(result).compute + " v" + std::to_string(statement.result) + " = ";
     text += statement.op == Op::kCast ? RowOf(result).cast : std::string("op_") + row.name;
+    if (result == DType::kFloat16 && HasHalfForm(statement.op)) text += "16";
     for (size_t i = 0; i < statement.operands.size(); ++i) {
       const Value& operand = program.value(statement.operands[i]);
       text += i == 0 ? "(" : ", ";

@@ -83,6 +83,10 @@ class Program {
   // The indices, ascending, of the statements needed to compute `targets` when every value in `available` is at hand.
   std::vector<uint32_t> Closure(const std::vector<ValueId>& targets, const std::vector<ValueId>& available) const;
 
+  // The program without a statement, whose value is `stand_in` from there on. A parameter that nothing reads any more
+  // stays one.
+  Program Without(uint32_t statement, ValueId stand_in) const;
+
   // The text again, in canonical form: one statement a line, two spaces of indentation, every attribute that is not
   // the default. Parse(ToString()) is the same program.
   std::string ToString() const;

@@ -31,6 +31,7 @@ ProgramPass::ProgramPass(const Program& program, const Axes& axes, int64_t count
       each_(program, Statements(false)) {
   for (size_t i = 0; i < inputs.size(); ++i)
     operands_.emplace_back(inputs[i].stored, axes, i, inputs[i].data, IsOverwritten(i, inputs[i].data));
+  for (const ValueId parameter : program.parameters()) reads_.push_back(IsRead(parameter, inputs));
   std::vector<bool> is_bound(program.values().size());
   for (size_t r = 0; r < program.results().size(); ++r) {
     const ValueId value = program.results()[r];
@@ -62,6 +63,16 @@ std::vector<uint32_t> ProgramPass::Statements(bool fixed) const {
 
 bool ProgramPass::IsComputed(ValueId value) const {
   return program_.value(value).kind == Value::Kind::kResult && !is_fixed_[value];
+}
+
+// Whether the elements of a parameter are needed in a workspace.
+bool ProgramPass::IsRead(ValueId parameter, const std::vector<Input>& inputs) const {
+  for (const Statement& statement : program_.statements())
+    if (std::find(statement.operands.begin(), statement.operands.end(), parameter) != statement.operands.end())
+      return true;
+  for (size_t r = 0; r < program_.results().size(); ++r)
+    if (program_.results()[r] == parameter && !Stays(r, inputs)) return true;
+  return false;
 }
 
 // Whether a result is a parameter that lies in the result's own memory.
@@ -119,7 +130,7 @@ std::unique_ptr<ProgramPass::Space> ProgramPass::Take() const {
 void ProgramPass::Block(int64_t first, size_t count, Space& space) const {
   Evaluator::Workspace& workspace = space.workspace;
   for (size_t i = 0; i < operands_.size(); ++i)
-    operands_[i].Load(first, count, program_.parameters()[i], workspace, space.scratch);
+    if (reads_[i]) operands_[i].Load(first, count, program_.parameters()[i], workspace, space.scratch);
   const auto place = [&](size_t r) {
     return static_cast<char*>(outputs_[r]) +
            static_cast<size_t>(first) * SizeOf(program_.value(program_.results()[r]).dtype);

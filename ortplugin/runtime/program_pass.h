@@ -40,6 +40,7 @@ class ProgramPass {
   std::vector<uint32_t> Statements(bool fixed) const;
   bool IsComputed(ValueId value) const;
   bool IsOverwritten(size_t input, const void* data) const;
+  bool IsRead(ValueId parameter, const std::vector<Input>& inputs) const;
   bool Stays(size_t result, const std::vector<Input>& inputs) const;
   void Task(size_t task) const;
   std::unique_ptr<Space> Take() const;
@@ -51,6 +52,7 @@ class ProgramPass {
   std::vector<bool> is_fixed_;  // by ValueId: the same for all elements
   Evaluator once_, each_;
   std::vector<BlockOperand> operands_;
+  std::vector<bool> reads_;  // by parameter
   std::vector<bool> binds_;  // results that are computed where they belong
   std::vector<bool> stays_;  // results that lie where they belong before anything is computed
   mutable std::mutex mutex_;

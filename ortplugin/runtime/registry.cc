@@ -6,6 +6,8 @@
 #include <unordered_map>
 
 #include "ortplugin/ops/conv/conv.h"
+#include "ortplugin/ops/conv_grad/conv_grad.h"
+#include "ortplugin/ops/conv_transpose/conv_transpose.h"
 #include "ortplugin/ops/layer_norm/layer_norm.h"
 #include "ortplugin/ops/pointwise/pointwise.h"
 #include "ortplugin/ops/pool/pool.h"
@@ -18,8 +20,8 @@ namespace {
 
 // One operator a line.
 const Operator* const kOperators[] = {
-    &kFusedLayerNorm, &kScatterND, &kScatterElements, &kUpdateSlice, &kFusedPointwise,
-    &kFusedSumTo,     &kFusedConv, &kFusedPool,       &kFusedResize,
+    &kFusedLayerNorm, &kScatterND,          &kScatterElements, &kUpdateSlice, &kFusedPointwise, &kFusedSumTo,
+    &kFusedConv,      &kFusedConvTranspose, &kConvGrad,        &kFusedPool,   &kFusedResize,
 };
 
 constexpr const char* kDomain = "ortplugin";

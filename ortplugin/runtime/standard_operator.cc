@@ -40,6 +40,10 @@ void Add(const ort::Api* api, const StandardOperator::Attribute& attribute, Owne
   if (const auto* real = std::get_if<float>(&attribute.second)) return make(real, 1, ort::kAttrFloat);
   if (const auto* text = std::get_if<std::string>(&attribute.second))
     return make(text->data(), text->size(), ort::kAttrString);
+  if (const auto* reals = std::get_if<std::vector<float>>(&attribute.second)) {
+    if (!reals->empty()) make(reals->data(), reals->size(), ort::kAttrFloats);
+    return;
+  }
   const auto& numbers = std::get<std::vector<int64_t>>(attribute.second);
   if (!numbers.empty()) make(numbers.data(), numbers.size(), ort::kAttrInts);
 }

@@ -28,7 +28,8 @@ class KeptNodeInfo {
 // An operator with its attributes, on the node's provider. Immutable: runs may overlap.
 class StandardOperator {
  public:
-  using Attribute = std::pair<const char*, std::variant<int64_t, float, std::string, std::vector<int64_t>>>;
+  using Attribute =
+      std::pair<const char*, std::variant<int64_t, float, std::string, std::vector<int64_t>, std::vector<float>>>;
   // One of ORT's variables of types, such as "T", and what it stands for.
   using TypeConstraint = std::pair<const char*, ort::ElementType>;
 

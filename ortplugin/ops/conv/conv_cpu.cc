@@ -1,5 +1,6 @@
-// FusedConv on the CPU: ONNX Runtime's own Conv, then the program, in place on what Conv has written where a result has
-// its dtype. Conv exists for float: 16-bit floats are converted to it, and a convolution of doubles is a MatMul of the
+// FusedConv on the CPU: ONNX Runtime's own Conv, which takes a bias, a residual and an activation along where the
+// program begins with them, then the rest of the program, in place on what Conv has written where a result has its
+// dtype. Conv exists for float: 16-bit floats are converted to it, and a convolution of doubles is a MatMul of the
 // weights with the pixels under each tap of the kernel.
 #include <algorithm>
 #include <cstring>
@@ -9,6 +10,7 @@
 
 #include "ortplugin/ops/conv/conv.h"
 #include "ortplugin/ops/conv/host_layout.h"
+#include "ortplugin/ops/conv/standard_epilogue.h"
 #include "ortplugin/runtime/evaluator.h"
 #include "ortplugin/runtime/program_pass.h"
 #include "ortplugin/runtime/standard_operator.h"
@@ -75,20 +77,26 @@ class CpuConv : public Kernel {
         scratch_(info) {
     if (wide_ == DType::kDouble) {
       product_.emplace(info, "MatMul", "", kOpset, Types(), std::vector<StandardOperator::Attribute>{}, 2, 1);
-    } else if (node_.attributes.auto_pad == AutoPad::kNotSet || node_.attributes.auto_pad == AutoPad::kValid) {
-      const size_t pads = node_.attributes.pads.size();
-      Convolution(pads > 0 ? node_.attributes.pads : Shape(2 * node_.attributes.spatial(), 0));
+    } else {
+      const size_t spatial = Spatial();
+      const Shape pads(2 * spatial, 0);
+      Convolution(pads, nullptr);
+      // Of 16-bit floats and channels last, a residual would have to be converted as a whole.
+      const bool takes_sum = dtype_ == wide_ && !node_.attributes.channels_last;
+      try {
+        taken_ = Take(spatial, takes_sum, true);
+        Convolution(pads, &*taken_);
+      } catch (const Error&) {  // an ONNX Runtime without its contributed operators
+        taken_ = Take(spatial, false, false);
+      }
+      if (!taken_->bias && !taken_->sum && taken_->activation.empty()) taken_.reset();
     }
     if (const std::optional<Tensor> w = info.constant_input(1)) {
       HostOperand weights(nullptr, scratch_, dtype_, w->data, w->shape, node_.attributes.channels_last);
       if (weights.data() != w->data) weights_.emplace(std::move(weights));
     }
-    const std::vector<ValueId>& results = node_.program.results();
-    for (size_t r = results.size(); r-- > 0;) {
-      if (node_.program.value(results[r]).dtype != wide_) continue;
-      const bool is_value = dtype_ == wide_ && results[r] == node_.program.parameters()[0];
-      if (!place_ || is_value || results[*place_] != node_.program.parameters()[0]) place_ = r;
-    }
+    place_ = PlaceOf(node_.program);
+    if (taken_) taken_place_ = PlaceOf(taken_->rest);
   }
 
   void Compute(Run& run) const override {
@@ -107,49 +115,99 @@ class CpuConv : public Kernel {
     const int64_t count = ElementCount(full);
     if (count == 0) return;
 
+    if (ElementCount(shape.x()) == 0) return Pad(run, axes, count, inputs, outputs);
+    const StandardEpilogue* taken = taken_ && Fits(*taken_, shape, shapes) ? &*taken_ : nullptr;
+    const Program& program = taken ? taken->rest : node_.program;
+    const std::optional<size_t> place = taken ? taken_place_ : place_;
     HostScratch::Buffer own(nullptr, {&scratch_});
-    if (!place_) own = scratch_.Take(static_cast<size_t>(count) * SizeOf(wide_));
-    void* value = place_ ? outputs[*place_] : own.get();
-    Convolve(run, shape, inputs[0].data, inputs[1].data, value);
-    if (place_ && node_.program.statements().empty() && outputs.size() == 1) return;  // the bare convolution
+    if (!place) own = scratch_.Take(static_cast<size_t>(count) * SizeOf(wide_));
+    void* value = place ? outputs[*place] : own.get();
+    Convolve(run, shape, inputs, taken, value);
+    if (place && program.statements().empty() && outputs.size() == 1) return;
     std::vector<ProgramPass::Input> parameters{{value, wide_}};
     for (size_t i = kConvInputs; i < inputs.size(); ++i)
       parameters.push_back({inputs[i].data, *FromOrt(inputs[i].type)});
-    ProgramPass(node_.program, axes, count, parameters, outputs).Run(run);
+    ProgramPass(program, axes, count, parameters, outputs).Run(run);
   }
 
  private:
   std::vector<StandardOperator::TypeConstraint> Types() const { return {{"T", ToOrt(wide_)}}; }
 
-  // ORT's Conv with this padding, made once for each.
-  const StandardOperator& Convolution(const Shape& pads) const {
+  // A run whose X has no elements: there is nothing but padding.
+  void Pad(Run& run, const Axes& axes, int64_t count, const std::vector<Tensor>& inputs,
+           const std::vector<void*>& outputs) const {
+    const size_t bytes = static_cast<size_t>(count) * SizeOf(wide_);
+    const HostScratch::Buffer value = scratch_.Take(bytes);
+    std::memset(value.get(), 0, bytes);
+    std::vector<ProgramPass::Input> parameters{{value.get(), wide_}};
+    for (size_t i = kConvInputs; i < inputs.size(); ++i)
+      parameters.push_back({inputs[i].data, *FromOrt(inputs[i].type)});
+    ProgramPass(node_.program, axes, count, parameters, outputs).Run(run);
+  }
+
+  size_t Spatial() const {
+    for (size_t i = 0; i < kConvInputs; ++i)
+      if (node_.inputs[i].shape.size() > 2) return node_.inputs[i].shape.size() - 2;
+    return node_.attributes.spatial();
+  }
+
+  StandardEpilogue Take(size_t spatial, bool sum, bool activation) const {
+    const std::vector<TensorType> operands(node_.inputs.begin() + kConvInputs, node_.inputs.end());
+    return TakeStandardEpilogue(node_.program, operands, spatial, node_.attributes.channels_last, sum, activation);
+  }
+
+  // The result in whose memory the value is made: its own, else the first of its dtype.
+  std::optional<size_t> PlaceOf(const Program& program) const {
+    const std::vector<ValueId>& results = program.results();
+    std::optional<size_t> place;
+    for (size_t r = results.size(); r-- > 0;) {
+      const bool is_value = results[r] == program.parameters()[0];
+      if (program.value(results[r]).dtype != wide_) continue;
+      if (is_value) return r;
+      place = r;
+    }
+    return place;
+  }
+
+  // Whether the shapes of this run let Conv take what their ranks promised.
+  static bool Fits(const StandardEpilogue& taken, const ConvShape& shape, const std::vector<Shape>& inputs) {
+    const auto of = [&](size_t parameter) { return inputs[parameter - 1 + kConvInputs]; };
+    if (taken.sum && of(*taken.sum) != shape.result()) return false;
+    return !taken.bias || IsPerChannel(of(*taken.bias), shape.windows.size(), shape.channels_last, shape.filters);
+  }
+
+  // ORT's Conv with this padding and what it takes of the program, made once for each.
+  const StandardOperator& Convolution(const Shape& pads, const StandardEpilogue* taken) const {
     const std::lock_guard<std::mutex> lock(mutex_);
-    std::unique_ptr<StandardOperator>& conv = convolutions_[pads];
+    std::unique_ptr<StandardOperator>& conv = convolutions_[{pads, taken != nullptr}];
     if (conv == nullptr) {
       const ConvAttributes& the = node_.attributes;
-      conv = std::make_unique<StandardOperator>(
-          kept_.info(), "Conv", "", kOpset, Types(),
-          std::vector<StandardOperator::Attribute>{{"group", the.groups},
-                                                   {"kernel_shape", the.kernel_shape},
-                                                   {"strides", the.strides},
-                                                   {"dilations", the.dilations},
-                                                   {"pads", pads}},
-          2, 1);
+      std::vector<StandardOperator::Attribute> attributes{{"group", the.groups},
+                                                          {"kernel_shape", the.kernel_shape},
+                                                          {"strides", the.strides},
+                                                          {"dilations", the.dilations},
+                                                          {"pads", pads}};
+      const bool is_plain = taken == nullptr || (!taken->sum && taken->activation.empty());
+      if (!is_plain && !taken->activation.empty()) {
+        attributes.push_back({"activation", taken->activation});
+        attributes.push_back({"activation_params", taken->activation_params});
+      }
+      const size_t inputs = taken == nullptr ? 2 : taken->sum ? 4 : taken->bias ? 3 : 2;
+      conv = std::make_unique<StandardOperator>(kept_.info(), is_plain ? "Conv" : "FusedConv",
+                                                is_plain ? "" : "com.microsoft", is_plain ? kOpset : 1, Types(),
+                                                attributes, inputs, 1);
     }
     return *conv;
   }
 
   // The convolution's value, in the node's layout.
-  void Convolve(Run& run, const ConvShape& shape, const void* x, const void* w, void* value) const {
+  void Convolve(Run& run, const ConvShape& shape, const std::vector<Tensor>& inputs, const StandardEpilogue* taken,
+                void* value) const {
     const int64_t count = ElementCount(shape.result());
-    if (ElementCount(shape.x()) == 0) {  // nothing but padding
-      std::memset(value, 0, static_cast<size_t>(count) * SizeOf(wide_));
-      return;
-    }
     const bool last = shape.channels_last;
-    const HostOperand data(&run, scratch_, dtype_, x, shape.x(), last);
+    const HostOperand data(&run, scratch_, dtype_, inputs[0].data, shape.x(), last);
     std::optional<HostOperand> weights;
-    if (!weights_) weights.emplace(&run, scratch_, dtype_, w, shape.w(), last);
+    if (!weights_) weights.emplace(&run, scratch_, dtype_, inputs[1].data, shape.w(), last);
     const void* filters = weights_ ? weights_->data() : weights->data();
     const int64_t pixels = count / shape.batch / shape.filters;
     HostScratch::Buffer first(nullptr, {&scratch_});
@@ -158,9 +216,18 @@ class CpuConv : public Kernel {
     if (wide_ == DType::kDouble) {
       Multiply(run, shape, static_cast<const double*>(data.data()), filters, static_cast<double*>(made));
     } else {
-      Convolution(shape.pads())
-          .Run(run, {{data.data(), ort::kFloat, shape.x_first()}, {filters, ort::kFloat, shape.w_first()}},
-               {{made, ort::kFloat, shape.result_first()}});
+      std::vector<Tensor> given{{data.data(), ort::kFloat, shape.x_first()}, {filters, ort::kFloat, shape.w_first()}};
+      std::optional<HostOperand> bias;
+      if (taken != nullptr && taken->bias) {
+        const Tensor& operand = inputs[*taken->bias - 1 + kConvInputs];
+        bias.emplace(&run, scratch_, dtype_, operand.data, operand.shape, false);
+        given.push_back({bias->data(), ort::kFloat, {shape.filters}});
+      }
+      if (taken != nullptr && taken->sum) {
+        given.resize(3, {nullptr, ort::kUndefined, {}});
+        given.push_back(inputs[*taken->sum - 1 + kConvInputs]);
+      }
+      Convolution(shape.pads(), taken).Run(run, given, {{made, ort::kFloat, shape.result_first()}});
     }
     if (first != nullptr) Transpose(&run, made, value, shape.batch, shape.filters, pixels, SizeOf(wide_));
   }
@@ -185,11 +252,13 @@ class CpuConv : public Kernel {
   DType dtype_, wide_;  // of X and W, and of what is computed
   KeptNodeInfo kept_;
   HostScratch scratch_;
-  std::optional<HostOperand> weights_;       // constant ones that are not used as they lie
-  std::optional<size_t> place_;              // the result in whose memory the value is made
+  std::optional<HostOperand> weights_;     // constant ones that are not used as they lie
+  std::optional<StandardEpilogue> taken_;  // by Conv, where a run's shapes fit
+  std::optional<size_t> place_, taken_place_;
   std::optional<StandardOperator> product_;  // of doubles
   mutable std::mutex mutex_;
-  mutable std::map<Shape, std::unique_ptr<StandardOperator>> convolutions_;  // by padding
+  // By padding, and whether they take a part of the program.
+  mutable std::map<std::pair<Shape, bool>, std::unique_ptr<StandardOperator>> convolutions_;
 };
 
 }  // namespace

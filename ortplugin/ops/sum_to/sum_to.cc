@@ -418,14 +418,7 @@ class CpuSumTo : public Kernel {
     std::vector<char*> outputs;
     for (size_t r = 0; r < program.results().size(); ++r)
       outputs.push_back(static_cast<char*>(run.output(r, shape.results[r])));
-    if (shape.count > 0) {
-      Pass(sums_, shape, inputs, outputs).Compute(run);
-      return;
-    }
-    for (size_t r = 0; r < outputs.size(); ++r) {  // sums of nothing
-      const auto count = static_cast<size_t>(ElementCount(shape.results[r]));
-      if (count > 0) std::memset(outputs[r], 0, count * SizeOf(program.value(program.results()[r]).dtype));
-    }
+    ComputeSums(sums_, shape, inputs, outputs, run);
   }
 
  private:
@@ -433,6 +426,18 @@ class CpuSumTo : public Kernel {
 };
 
 }  // namespace
+
+void ComputeSums(const SumProgram& sums, const SumShape& shape, const std::vector<Tensor>& inputs,
+                 const std::vector<char*>& outputs, Run& run) {
+  if (shape.count > 0) {
+    Pass(sums, shape, inputs, outputs).Compute(run);
+    return;
+  }
+  for (size_t r = 0; r < outputs.size(); ++r) {  // sums of nothing
+    const auto count = static_cast<size_t>(ElementCount(shape.results[r]));
+    if (count > 0) std::memset(outputs[r], 0, count * SizeOf(sums.program.value(sums.program.results()[r]).dtype));
+  }
+}
 
 SumProgram SumProgram::Parse(const std::string& text) {
   SumProgram sums{Program::Parse(text), {}, {}};

@@ -49,6 +49,10 @@ SumShape FitSums(const SumProgram& program, const std::vector<Shape>& inputs);
 // don't fit the program. Returns the inputs' types.
 std::vector<TensorType> CheckSums(const SumProgram& program, const NodeInfo& info);
 
+// On the CPU: the program's results, in order, into `outputs`.
+void ComputeSums(const SumProgram& program, const SumShape& shape, const std::vector<Tensor>& inputs,
+                 const std::vector<char*>& outputs, Run& run);
+
 std::unique_ptr<Kernel> CreateCudaSumTo(const NodeInfo& info);
 
 // What one launch computes: the sums over the same axes, and with the first of them the results of the shape S.

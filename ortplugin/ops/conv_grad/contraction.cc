@@ -1,0 +1,337 @@
+#include "ortplugin/ops/conv_grad/contraction.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+namespace ortplugin {
+namespace {
+
+// ---- Matrix product -------------------------------------------------------------------------------------------------
+
+// Vectors of 64 bytes, which compilers cut into what the machine has.
+template <typename T>
+struct VectorOf;
+template <>
+struct VectorOf<float> {
+  using Type = float __attribute__((vector_size(64)));
+};
+template <>
+struct VectorOf<double> {
+  using Type = double __attribute__((vector_size(64)));
+};
+
+constexpr int64_t kRows = 4;     // of a tile that stays in registers
+constexpr int64_t kVectors = 2;  // its columns
+constexpr int64_t kDepth = 256;  // products that are added before they leave the registers
+template <typename T>
+constexpr int64_t kColumns = kVectors * 64 / static_cast<int64_t>(sizeof(T));
+
+// c[i, j] += sum over k of a[i * a_row + k * a_column] * b[k * b_row + j] for kColumns columns and `rows` rows.
+template <typename T, int64_t rows>
+__attribute__((always_inline)) inline void Tile(const T* a, int64_t a_row, int64_t a_column, const T* b, int64_t b_row,
+                                                int64_t depth, T* c, int64_t c_row) {
+  using Vector = typename VectorOf<T>::Type;
+  constexpr int64_t kLanes = 64 / static_cast<int64_t>(sizeof(T));
+  Vector sums[rows][kVectors] = {};
+  for (int64_t k = 0; k < depth; ++k) {
+    Vector right[kVectors];
+    std::memcpy(right, b + k * b_row, sizeof(right));
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t v = 0; v < kVectors; ++v) sums[i][v] += a[i * a_row + k * a_column] * right[v];
+  }
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t v = 0; v < kVectors; ++v)
+      for (int64_t l = 0; l < kLanes; ++l) c[i * c_row + v * kLanes + l] += sums[i][v][l];
+}
+
+// c [m, n] += a [m, depth] b [depth, n]; rows of b and c are contiguous, the steps between rows are given.
+template <typename T>
+__attribute__((always_inline)) inline void Product(int64_t m, int64_t n, int64_t depth, const T* a, int64_t a_row,
+                                                   int64_t a_column, const T* b, int64_t b_row, T* c, int64_t c_row) {
+  constexpr int64_t kWidth = kColumns<T>;
+  alignas(64) T edge[kDepth * kWidth];
+  alignas(64) T result[kRows * kWidth];
+  for (int64_t k = 0; k < depth; k += kDepth) {
+    const int64_t block = std::min(kDepth, depth - k);
+    for (int64_t j = 0; j < n; j += kWidth) {
+      const int64_t width = std::min(kWidth, n - j);
+      const T* right = b + k * b_row + j;
+      int64_t right_row = b_row;
+      if (width < kWidth) {  // the last columns, padded with zeros
+        for (int64_t row = 0; row < block; ++row) {
+          std::memcpy(edge + row * kWidth, right + row * b_row, static_cast<size_t>(width) * sizeof(T));
+          std::memset(edge + row * kWidth + width, 0, static_cast<size_t>(kWidth - width) * sizeof(T));
+        }
+        right = edge;
+        right_row = kWidth;
+      }
+      for (int64_t i = 0; i < m; i += kRows) {
+        const int64_t rows = std::min(kRows, m - i);
+        const T* left = a + i * a_row + k * a_column;
+        const bool whole = width == kWidth;
+        T* target = whole ? c + i * c_row + j : result;
+        const int64_t target_row = whole ? c_row : kWidth;
+        if (!whole) std::memset(result, 0, sizeof(result));
+        switch (rows) {
+          case 1:
+            Tile<T, 1>(left, a_row, a_column, right, right_row, block, target, target_row);
+            break;
+          case 2:
+            Tile<T, 2>(left, a_row, a_column, right, right_row, block, target, target_row);
+            break;
+          case 3:
+            Tile<T, 3>(left, a_row, a_column, right, right_row, block, target, target_row);
+            break;
+          default:
+            Tile<T, 4>(left, a_row, a_column, right, right_row, block, target, target_row);
+        }
+        for (int64_t row = 0; row < (whole ? 0 : rows); ++row)
+          for (int64_t column = 0; column < width; ++column)
+            c[(i + row) * c_row + j + column] += result[row * kWidth + column];
+      }
+    }
+  }
+}
+
+// The same code for the vectors that a machine has. Products and sums are apart, so every one gives the same bits.
+#if defined(__x86_64__) && defined(__GNUC__)
+#define ORTPLUGIN_VERSIONS(NAME, TARGET)                                                                         \
+  __attribute__((target(TARGET))) void NAME(int64_t m, int64_t n, int64_t depth, const float* a, int64_t a_row,  \
+                                            int64_t a_column, const float* b, int64_t b_row, float* c,           \
+                                            int64_t c_row) {                                                     \
+    Product(m, n, depth, a, a_row, a_column, b, b_row, c, c_row);                                                \
+  }                                                                                                              \
+  __attribute__((target(TARGET))) void NAME(int64_t m, int64_t n, int64_t depth, const double* a, int64_t a_row, \
+                                            int64_t a_column, const double* b, int64_t b_row, double* c,         \
+                                            int64_t c_row) {                                                     \
+    Product(m, n, depth, a, a_row, a_column, b, b_row, c, c_row);                                                \
+  }
+ORTPLUGIN_VERSIONS(ProductAvx2, "avx2")
+ORTPLUGIN_VERSIONS(ProductAvx512, "avx512f")
+#undef ORTPLUGIN_VERSIONS
+#endif
+
+template <typename T>
+void Multiply(int64_t m, int64_t n, int64_t depth, const T* a, int64_t a_row, int64_t a_column, const T* b,
+              int64_t b_row, T* c, int64_t c_row) {
+#if defined(__x86_64__) && defined(__GNUC__)
+  static const int level = [] {
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx512f") ? 2 : __builtin_cpu_supports("avx2") ? 1 : 0;
+  }();
+  if (level == 2) return ProductAvx512(m, n, depth, a, a_row, a_column, b, b_row, c, c_row);
+  if (level == 1) return ProductAvx2(m, n, depth, a, a_row, a_column, b, b_row, c, c_row);
+#endif
+  Product(m, n, depth, a, a_row, a_column, b, b_row, c, c_row);
+}
+
+// ---- Columns: what meets each element of s, as a matrix -------------------------------------------------------------
+
+// Calls body(o, coordinates, count) for stretches of `count` elements of s along the last axis, o being the number of
+// the first and `coordinates` its index, that make up [first, first + total).
+template <typename Body>
+void ForStretches(const Contraction& the, int64_t first, int64_t total, const Body& body) {
+  const size_t rank = the.axes.size();
+  const int64_t row = the.axes.back().small;
+  std::vector<int64_t> at(rank);
+  for (int64_t o = first; o < first + total;) {
+    int64_t rest = o;
+    for (size_t axis = rank; axis-- > 0; rest /= the.axes[axis].small) at[axis] = rest % the.axes[axis].small;
+    const int64_t count = std::min(row - at.back(), first + total - o);
+    body(o, at, count);
+    o += count;
+  }
+}
+
+// Calls body(k, offset, start, from, to) for each kernel position k that a stretch's row meets: `offset` leads to the
+// row of l, and elements [from, to) of the stretch meet those at start + element * stride of it. Positions that meet
+// nothing have from == to.
+template <typename Body>
+void ForKernel(const Contraction& the, const std::vector<int64_t>& at, int64_t count, const Body& body) {
+  const size_t rank = the.axes.size();
+  const ContractionAxis& last = the.axes.back();
+  const int64_t kernels = the.kernel_count();
+  std::vector<int64_t> position(rank);
+  for (int64_t k = 0; k < kernels; ++k) {
+    int64_t rest = k;
+    for (size_t axis = rank; axis-- > 0; rest /= the.axes[axis].kernel) position[axis] = rest % the.axes[axis].kernel;
+    int64_t offset = 0;
+    bool inside = true;
+    for (size_t axis = 0; axis + 1 < rank; ++axis) {
+      const ContractionAxis& each = the.axes[axis];
+      const int64_t place = at[axis] * each.stride + position[axis] * each.dilation - each.begin;
+      inside = inside && place >= 0 && place < each.large;
+      offset = offset * each.large + place;
+    }
+    const int64_t start = at.back() * last.stride + position.back() * last.dilation - last.begin;
+    int64_t from = start >= 0 ? 0 : (-start + last.stride - 1) / last.stride;
+    int64_t to = last.large - start <= 0 ? 0 : (last.large - start - 1) / last.stride + 1;
+    from = std::min(from, count);
+    to = inside ? std::clamp(to, from, count) : from;
+    body(k, offset * last.large, start, from, to);
+  }
+}
+
+// columns[(c, k), o - first] of the channels [0, channels) of one image's group; zeros where s meets nothing.
+template <typename T>
+void FillColumns(const Contraction& the, const T* large, int64_t channels, int64_t first, int64_t total, T* columns) {
+  const int64_t kernels = the.kernel_count(), image = the.large_count(), stride = the.axes.back().stride;
+  ForStretches(the, first, total, [&](int64_t o, const std::vector<int64_t>& at, int64_t count) {
+    ForKernel(the, at, count, [&](int64_t k, int64_t offset, int64_t start, int64_t from, int64_t to) {
+      for (int64_t c = 0; c < channels; ++c) {
+        T* target = columns + (c * kernels + k) * total + (o - first);
+        std::fill(target, target + from, T{0});
+        const T* source = large + c * image + offset + start;
+        for (int64_t i = from; i < to; ++i) target[i] = source[i * stride];
+        std::fill(target + to, target + count, T{0});
+      }
+    });
+  });
+}
+
+// The same transposed: rows[o - first, (c, k)].
+template <typename T>
+void FillRows(const Contraction& the, const T* large, int64_t first, int64_t total, T* rows) {
+  const int64_t kernels = the.kernel_count(), image = the.large_count(), stride = the.axes.back().stride;
+  const int64_t width = the.b * kernels;
+  std::fill(rows, rows + total * width, T{0});
+  ForStretches(the, first, total, [&](int64_t o, const std::vector<int64_t>& at, int64_t count) {
+    ForKernel(the, at, count, [&](int64_t k, int64_t offset, int64_t start, int64_t from, int64_t to) {
+      for (int64_t i = from; i < to; ++i) {
+        const T* source = large + offset + start + i * stride;
+        T* target = rows + (o - first + i) * width + k;
+        for (int64_t c = 0; c < the.b; ++c) target[c * kernels] = source[c * image];
+      }
+    });
+  });
+}
+
+// Adds columns to what they were taken from.
+template <typename T>
+void AddColumns(const Contraction& the, const T* columns, int64_t channels, int64_t first, int64_t total, T* large) {
+  const int64_t kernels = the.kernel_count(), image = the.large_count(), stride = the.axes.back().stride;
+  ForStretches(the, first, total, [&](int64_t o, const std::vector<int64_t>& at, int64_t count) {
+    ForKernel(the, at, count, [&](int64_t k, int64_t offset, int64_t start, int64_t from, int64_t to) {
+      for (int64_t c = 0; c < channels; ++c) {
+        const T* source = columns + (c * kernels + k) * total + (o - first);
+        T* target = large + c * image + offset + start;
+        for (int64_t i = from; i < to; ++i) target[i * stride] += source[i];
+      }
+    });
+  });
+}
+
+int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Elements of s whose columns of `height` numbers make up a matrix that stays in the L2 cache.
+int64_t Block(const Contraction& the, int64_t height) {
+  constexpr int64_t kNumbers = 65536;
+  const int64_t count = the.small_count();
+  return std::clamp<int64_t>(kNumbers / std::max<int64_t>(1, height) / 32 * 32, 32, std::max<int64_t>(count, 32));
+}
+
+constexpr int64_t kTasks = 16;  // about as many are worth while
+
+}  // namespace
+
+int64_t Contraction::small_count() const {
+  int64_t count = 1;
+  for (const ContractionAxis& axis : axes) count *= axis.small;
+  return count;
+}
+int64_t Contraction::large_count() const {
+  int64_t count = 1;
+  for (const ContractionAxis& axis : axes) count *= axis.large;
+  return count;
+}
+int64_t Contraction::kernel_count() const {
+  int64_t count = 1;
+  for (const ContractionAxis& axis : axes) count *= axis.kernel;
+  return count;
+}
+
+template <typename T>
+void Gather(const Contraction& the, const T* large, const T* weight, T* small, const ParallelFor& parallel_for) {
+  const int64_t outputs = the.small_count(), image = the.large_count(), height = the.b * the.kernel_count();
+  const int64_t block = Block(the, height), blocks = DivideUp(outputs, block);
+  parallel_for(static_cast<size_t>(the.batch * the.group * blocks), [&](size_t task) {
+    const int64_t number = static_cast<int64_t>(task), part = number / blocks, first = number % blocks * block;
+    const int64_t count = std::min(block, outputs - first);
+    const std::unique_ptr<T[]> columns(new T[static_cast<size_t>(height * count)]);
+    FillColumns(the, large + part * the.b * image, the.b, first, count, columns.get());
+    T* target = small + part * the.a * outputs + first;
+    for (int64_t row = 0; row < the.a; ++row) std::fill(target + row * outputs, target + row * outputs + count, T{0});
+    Multiply<T>(the.a, count, height, weight + part % the.group * the.a * height, height, 1, columns.get(), count,
+                target, outputs);
+  });
+}
+
+template <typename T>
+void Scatter(const Contraction& the, const T* small, const T* weight, T* large, const ParallelFor& parallel_for) {
+  const int64_t outputs = the.small_count(), image = the.large_count(), kernels = the.kernel_count();
+  const int64_t height = the.b * kernels, parts = the.batch * the.group;
+  // Where there are few images and groups, tasks share out the channels.
+  const int64_t channels = DivideUp(the.b, std::clamp<int64_t>(kTasks / std::max<int64_t>(1, parts), 1, the.b));
+  const int64_t slices = DivideUp(the.b, channels);
+  parallel_for(static_cast<size_t>(parts * slices), [&](size_t task) {
+    const int64_t number = static_cast<int64_t>(task), part = number / slices, channel = number % slices * channels;
+    const int64_t width = std::min(channels, the.b - channel), rows = width * kernels;
+    T* target = large + (part * the.b + channel) * image;
+    std::fill(target, target + width * image, T{0});
+    const int64_t block = Block(the, rows);
+    const std::unique_ptr<T[]> columns(new T[static_cast<size_t>(rows * std::min(block, outputs))]);
+    for (int64_t first = 0; first < outputs; first += block) {
+      const int64_t count = std::min(block, outputs - first);
+      std::fill(columns.get(), columns.get() + rows * count, T{0});
+      Multiply<T>(rows, count, the.a, weight + part % the.group * the.a * height + channel * kernels, 1, height,
+                  small + part * the.a * outputs + first, outputs, columns.get(), count);
+      AddColumns(the, columns.get(), width, first, count, target);
+    }
+  });
+}
+
+template <typename T>
+void Weight(const Contraction& the, const T* small, const T* large, double* weight, const ParallelFor& parallel_for) {
+  const int64_t outputs = the.small_count(), image = the.large_count(), height = the.b * the.kernel_count();
+  // Tasks share out groups and rows of w; where these are few, images too, whose sums are added afterwards.
+  constexpr int64_t kTaskRows = 64;
+  const int64_t slices = DivideUp(the.a, kTaskRows);
+  const int64_t wanted = std::clamp<int64_t>(kTasks / (the.group * slices), 1, std::max<int64_t>(1, the.batch));
+  const int64_t images = DivideUp(std::max<int64_t>(1, the.batch), wanted), chunks = DivideUp(the.batch, images);
+  const int64_t whole = the.weight_count();
+  std::fill(weight, weight + whole, 0.0);
+  if (the.batch == 0 || outputs == 0 || height == 0) return;
+  std::vector<double> partial(static_cast<size_t>(whole * (chunks - 1)));
+  parallel_for(static_cast<size_t>(the.group * slices * chunks), [&](size_t task) {
+    const int64_t number = static_cast<int64_t>(task), chunk = number % chunks;
+    const int64_t slice = number / chunks % slices * kTaskRows, group = number / chunks / slices;
+    const int64_t rows = std::min(kTaskRows, the.a - slice), block = Block(the, height);
+    double* totals = chunk == 0 ? weight : partial.data() + (chunk - 1) * whole;
+    totals += (group * the.a + slice) * height;
+    std::vector<T> columns(static_cast<size_t>(std::min(block, outputs) * height));
+    std::vector<T> sums(static_cast<size_t>(rows * height));
+    for (int64_t n = chunk * images; n < std::min(the.batch, (chunk + 1) * images); ++n) {
+      const int64_t part = n * the.group + group;
+      for (int64_t first = 0; first < outputs; first += block) {
+        const int64_t count = std::min(block, outputs - first);
+        FillRows(the, large + part * the.b * image, first, count, columns.data());
+        std::fill(sums.begin(), sums.end(), T{0});
+        Multiply<T>(rows, height, count, small + (part * the.a + slice) * outputs + first, outputs, 1, columns.data(),
+                    height, sums.data(), height);
+        for (int64_t i = 0; i < rows * height; ++i) totals[i] += static_cast<double>(sums[static_cast<size_t>(i)]);
+      }
+    }
+  });
+  for (int64_t chunk = 0; chunk + 1 < chunks; ++chunk)
+    for (int64_t i = 0; i < whole; ++i) weight[i] += partial[static_cast<size_t>(chunk * whole + i)];
+}
+
+template void Gather(const Contraction&, const float*, const float*, float*, const ParallelFor&);
+template void Gather(const Contraction&, const double*, const double*, double*, const ParallelFor&);
+template void Scatter(const Contraction&, const float*, const float*, float*, const ParallelFor&);
+template void Scatter(const Contraction&, const double*, const double*, double*, const ParallelFor&);
+template void Weight(const Contraction&, const float*, const float*, double*, const ParallelFor&);
+template void Weight(const Contraction&, const double*, const double*, double*, const ParallelFor&);
+
+}  // namespace ortplugin

@@ -1,0 +1,61 @@
+// ConvGrad: gradients of Conv and ConvTranspose. The specification is in ortplugin/ops/conv_grad/__init__.py.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ortplugin/ops/conv_grad/contraction.h"
+#include "ortplugin/ops/sum_to/sum_to.h"
+#include "ortplugin/runtime/ort.h"
+#include "ortplugin/runtime/program.h"
+
+namespace ortplugin {
+
+extern const Operator kConvGrad;
+
+// A node's attributes, checked and complete.
+struct GradNode {
+  std::string text;  // of the program
+  Program program;
+  bool wants_x, wants_w, wants_b, wants_z;
+  bool has_x, has_w;
+  bool transposed, channels_last, allow_tf32;
+  int64_t group;
+  Shape kernel, strides, dilations, begin, end, output_padding;
+  DType weight_dtype;  // of dW and dB
+  std::string data_algorithm, weight_algorithm;
+
+  // Throws Error where the node is none of this operator.
+  static GradNode Read(const ShapeContext& node);
+  static GradNode Read(const NodeInfo& node);
+
+  size_t rank() const { return kernel.size(); }
+  DType dtype() const { return program.value(program.results()[0]).dtype; }                    // T
+  size_t operands() const { return static_cast<size_t>(has_x) + static_cast<size_t>(has_w); }  // before the program's
+  size_t gradients() const;                                                                    // among the outputs
+  // dZ is the program's parameter itself, and need not be written.
+  bool is_bare() const { return program.statements().empty() && program.parameters().size() == 1 && !wants_z; }
+  // Whether there is something to do before the convolutions.
+  bool has_sums() const { return !is_bare() || wants_b; }
+  // The program of that: its results are dZ, unless bare or nobody needs it; those of the program after the first; and
+  // dB, which is there even where it is not wanted.
+  bool stores_z() const { return !is_bare() && (wants_x || wants_w || wants_z); }
+  SumProgram Sums() const;
+};
+
+// The shapes of one run. Those of tensors are in the node's layout.
+struct GradShape {
+  Shape z, x, w;
+  Contraction contraction;
+};
+
+// Throws Error where the inputs' shapes contradict each other or the attributes.
+GradShape FitGrad(const GradNode& node, const std::vector<Shape>& inputs);
+
+// Checks inputs, outputs and what is known of shapes early. Returns the inputs' types.
+std::vector<TensorType> CheckGrad(const GradNode& node, const NodeInfo& info);
+
+std::unique_ptr<Kernel> CreateCudaConvGrad(const NodeInfo& info);
+
+}  // namespace ortplugin

@@ -1,0 +1,93 @@
+"""FusedConvTranspose: a transposed convolution and any pointwise program of its result.
+
+    c[n, m, i] = sum over j, o and k with o * stride + k * dilation - begin = i of X[n, j, o] * W[j, m, k]
+    outs       = program(c, operands)             bias, activation, residual: whatever the program says
+
+Domain `ortplugin`, version 1.
+Inputs: X, W, then one operand for each of the program's parameters but the first, in order, of the dtypes declared.
+Attributes: `program`, `layout`, `allow_tf32` and `algorithm` as FusedConv has them, and those of ONNX's ConvTranspose,
+    with its defaults: `auto_pad`, `dilations`, `group`, `kernel_shape`, `output_padding`, `output_shape` (the spatial
+    sizes), `pads`, `strides`. In the layout "NCHW" X is [N, C, spatial..], W [C, M/group, spatial..] and the result
+    [N, M, spatial..]; in "NHWC" X is [N, spatial.., C], W [C, spatial.., M/group] and the result [N, spatial.., M], and
+    `kernel_shape` must be given.
+Outputs: one for each of the program's results (1 to 16), in order, with the dtype declared there and the shape S of
+    the transposed convolution, in its layout. Every operand must broadcast to S.
+Sums accumulate in float32, in float64 for double. No output is read before it is written.
+Errors: as FusedConv's; pads that leave nothing of the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from ortplugin.graph.shapes import Shape
+from ortplugin.ops.base import DOMAIN, Operator, TensorType
+from ortplugin.ops.conv_epilogue import check_attributes, decompose_around, infer_results, read_epilogue
+from ortplugin.ops.conv_geometry import ConvAttributes, out_shape, read_attributes
+from ortplugin.ops.conv_transpose import reference as reference_module
+from ortplugin.ops.decompose import Builder
+from ortplugin.program import Program
+
+NAME = "FusedConvTranspose"
+ATTRIBUTES = (
+    "auto_pad", "dilations", "group", "kernel_shape", "output_padding", "output_shape", "pads", "strides",
+)  # fmt: skip
+
+
+def attributes_of(node: onnx.NodeProto) -> ConvAttributes:
+    """The node's attributes of ConvTranspose and its layout, checked. Raises ModelError that names the node."""
+    check_attributes(node)
+    return read_attributes(node, transposed=True)
+
+
+def program_of(node: onnx.NodeProto) -> Program:
+    """The node's program, checked against its inputs and outputs. Raises ModelError that names the node."""
+    return read_epilogue(node, own_inputs=2)
+
+
+def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[TensorType]:
+    """Every output's dtype as declared and the result's shape, None where the inputs' shapes do not tell."""
+    attributes, program = attributes_of(node), program_of(node)
+
+    def shape(x: Shape | None, w: Shape | None) -> Shape | None:
+        return out_shape(attributes, x, w)
+
+    return infer_results(node, program, inputs, shape)
+
+
+def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
+    """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names.
+
+    A ConvTranspose, with Transposes around it in NHWC, and the program's operators. Before opset 22 ConvTranspose lacks
+    bfloat16: it is then done in float.
+    """
+    attributes, program = attributes_of(node), program_of(node)
+    given = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute if each.name in ATTRIBUTES}
+
+    def convolution(builder: Builder, x: str, w: str, output: str) -> None:
+        builder.op("ConvTranspose", x, w, output=output, **given)
+
+    return decompose_around(node, attributes, program, opset, convolution)
+
+
+def reference(
+    node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
+) -> list[npt.NDArray[np.generic]]:
+    """The outputs in NumPy, computed in float64; see reference.py."""
+    return reference_module.conv_transpose(attributes_of(node), program_of(node), inputs, rounded)
+
+
+OPERATOR = Operator(
+    name=NAME,
+    domain=DOMAIN,
+    version=1,
+    summary="a transposed convolution with bias, activation and whatever else is pointwise, in NCHW or NHWC",
+    infer_shapes=infer_shapes,
+    decompose=decompose,
+    reference=reference,
+)

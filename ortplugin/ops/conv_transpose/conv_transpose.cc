@@ -1,0 +1,147 @@
+#include "ortplugin/ops/conv_transpose/conv_transpose.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+
+#include "ortplugin/ops/conv/conv.h"
+#include "ortplugin/ops/conv/host_layout.h"
+#include "ortplugin/ops/conv_grad/contraction.h"
+#include "ortplugin/runtime/program_pass.h"
+#include "ortplugin/runtime/standard_operator.h"
+
+namespace ortplugin {
+namespace {
+
+void Infer(ShapeContext& context) {
+  const ConvAttributes attributes = ReadConvAttributes(context, true);
+  const Program program = ParseEpilogue(ProgramText(context, kConvInputs));
+  const std::vector<TensorType> inputs = EpilogueInputs(program, kConvInputs, context);
+  InferEpilogue(program, kConvInputs, inputs, InferConv(attributes, inputs[0], inputs[1]), &context);
+}
+
+constexpr int kOpset = 11;  // since which ConvTranspose is what it is
+constexpr const char* kAutoPads[] = {"NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"};  // by AutoPad
+
+// ---- CPU kernel -----------------------------------------------------------------------------------------------------
+
+// ONNX Runtime's own ConvTranspose, for float, or the sums of contraction.h for double, then the program, in place on
+// what these have written where a result has its dtype.
+class CpuConvTranspose : public Kernel {
+ public:
+  explicit CpuConvTranspose(const NodeInfo& info)
+      : node_(info, ProgramText(info, kConvInputs), true),
+        dtype_(ValueType(node_.program)),
+        wide_(dtype_ == DType::kDouble ? DType::kDouble : DType::kFloat),
+        scratch_(info) {
+    const ConvAttributes& the = node_.attributes;
+    if (wide_ == DType::kFloat)
+      convolution_.emplace(info, "ConvTranspose", "", kOpset,
+                           std::vector<StandardOperator::TypeConstraint>{{"T", ort::kFloat}},
+                           std::vector<StandardOperator::Attribute>{
+                               {"auto_pad", std::string(kAutoPads[static_cast<size_t>(the.auto_pad)])},
+                               {"group", the.groups},
+                               {"kernel_shape", the.kernel_shape},
+                               {"strides", the.strides},
+                               {"dilations", the.dilations},
+                               {"pads", the.pads},
+                               {"output_padding", the.output_padding},
+                               {"output_shape", the.output_shape}},
+                           2, 1);
+    if (const std::optional<Tensor> w = info.constant_input(1)) {
+      HostOperand weights(nullptr, scratch_, dtype_, w->data, w->shape, the.channels_last);
+      if (weights.data() != w->data) weights_.emplace(std::move(weights));
+    }
+    const std::vector<ValueId>& results = node_.program.results();
+    for (size_t r = results.size(); r-- > 0;) {
+      if (node_.program.value(results[r]).dtype != wide_) continue;
+      const bool is_value = dtype_ == wide_ && results[r] == node_.program.parameters()[0];
+      if (!place_ || is_value || results[*place_] != node_.program.parameters()[0]) place_ = r;
+    }
+  }
+
+  void Compute(Run& run) const override {
+    std::vector<Tensor> inputs;
+    std::vector<Shape> shapes;
+    for (size_t i = 0; i < node_.inputs.size(); ++i) {
+      inputs.push_back(run.input(i));
+      CheckInput(node_.program, kConvInputs, i, inputs[i].type);
+      shapes.push_back(inputs[i].shape);
+    }
+    const ConvShape shape = FitConv(node_.attributes, shapes[0], shapes[1]);
+    const Shape full = shape.result();
+    const Axes axes = EpilogueAxes(node_.program, kConvInputs, full, shapes);
+    std::vector<void*> outputs;
+    for (size_t r = 0; r < node_.program.results().size(); ++r) outputs.push_back(run.output(r, full));
+    const int64_t count = ElementCount(full);
+    if (count == 0) return;
+
+    HostScratch::Buffer own(nullptr, {&scratch_});
+    if (!place_) own = scratch_.Take(static_cast<size_t>(count) * SizeOf(wide_));
+    void* value = place_ ? outputs[*place_] : own.get();
+    Convolve(run, shape, inputs, shapes[1], value);
+    if (place_ && node_.program.statements().empty() && outputs.size() == 1) return;  // nothing follows
+    std::vector<ProgramPass::Input> parameters{{value, wide_}};
+    for (size_t i = kConvInputs; i < inputs.size(); ++i)
+      parameters.push_back({inputs[i].data, *FromOrt(inputs[i].type)});
+    ProgramPass(node_.program, axes, count, parameters, outputs).Run(run);
+  }
+
+ private:
+  // The transposed convolution's value, in the node's layout.
+  void Convolve(Run& run, const ConvShape& shape, const std::vector<Tensor>& inputs, const Shape& w_shape,
+                void* value) const {
+    const int64_t count = ElementCount(shape.result());
+    if (ElementCount(shape.x()) == 0) {  // an image without pixels
+      std::memset(value, 0, static_cast<size_t>(count) * SizeOf(wide_));
+      return;
+    }
+    const bool last = shape.channels_last;
+    const HostOperand data(&run, scratch_, dtype_, inputs[0].data, shape.x(), last);
+    std::optional<HostOperand> weights;
+    if (!weights_) weights.emplace(&run, scratch_, dtype_, inputs[1].data, w_shape, last);
+    const void* filters = weights_ ? weights_->data() : weights->data();
+    const int64_t pixels = count / shape.batch / shape.filters;
+    HostScratch::Buffer first(nullptr, {&scratch_});
+    if (last && shape.filters > 1 && pixels > 1) first = scratch_.Take(static_cast<size_t>(count) * SizeOf(wide_));
+    void* made = first != nullptr ? first.get() : value;
+    if (wide_ == DType::kDouble) {
+      Contraction the{shape.batch, shape.groups, shape.channels / shape.groups, shape.filters / shape.groups, {}};
+      for (const Window& window : shape.windows)
+        the.axes.push_back({window.size, window.out, window.kernel, window.stride, window.dilation, window.begin});
+      const ParallelFor parallel_for = [&](size_t tasks, const std::function<void(size_t)>& body) {
+        run.parallel_for(tasks, body);
+      };
+      Scatter(the, static_cast<const double*>(data.data()), static_cast<const double*>(filters),
+              static_cast<double*>(made), parallel_for);
+    } else {
+      convolution_->Run(run,
+                        {{data.data(), ort::kFloat, shape.x_first()},
+                         {filters, ort::kFloat, last ? ChannelsFirst(w_shape) : w_shape}},
+                        {{made, ort::kFloat, shape.result_first()}});
+    }
+    if (first != nullptr) Transpose(&run, made, value, shape.batch, shape.filters, pixels, SizeOf(wide_));
+  }
+
+  ConvNode node_;
+  DType dtype_, wide_;  // of X and W, and of what is computed
+  HostScratch scratch_;
+  std::optional<HostOperand> weights_;  // constant ones that are not used as they lie
+  std::optional<size_t> place_;         // the result in whose memory the value is made
+  std::optional<StandardOperator> convolution_;
+};
+
+}  // namespace
+
+std::unique_ptr<Kernel> CreateCpuConvTranspose(const NodeInfo& info) {
+  return std::make_unique<CpuConvTranspose>(info);
+}
+
+const Operator kFusedConvTranspose = {
+    "FusedConvTranspose",
+    Infer,
+    CreateCpuConvTranspose,
+    CreateCudaConvTranspose,
+};
+
+}  // namespace ortplugin

@@ -1,0 +1,40 @@
+"""FusedConvTranspose in NumPy, in float64: what the kernels, the decomposition and the rewrites are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ortplugin.ops.conv.reference import epilogue
+from ortplugin.ops.conv_geometry import ConvAttributes, windows
+from ortplugin.ops.conv_grad.reference import Window, scatter
+from ortplugin.program import Program
+
+Array = npt.NDArray[Any]
+
+
+def conv_transpose(
+    attributes: ConvAttributes, program: Program, inputs: Sequence[Array], rounded: bool = True
+) -> list[npt.NDArray[np.generic]]:
+    """The outputs of a FusedConvTranspose: X, W and the program's other parameters to one array of S for each result.
+
+    `rounded`: each output has its result's dtype. Otherwise floating outputs are float64 before that last rounding,
+    which is what a tolerance is measured from.
+    """
+    x, w, *operands = inputs
+    return epilogue(program, transposed_convolution(attributes, x, w), operands, rounded)
+
+
+def transposed_convolution(attributes: ConvAttributes, x: Array, w: Array) -> npt.NDArray[np.float64]:
+    """The transposed convolution alone, in the node's layout."""
+    channels_last = attributes.layout == "NHWC"
+    if channels_last:
+        x, w = np.moveaxis(x, -1, 1), np.moveaxis(w, -1, 1)
+    axes = windows(attributes, x.shape, w.shape)
+    strides, dilations = [each.stride for each in axes], [each.dilation for each in axes]
+    window = Window(strides, dilations, [each.begin for each in axes], attributes.group)
+    y = scatter(np.asarray(x), np.asarray(w), [each.out for each in axes], window)
+    return np.ascontiguousarray(np.moveaxis(y, 1, -1)) if channels_last else y

@@ -1,0 +1,238 @@
+"""The cases on which FusedConvTranspose must equal its reference, on every provider, and how they are compared."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from layer_norm_cases import OPSET, SMALLEST, UNIT_ROUNDOFF, Array, Shape, output_name, typed
+from onnx import helper
+
+from ortplugin.ops.base import TensorType
+from ortplugin.ops.conv_transpose import OPERATOR, attributes_of
+from ortplugin.ops.conv_transpose.reference import transposed_convolution
+from ortplugin.ops.decompose import NUMPY_DTYPES, ONNX_DTYPES
+from ortplugin.ops.pointwise_reference import values
+from ortplugin.program import FLOATING, Program, parse
+
+
+@dataclass(frozen=True)
+class Case:
+    """One FusedConvTranspose with its inputs. `x` and `w`: channels first; `operands`: shapes of the program's others,
+    as they broadcast to a result channels first; None stands for the whole result."""
+
+    name: str
+    text: str
+    x: Shape
+    w: Shape
+    operands: tuple[Shape | None, ...] = ()
+    layout: str = "NCHW"
+    attributes: dict[str, Any] = field(default_factory=dict, hash=False)
+    constant_weights: bool = False
+
+    @property
+    def program(self) -> Program:
+        return parse(self.text)
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """Those of the inputs, in the node's layout."""
+        given: list[Shape] = [self.laid(self.x), self.laid(self.w)]
+        for shape in self.operands:
+            if shape is None:
+                known = [self.laid(self.x), self.laid(self.w), *[None] * len(self.operands)]
+                types = [TensorType(None, each) for each in known]
+                whole = OPERATOR.infer_shapes(self.node(), types)[0].shape
+                assert whole is not None
+                shape = self.unlaid(tuple(int(size) for size in whole if size is not None))
+            given.append(self.laid((1,) * (len(self.x) - len(shape)) + shape))
+        return tuple(given)
+
+    def laid(self, shape: Shape) -> Shape:
+        return shape if self.layout == "NCHW" else (shape[0], *shape[2:], shape[1])
+
+    def unlaid(self, shape: Shape) -> Shape:
+        return shape if self.layout == "NCHW" else (shape[0], shape[-1], *shape[1:-1])
+
+    @property
+    def names(self) -> list[str]:
+        """Those of the inputs."""
+        return ["X", "W", *(each.name for each in self.program.parameters[1:])]
+
+    @property
+    def dtypes(self) -> list[str]:
+        """Those of the inputs."""
+        first, *others = self.program.parameters
+        return [first.dtype, first.dtype, *(each.dtype for each in others)]
+
+    def inputs(self) -> list[Array]:
+        rng = np.random.default_rng(zlib.crc32(self.name.encode()))
+        return [
+            np.asarray(rng.standard_normal(shape)).astype(NUMPY_DTYPES[dtype])
+            for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
+        ]
+
+    def feeds(self) -> dict[str, Array]:
+        made = dict(zip(self.names, self.inputs(), strict=True))
+        return {name: array for name, array in made.items() if name != "W" or not self.constant_weights}
+
+    def node(self) -> onnx.NodeProto:
+        attributes = {"kernel_shape": list(self.w[2:]), **self.attributes}
+        program = self.program
+        return helper.make_node(
+            OPERATOR.name, self.names, [output_name(program, each) for each in program.results], "up",
+            domain=OPERATOR.domain, program=self.text, layout=self.layout,
+            **{name: value for name, value in attributes.items() if value is not None},
+        )  # fmt: skip
+
+    def model(
+        self,
+        shapes: Sequence[Sequence[int | str | None] | None] | None = None,
+        nodes: Sequence[onnx.NodeProto] | None = None,
+    ) -> bytes:
+        """A model of this one node (or of `nodes`), with the case's shapes or those given."""
+        given = self.shapes if shapes is None else shapes
+        constants = []
+        if self.constant_weights:
+            constants.append(onnx.numpy_helper.from_array(self.inputs()[1], "W"))
+        graph = helper.make_graph(
+            [self.node()] if nodes is None else list(nodes),
+            "case",
+            [
+                helper.make_tensor_value_info(name, ONNX_DTYPES[dtype], shape)
+                for name, dtype, shape in zip(self.names, self.dtypes, given, strict=True)
+                if name != "W" or not self.constant_weights
+            ],
+            [
+                helper.make_tensor_value_info(output_name(self.program, each), ONNX_DTYPES[each.dtype], None)
+                for each in self.program.results
+            ],
+            constants,
+        )
+        imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(OPERATOR.domain, OPERATOR.version)]
+        return helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString()
+
+
+# --------------------------------------------------------------------------------------------------------- comparison
+
+UNITS = 4.0  # as in conv_grad_cases.py
+SLOPE = 4.0  # what an activation may multiply an error by
+
+
+def check(case: Case, outputs: Sequence[Array], inputs: Sequence[Array] | None = None, unit: float = 0) -> None:
+    """Compares a kernel's outputs with the reference; AssertionError says where they differ.
+
+    Shape and dtype are equal, and |got - wanted| <= u |wanted| + smallest / 2 + SLOPE (UNITS + sqrt(n)) c size, where
+    `wanted` is the reference before its rounding to the output's dtype, u the unit roundoff of that dtype, `smallest`
+    its smallest subnormal number, c the unit roundoff of the arithmetic (`unit`, if that is larger), n the most terms
+    of a sum and `size` the sum of their sizes, or the largest value that the program makes of it.
+    """
+    arrays = case.inputs() if inputs is None else list(inputs)
+    node, program = case.node(), case.program
+    wide = OPERATOR.reference(node, arrays, rounded=False)  # type: ignore[call-arg]
+    wanted_all = OPERATOR.reference(node, arrays)
+    absolute = [np.abs(each.astype(np.float64)) for each in arrays[:2]]
+    size = transposed_convolution(attributes_of(node), absolute[0], absolute[1])
+    steps = values(program, [size, *arrays[2:]])
+    for each in steps.values():
+        size = np.maximum(size, np.abs(np.broadcast_to(each, size.shape).astype(np.float64)))
+    compute = max(UNIT_ROUNDOFF["double" if case.dtypes[0] == "double" else "float"], unit)
+    slack = SLOPE * (UNITS + math.sqrt(math.prod(case.w) / case.w[1])) * compute * size
+    assert len(outputs) == len(wide)
+    for result, got, exact, wanted in zip(program.results, outputs, wide, wanted_all, strict=True):
+        where = f"{case.name}: {result.name}"
+        assert got.shape == wanted.shape, f"{where} has the shape {got.shape} instead of {wanted.shape}"
+        assert got.dtype == wanted.dtype, f"{where} is {got.dtype} instead of {wanted.dtype}"
+        if result.dtype not in FLOATING:
+            np.testing.assert_array_equal(got, wanted, err_msg=where)
+            continue
+        error = np.abs(np.asarray(got).astype(np.float64) - exact)
+        allowed = UNIT_ROUNDOFF[result.dtype] * np.abs(exact) + SMALLEST[result.dtype] / 2 + slack
+        bad = ~(error <= allowed)
+        assert not bad.any(), (
+            f"{where}: {int(bad.sum())} of {error.size} elements differ too much, the first at "
+            f"{[int(i) for i in np.argwhere(bad)[0]]}: {np.asarray(got)[bad][0]!r} instead of {exact[bad][0]!r}, "
+            f"allowed {allowed[bad][0]:.3g}"
+        )
+
+
+# --------------------------------------------------------------------------------------------------------------- cases
+# T stands for the dtype at hand.
+
+BARE = "(T c) => (T c) {}"
+BIAS_RELU = """(T c, T b) => (T y) {
+  s = Add(c, b)
+  y = Relu(s)
+}"""
+RESIDUAL = """(T c, T b, T r) => (T y, T s) {
+  a = Add(c, b)
+  s = Add(a, r)
+  y = Tanh(s)
+}"""
+
+# name: x, w, attributes
+GEOMETRIES: dict[str, tuple[Shape, Shape, dict[str, Any]]] = {
+    "3x3": ((2, 3, 7, 9), (3, 4, 3, 3), {"pads": [1, 1, 1, 1]}),
+    "1x1": ((2, 5, 6, 7), (5, 3, 1, 1), {}),
+    "strided": ((2, 3, 5, 4), (3, 4, 3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    "output_padding": ((2, 3, 5, 4), (3, 4, 3, 3), {"strides": [2, 3], "pads": [1, 1, 1, 1], "output_padding": [1, 2]}),
+    "output_shape": ((2, 3, 5, 4), (3, 2, 3, 3), {"strides": [2, 3], "output_shape": [10, 12]}),
+    "output_shape, SAME_UPPER": (
+        (1, 3, 5, 4), (3, 2, 4, 3), {"strides": [2, 2], "output_shape": [11, 8], "auto_pad": "SAME_UPPER"}
+    ),
+    "SAME_UPPER": ((2, 2, 5, 4), (2, 3, 3, 4), {"strides": [2, 3], "auto_pad": "SAME_UPPER"}),
+    "SAME_LOWER": ((2, 2, 5, 4), (2, 3, 4, 4), {"strides": [2, 3], "auto_pad": "SAME_LOWER"}),
+    "VALID": ((2, 2, 5, 4), (2, 3, 3, 2), {"strides": [1, 2], "auto_pad": "VALID"}),
+    "asymmetric pads": ((1, 3, 6, 5), (3, 2, 3, 4), {"pads": [0, 2, 2, 1]}),
+    "dilated": ((2, 2, 6, 5), (2, 3, 3, 2), {"dilations": [2, 3], "pads": [2, 1, 1, 2]}),
+    "groups": ((2, 6, 5, 5), (6, 3, 3, 3), {"pads": [1, 1, 1, 1], "group": 3}),
+    "depthwise": ((2, 8, 5, 4), (8, 1, 3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1], "group": 8,
+                                               "output_padding": [1, 1]}),
+    "kernel is stride": ((2, 3, 4, 6), (3, 5, 2, 2), {"strides": [2, 2]}),
+    "DCGAN": ((2, 24, 4, 4), (24, 16, 4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    "gaps": ((1, 2, 4, 3), (2, 2, 2, 1), {"strides": [3, 2], "output_padding": [1, 1]}),
+    "1-D": ((3, 4, 11), (4, 2, 5), {"strides": [2], "pads": [2, 1]}),
+    "3-D": ((2, 2, 4, 3, 3), (2, 3, 3, 2, 3), {"strides": [1, 2, 1], "pads": [1, 0, 1, 1, 1, 1]}),
+    "aligned": ((2, 16, 6, 6), (16, 32, 3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]}),
+}  # fmt: skip
+
+
+def _grid() -> list[Case]:
+    cases = []
+    for number, (name, (x, w, attributes)) in enumerate(GEOMETRIES.items()):
+        filters = w[1] * attributes.get("group", 1)
+        spatial = (1,) * (len(x) - 2)
+        for layout in ("NCHW", "NHWC"):
+            for dtype in FLOATING:
+                text, operands = ((BARE, ()), (BIAS_RELU, ((filters, *spatial),)))[number % 2]
+                title = f"{name}, {layout}, {dtype}"
+                cases.append(Case(title, typed(text, dtype), x, w, operands, layout, attributes))
+    return cases
+
+
+def _others() -> list[Case]:
+    x, w, attributes = GEOMETRIES["strided"]
+    cases = []
+    for dtype in FLOATING:
+        for layout in ("NCHW", "NHWC"):
+            cases += [
+                Case(f"residual, {layout}, {dtype}", typed(RESIDUAL, dtype), x, w, ((4, 1, 1), None), layout,
+                     attributes),
+                Case(f"constant weights, {layout}, {dtype}", typed(BIAS_RELU, dtype), x, w, ((4, 1, 1),), layout,
+                     attributes, True),
+                Case(f"a result of another dtype, {layout}, {dtype}",
+                     typed("(T c) => (bool p, T n, double d) { p = Greater(c, 0) n = Neg(c) d = Cast<to=double>(c) }",
+                           dtype), x, w, (), layout, attributes),
+            ]  # fmt: skip
+        cases.append(Case(f"no images, {dtype}", typed(BARE, dtype), (0, *x[1:]), w, (), "NCHW", attributes))
+    return cases
+
+
+CASES: tuple[Case, ...] = (*_grid(), *_others())
+by_name = {case.name: case for case in CASES}
+assert len(by_name) == len(CASES), "two cases have one name"
