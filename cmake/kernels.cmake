@@ -4,6 +4,7 @@ set(kernel_files
   kCommonSource=${root}/ortplugin/runtime/common.cuh
   kPointwiseSource=${root}/ortplugin/runtime/pointwise.cuh
   kLayerNormSource=${root}/ortplugin/ops/layer_norm/layer_norm.cu
+  kConvDirectSource=${root}/ortplugin/ops/conv/direct.cu
   kScatterSource=${root}/ortplugin/ops/scatter/scatter.cu
   kScatterSortSource=${root}/ortplugin/ops/scatter/scatter_sort.cu
   kFusedPointwiseSource=${root}/ortplugin/ops/pointwise/pointwise.cu
