@@ -1,4 +1,4 @@
-"""Convolutional networks of torchvision, and a DCGAN generator, as PyTorch modules with random weights.
+"""Convolutional networks of torchvision, a DCGAN generator and a U-Net, as PyTorch modules with random weights.
 
 The architectures are the published ones. Their own initialisation gives the weights; the statistics of the batch norms
 are those of random images, each moved a little, so that activations neither vanish nor grow and no norm is trivial.
@@ -66,6 +66,39 @@ def _generator() -> Any:
     return nn.Sequential(*layers)
 
 
+def _unet() -> Any:
+    """A U-Net (Ronneberger, Fischer and Brox, 2015) with batch norms, padded convolutions and nearest upsampling."""
+    import torch
+    from torch import nn
+
+    widths = (32, 64, 128, 256, 512)
+
+    def stage(inputs: int, outputs: int) -> Any:
+        layers: list[Any] = []
+        for channels in (inputs, outputs):
+            layers += [nn.Conv2d(channels, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+        return nn.Sequential(*layers)
+
+    class UNet(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down = nn.ModuleList(stage(*pair) for pair in pairwise((3, *widths)))
+            self.up = nn.ModuleList(stage(wide + narrow, narrow) for narrow, wide in pairwise(widths))
+            self.pool, self.grow = nn.MaxPool2d(2), nn.Upsample(scale_factor=2, mode="nearest")
+            self.head = nn.Conv2d(widths[0], 2, 1)
+
+        def forward(self, x: Any) -> Any:
+            skips = []
+            for number, stage in enumerate(self.down):
+                x = stage(self.pool(x) if number else x)
+                skips.append(x)
+            for skip, stage in zip(reversed(skips[:-1]), reversed(self.up), strict=True):
+                x = stage(torch.cat([self.grow(x), skip], 1))
+            return self.head(x)
+
+    return UNet()
+
+
 NETWORKS: dict[str, Network] = {
     "resnet50": Network(_torchvision("resnet50")),
     "densenet121": Network(_torchvision("densenet121")),
@@ -74,6 +107,7 @@ NETWORKS: dict[str, Network] = {
     "convnext_tiny": Network(_torchvision("convnext_tiny")),
     "fcn_resnet50": Network(_fcn),
     "dcgan": Network(_generator, (100, 1, 1)),
+    "unet": Network(_unet, (3, 256, 256)),
 }
 
 

@@ -84,6 +84,12 @@ def _shapes(
 @click.option("--atol", type=click.FloatRange(min=0), help="Absolute tolerance; the dtype's own, scaled, by default.")
 @click.option("--only", multiple=True, callback=_names, metavar="PASS,...", help="Run these passes only.")
 @click.option("--skip", multiple=True, callback=_names, metavar="PASS,...", help="Leave these passes out.")
+@click.option(
+    "--layout",
+    default="auto",
+    metavar="auto|nchw|nhwc",
+    help="Of convolutions: channels last where that is faster (auto), never, or always.",
+)
 @click.option("--list-passes", is_flag=True, help="Show the passes in their order and stop.")
 @click.option("--explain", is_flag=True, help="Show what was nearly rewritten, and why it was not.")
 @click.option("--dry-run", is_flag=True, help="Do everything but write OUT.")
@@ -106,6 +112,7 @@ def command(
     atol: float | None,
     only: tuple[str, ...] | None,
     skip: tuple[str, ...] | None,
+    layout: str,
     list_passes: bool,
     explain: bool,
     dry_run: bool,
@@ -127,8 +134,10 @@ def command(
         raise UsageError(f"no model is given: {PROGRAM} IN -o OUT")
     if output is None and not dry_run:
         raise UsageError("no output is given; name it with -o OUT, or use --dry-run")
-    if restore and (only or skip or input_shapes or tune):
-        raise UsageError("--restore runs no passes, so --only, --skip, --tune and --input-shape do not go with it")
+    if restore and (only or skip or input_shapes or tune or layout != "auto"):
+        raise UsageError(
+            "--restore runs no passes, so --only, --skip, --layout, --tune and --input-shape do not go with it"
+        )
     if restore and precision:
         raise UsageError("--restore converts nothing, so --precision does not go with it")
     if precision is None and (precision_io or precision_skip):
@@ -167,6 +176,7 @@ def command(
                     stored,
                     only=only,
                     skip=skip,
+                    layout=layout,
                     input_shapes=input_shapes,
                     verify=verify,
                     tune=tune,

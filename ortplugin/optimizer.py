@@ -19,7 +19,9 @@ from .inputs import CANDIDATES, as_wanted, generate, load_inputs
 from .modelcheck import check_structure, check_tensors
 from .passes.allow_tf32 import ALLOW_TF32
 from .passes.base import Change, NearMiss, Pass, PassResult
-from .passes.channels_last import CHANNELS_LAST
+from .passes.batch_norm_pointwise import BATCH_NORM_POINTWISE
+from .passes.channel_shuffle import CHANNEL_SHUFFLE
+from .passes.channels_last import CHANNELS_LAST, CHANNELS_LAST_ALWAYS
 from .passes.common_subexpressions import COMMON_SUBEXPRESSIONS
 from .passes.conv_epilogue import CONV_EPILOGUE
 from .passes.dead_nodes import DEAD_NODES
@@ -33,7 +35,9 @@ from .passes.fuse_rms_norm import FUSE_RMS_NORM
 from .passes.fuse_scatter import FUSE_SCATTER
 from .passes.fuse_sum_to import FUSE_SUM_TO
 from .passes.inline_if import INLINE_IF
+from .passes.lone_pointwise import LONE_POINTWISE
 from .passes.masked_fill import MASKED_FILL
+from .passes.matmul_to_conv import MATMUL_TO_CONV
 from .passes.nested_slices import NESTED_SLICES
 from .passes.norm_epilogue import NORM_EPILOGUE
 from .passes.norm_prologue import NORM_PROLOGUE
@@ -42,6 +46,7 @@ from .passes.remove_identities import REMOVE_IDENTITIES
 from .passes.scatter_transpose import SCATTER_TRANSPOSE
 from .passes.shape_arithmetic import SHAPE_ARITHMETIC
 from .passes.sum_to_add import SUM_TO_ADD
+from .passes.transpose_views import TRANSPOSE_VIEWS
 from .passes.update_slice import UPDATE_SLICE
 from .precision import FLOAT16, Precision, resolve
 from .precision.convert import ConvertPrecision
@@ -64,6 +69,7 @@ PIPELINE: tuple[Pass, ...] = (
     SUM_TO_ADD,  # before the passes that look for an Add
     FOLD_BATCH_NORM,  # after folding, which makes its factors constants; before what looks for a convolution's epilogue
     FOLD_PAD,  # after the normalisation before a Conv, which goes into it only where it pads nothing
+    CHANNEL_SHUFFLE,  # before the layout of convolutions is chosen, which knows a Gather's axis
     FUSE_LAYER_NORM,  # before RMS normalisation, whose pattern is a part of this one
     FUSE_RMS_NORM,
     NORM_PROLOGUE,  # bias and residual adds: need a fused norm to be drawn into
@@ -74,16 +80,22 @@ PIPELINE: tuple[Pass, ...] = (
     SCATTER_TRANSPOSE,  # after both, since it knows our operators only
     NESTED_SLICES,  # after Transposes between the slices are gone
     DEAD_NODES,  # sweeps up what the others cut off
+    BATCH_NORM_POINTWISE,  # those that no weights have taken in, for epilogues and FusedPointwise; see LAST
     FUSE_CONV,  # once weights have taken in what they can, which these passes look for around a Conv; see LAST
     CHANNELS_LAST,  # before the epilogues, which it lets read what else has its channels last
+    MATMUL_TO_CONV,  # needs convolutions with channels last beside it
     CONV_EPILOGUE,  # before what it draws in is fused on its own
+    TRANSPOSE_VIEWS,  # what is left of vectors after the layout is chosen; see LAST
     FUSE_SUM_TO,  # before other pointwise operators take what makes the summands; see LAST
     POINTWISE_VIEWS,  # before what it brings together is fused; see LAST
-    FUSE_POINTWISE,  # last, and see LAST: it takes whatever pointwise operators the others left
+    FUSE_POINTWISE,  # see LAST: it takes whatever pointwise operators the others left
+    LONE_POINTWISE,  # last, and see LAST: what found no neighbour
 )
 
 # These wait for a round in which nothing before them changes anything: what they fuse is hidden from the other passes.
-LAST = (FUSE_CONV, FUSE_SUM_TO, POINTWISE_VIEWS, FUSE_POINTWISE)
+LAST = (BATCH_NORM_POINTWISE, FUSE_CONV, TRANSPOSE_VIEWS, FUSE_SUM_TO, POINTWISE_VIEWS, FUSE_POINTWISE, LONE_POINTWISE)
+
+LAYOUTS = ("auto", "nchw", "nhwc")
 
 # These run before a conversion of precision, in the model's own: what they compute, they compute with all its bits, and
 # what they fuse takes any dtype and accumulates in float32. The other passes see the converted model.
@@ -108,15 +120,25 @@ MAX_ROUNDS = 16
 Progress = Callable[[str], None]
 
 
-def select_passes(only: Iterable[str] | None = None, skip: Iterable[str] | None = None) -> tuple[Pass, ...]:
-    """The passes of PIPELINE that `only` names (None: all) and `skip` does not. UsageError on an unknown name."""
+def select_passes(
+    only: Iterable[str] | None = None, skip: Iterable[str] | None = None, layout: str = "auto"
+) -> tuple[Pass, ...]:
+    """The passes of PIPELINE that `only` names (None: all) and `skip` does not. UsageError on an unknown name.
+
+    `layout`: of convolutions, one of LAYOUTS: "auto" has the channels last where that is faster, in float16, bfloat16
+    and TF32; "nchw" leaves out the pass that does it, "nhwc" does it in every dtype.
+    """
+    if layout not in LAYOUTS:
+        raise UsageError(f"there is no layout {layout!r}; it is one of {', '.join(LAYOUTS)}")
     known = [step.name for step in PIPELINE]
     chosen = None if only is None else list(only)
     left_out = list(skip or ())
     for name in [*(chosen or ()), *left_out]:
         if name not in known:
             raise UsageError(f"there is no pass '{name}'{near_names(name, known)} (--list-passes shows them)")
-    return tuple(step for step in PIPELINE if (chosen is None or step.name in chosen) and step.name not in left_out)
+    left_out += [CHANNELS_LAST.name] * (layout == "nchw")
+    steps = [CHANNELS_LAST_ALWAYS if step is CHANNELS_LAST and layout == "nhwc" else step for step in PIPELINE]
+    return tuple(step for step in steps if (chosen is None or step.name in chosen) and step.name not in left_out)
 
 
 def make_stages(passes: Sequence[Pass], request: Request, io: bool) -> tuple[tuple[Pass, ...], ...]:
@@ -223,6 +245,7 @@ def optimize(
     *,
     only: Iterable[str] | None = None,
     skip: Iterable[str] | None = None,
+    layout: str = "auto",
     input_shapes: Shapes | None = None,
     verify: bool = False,
     tune: bool = False,
@@ -242,6 +265,7 @@ def optimize(
         model_or_path: a model (not changed), the path of one, or one that `ortplugin.storage.load` has read.
         only: names of the passes to run; None runs all. `ortplugin.optimizer.PIPELINE` lists them.
         skip: names of passes to leave out.
+        layout: of convolutions: "auto" (channels last in float16, bfloat16, TF32), "nchw" or "nhwc" (in every dtype).
         input_shapes: input name to shape, to fix dynamic dimensions before the passes run.
         verify: run original and optimized in ONNX Runtime and compare.
         tune: time each fused node on this machine and keep what is fastest (`ortplugin.tune`).
@@ -263,7 +287,7 @@ def optimize(
         UsageError: an argument is wrong. ModelError: the model is invalid.
         VerificationError: outputs differ; `report` on the error holds the report with the guilty change.
     """
-    passes = select_passes(only, skip)
+    passes = select_passes(only, skip, layout)
     target = None if precision is None else resolve(precision)
     if target is None and (precision_io or precision_skip):
         raise UsageError("precision_io and precision_skip are about a conversion; say to which precision")

@@ -192,6 +192,7 @@ class _Editor:
             values = self.scope.constant(tensor, ANY_SIZE)
             if values is None:
                 continue
+            tensor.retyped = True
             tensor._values = np.ascontiguousarray(converted(values, self.target)).reshape(values.shape)
         return set(found)
 

@@ -183,6 +183,7 @@ class Graph {
       std::optional<PointwiseGraph> mapped = MapProgram(*problem_.program, &why);
       if (!mapped) throw Refused("cuDNN has no pointwise operation for " + why);
       pointwise_ = std::move(*mapped);
+      CheckMapped();
       PutBiasLast();
     }
     AddConvolution();
@@ -228,6 +229,28 @@ class Graph {
     std::vector<int64_t> dims;
   };
   using Operand = PointwiseOperand;
+
+  // What cuDNN 9.19 takes and then computes something else: operands that broadcast in another way than a channel's
+  // number to all positions or one number to all, and operations on operands alone.
+  void CheckMapped() const {
+    const std::vector<int64_t>& dims = ValueOf(problem_).dims;
+    for (const Tensor& operand : problem_.operands) {
+      size_t wide = 0;  // dims in which it does not broadcast
+      for (size_t i = 0; i < dims.size(); ++i) wide += operand.dims[i] != 1;
+      if (operand.dims != dims && wide != (operand.dims[1] != 1 ? 1 : 0))
+        throw Refused("cuDNN has no operand [" + Join(operand.dims) + "] of [" + Join(dims) +
+                      "]: it takes one number, one for each channel, or all");
+    }
+    std::vector<bool> follows;  // the convolution
+    for (const PointwiseNode& node : pointwise_.nodes) {
+      bool does = false;
+      for (const Operand* operand : {&node.x, &node.b, &node.t})
+        does = does || operand->kind == Operand::Kind::kConvolution ||
+               (operand->kind == Operand::Kind::kNode && follows[operand->index]);
+      if (!does) throw Refused("cuDNN has no operation on operands alone");
+      follows.push_back(does);
+    }
+  }
 
   // cuDNN's engines that are not compiled at run time take a residual before the bias: the sum is the same.
   void PutBiasLast() {

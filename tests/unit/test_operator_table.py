@@ -17,6 +17,7 @@ import layer_norm_cases
 import numpy as np
 import onnx
 import pointwise_cases
+import pool_cases
 import pytest
 import scatter_cases
 import sum_to_cases
@@ -37,6 +38,8 @@ CASES: dict[str, ModuleType] = {
     "FusedConv": conv_cases,
     "FusedConvTranspose": conv_transpose_cases,
     "ConvGrad": conv_grad_cases,
+    "FusedPool": pool_cases,
+    "FusedResize": pool_cases,
 }
 
 # dtypes that the cases of an operator must cover.
@@ -52,6 +55,8 @@ DTYPES: dict[str, set[np.dtype[np.generic]]] = {
     "FusedConv": FLOATING,
     "FusedConvTranspose": FLOATING,
     "ConvGrad": FLOATING,
+    "FusedPool": FLOATING | {np.dtype("int8"), np.dtype("uint8")},
+    "FusedResize": FLOATING | {np.dtype("int8"), np.dtype("uint8"), np.dtype("int32")},
 }
 
 # What runs on a library on CUDA, and its header here; a kernel of our own is then not needed.
