@@ -29,6 +29,7 @@ from .passes.fold_batch_norm import FOLD_BATCH_NORM
 from .passes.fold_constants import FOLD_CONSTANTS
 from .passes.fold_pad import FOLD_PAD
 from .passes.fuse_conv import FUSE_CONV
+from .passes.fuse_conv_grad import FUSE_CONV_GRAD
 from .passes.fuse_layer_norm import FUSE_LAYER_NORM
 from .passes.fuse_pointwise import FUSE_POINTWISE
 from .passes.fuse_rms_norm import FUSE_RMS_NORM
@@ -86,6 +87,7 @@ PIPELINE: tuple[Pass, ...] = (
     MATMUL_TO_CONV,  # needs convolutions with channels last beside it
     CONV_EPILOGUE,  # before what it draws in is fused on its own
     TRANSPOSE_VIEWS,  # what is left of vectors after the layout is chosen; see LAST
+    FUSE_CONV_GRAD,  # before sums and pointwise operators take what makes a gradient
     FUSE_SUM_TO,  # before other pointwise operators take what makes the summands; see LAST
     POINTWISE_VIEWS,  # before what it brings together is fused; see LAST
     FUSE_POINTWISE,  # see LAST: it takes whatever pointwise operators the others left
@@ -110,6 +112,7 @@ BEFORE_PRECISION = (
     FUSE_LAYER_NORM,
     FUSE_RMS_NORM,
     DEAD_NODES,
+    BATCH_NORM_POINTWISE,
     FUSE_CONV,
 )
 
