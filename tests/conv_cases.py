@@ -326,12 +326,21 @@ def _cases() -> list[Case]:
         for dtype in FLOATING
     ]
     cases = [case.with_layout(layout) for case in cases for layout in ("NCHW", "NHWC")]
-    constant = [
-        replace(case, name=f"constant weights: {case.name}", constant=True)
-        for case in cases
-        if case.name.startswith(("3x3, ", "1x1, ", "depthwise, ", "groups, ", "SiLU, "))
-    ]
-    return cases + constant
+    constant = [case for case in cases if case.name.startswith(("3x3, ", "1x1, ", "groups, ", "SiLU, "))]
+    # What ONNX Runtime's CPU does in blocks of 8 or 16 channels.
+    blocks = [made(f"{values}, {name}, {dtype}", BIAS_RELU, dtype, *GEOMETRIES[name][:2], values, **GEOMETRIES[name][2])
+              for name in ("many channels", "stem", "depthwise", "depthwise 5x5 with strides")
+              for values in ("normal", "special", "large")
+              for dtype in FLOATING]  # fmt: skip
+    blocks += [
+        made(f"{name}, {epilogue}, {dtype}", EPILOGUES[epilogue], dtype, *GEOMETRIES[name][:2], **GEOMETRIES[name][2])
+        for name in ("many channels", "depthwise")
+        for epilogue in ("bare", "bias from the left", "Relu", "LeakyRelu", "Relu6", "residual without bias", "Gelu",
+                         "layer scale", "one for all", "the value itself too", "results of other dtypes")
+        for dtype in ("float", "float16")
+    ]  # fmt: skip
+    constant += [case.with_layout(layout) for case in blocks for layout in ("NCHW", "NHWC")]
+    return cases + [replace(case, name=f"constant weights: {case.name}", constant=True) for case in constant]
 
 
 CASES: tuple[Case, ...] = tuple(_cases())
