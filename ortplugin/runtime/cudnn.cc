@@ -767,8 +767,11 @@ PlanText PlanText::Parse(const std::string& text) {
   const char* at = text.data();
   const char* const end = at + text.size();
   const auto fail = [&](const char* expected) {
-    Fail("the plan \"", text.substr(0, 100), "\" is not valid: expected ", expected, " at character ",
-         at - text.data() + 1, ", for example engine=3;k2=1;k14=4");
+    std::string shown = text.substr(0, 100);
+    for (char& character : shown)
+      if (character < ' ' || character > '~') character = '?';
+    Fail("the plan \"", shown, "\" is not valid: expected ", expected, " at character ", at - text.data() + 1,
+         ", for example engine=3;k2=1;k14=4");
   };
   const auto skip = [&](std::string_view word, const char* expected) {
     if (static_cast<size_t>(end - at) < word.size() || std::string_view(at, word.size()) != word) fail(expected);
