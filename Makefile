@@ -20,7 +20,7 @@ PYTHON_SOURCES = ortplugin models tests $(wildcard benchmarks)
 .PHONY: help install demo test native test-gpu bench lint format library dev clean gpu-tests gpu-bench
 
 help:
-	@echo 'make demo       optimize a real sentence-embedding model and compare it with the original'
+	@echo 'make demo       optimize a sentence-embedding model and ResNet-50, and compare them with the originals'
 	@echo 'make test       all tests that need no GPU'
 	@echo 'make test-gpu   the tests that need one (in .venv-gpu, with onnxruntime-gpu)'
 	@echo 'make bench      the benchmarks, on a GPU'
@@ -69,6 +69,7 @@ gpu-bench: install
 	$(BIN)/python benchmarks/pointwise.py --readme
 	$(BIN)/python benchmarks/lerp.py --readme
 	$(BIN)/python benchmarks/scatter.py --readme
+	$(BIN)/python benchmarks/models.py --readme
 
 # The library with warnings as errors. Incremental.
 library: $(INSTALLED)

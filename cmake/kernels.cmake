@@ -4,12 +4,17 @@ set(kernel_files
   kCommonSource=${root}/ortplugin/runtime/common.cuh
   kPointwiseSource=${root}/ortplugin/runtime/pointwise.cuh
   kLayerNormSource=${root}/ortplugin/ops/layer_norm/layer_norm.cu
+  kConvDirectSource=${root}/ortplugin/ops/conv/direct.cu
   kScatterSource=${root}/ortplugin/ops/scatter/scatter.cu
   kScatterSortSource=${root}/ortplugin/ops/scatter/scatter_sort.cu
   kFusedPointwiseSource=${root}/ortplugin/ops/pointwise/pointwise.cu
   kSumToSource=${root}/ortplugin/ops/sum_to/sum_to.cu
   kOwnKernelSource=${root}/ortplugin/ops/conv/own_kernels.cuh
-  kDepthwiseSource=${root}/ortplugin/ops/conv/depthwise.cu)
+  kDepthwiseSource=${root}/ortplugin/ops/conv/depthwise.cu
+  kStemSource=${root}/ortplugin/ops/conv/stem.cu
+  kVectorConvSource=${root}/ortplugin/ops/conv/vector.cu
+  kPoolSource=${root}/ortplugin/ops/pool/pool.cu
+  kResizeSource=${root}/ortplugin/ops/pool/pool_resize.cu)
 set(embedded ${CMAKE_CURRENT_BINARY_DIR}/kernel_sources.cc)
 list(JOIN kernel_files "," kernel_inputs)
 list(TRANSFORM kernel_files REPLACE "^[^=]*=" "" OUTPUT_VARIABLE kernel_paths)

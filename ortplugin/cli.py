@@ -66,11 +66,30 @@ def _shapes(
 @click.option(
     "--input-shape", "input_shapes", multiple=True, callback=_shapes, metavar="NAME:1,128", help="Fix an input's shape."
 )
+@click.option(
+    "--precision",
+    type=click.Choice(["fp16", "bf16", "fp32", "tf32"]),
+    help="Convert what floating operators compute in; what would overflow stays.",
+)
+@click.option("--precision-io", is_flag=True, help="Convert inputs and outputs too.")
+@click.option(
+    "--precision-skip",
+    multiple=True,
+    callback=_names,
+    metavar="NODE|TYPE,...",
+    help="Operators that keep their dtype.",
+)
 @click.option("--inputs", metavar="DATA.npz", help="Verify (and tune) on these inputs besides generated ones.")
 @click.option("--rtol", type=click.FloatRange(min=0), help="Relative tolerance; the dtype's own by default.")
 @click.option("--atol", type=click.FloatRange(min=0), help="Absolute tolerance; the dtype's own, scaled, by default.")
 @click.option("--only", multiple=True, callback=_names, metavar="PASS,...", help="Run these passes only.")
 @click.option("--skip", multiple=True, callback=_names, metavar="PASS,...", help="Leave these passes out.")
+@click.option(
+    "--layout",
+    default="auto",
+    metavar="auto|nchw|nhwc",
+    help="Of convolutions: channels last where that is faster (auto), never, or always.",
+)
 @click.option("--list-passes", is_flag=True, help="Show the passes in their order and stop.")
 @click.option("--explain", is_flag=True, help="Show what was nearly rewritten, and why it was not.")
 @click.option("--dry-run", is_flag=True, help="Do everything but write OUT.")
@@ -85,11 +104,15 @@ def command(
     tune: bool,
     providers: tuple[str, ...] | None,
     input_shapes: dict[str, tuple[int, ...]] | None,
+    precision: str | None,
+    precision_io: bool,
+    precision_skip: tuple[str, ...] | None,
     inputs: str | None,
     rtol: float | None,
     atol: float | None,
     only: tuple[str, ...] | None,
     skip: tuple[str, ...] | None,
+    layout: str,
     list_passes: bool,
     explain: bool,
     dry_run: bool,
@@ -111,10 +134,17 @@ def command(
         raise UsageError(f"no model is given: {PROGRAM} IN -o OUT")
     if output is None and not dry_run:
         raise UsageError("no output is given; name it with -o OUT, or use --dry-run")
-    if restore and (only or skip or input_shapes or tune):
-        raise UsageError("--restore runs no passes, so --only, --skip, --tune and --input-shape do not go with it")
+    if restore and (only or skip or input_shapes or tune or layout != "auto"):
+        raise UsageError(
+            "--restore runs no passes, so --only, --skip, --layout, --tune and --input-shape do not go with it"
+        )
+    if restore and precision:
+        raise UsageError("--restore converts nothing, so --precision does not go with it")
+    if precision is None and (precision_io or precision_skip):
+        raise UsageError("--precision-io and --precision-skip are about a conversion; add --precision fp16, say")
     for option, value in (("--provider", providers), ("--inputs", inputs), ("--rtol", rtol), ("--atol", atol)):
-        if value is not None and not verify and not (tune and option in ("--provider", "--inputs")):
+        needed = (tune and option in ("--provider", "--inputs")) or (precision is not None and option == "--inputs")
+        if value is not None and not verify and not needed:
             raise UsageError(f"{option} is about the verification, which --no-verify leaves out")
 
     from .render import print_report  # imports after the arguments are right, so that mistakes show at once
@@ -146,9 +176,13 @@ def command(
                     stored,
                     only=only,
                     skip=skip,
+                    layout=layout,
                     input_shapes=input_shapes,
                     verify=verify,
                     tune=tune,
+                    precision=precision,
+                    precision_io=precision_io,
+                    precision_skip=precision_skip,
                     progress=progress,
                     **settings,
                 )

@@ -9,6 +9,9 @@ depth and are carried by its residual stream: an element's error is a fraction o
 way to it, not of its own magnitude, which may be small by cancellation. The output's scale stands for those values.
 Magnitudes above a quarter of the dtype's largest are what masks are filled with; they do not count for the scale.
 
+Where a model was converted to another precision, its tolerances are that dtype's at least, and an output in that dtype
+is compared with the original's: no output of such a model has more bits than its operators.
+
 The defaults are about ten roundings of fp16 and bf16 and a thousand of fp32, whose sums ONNX Runtime makes in an order
 that depends on shapes, threads and fused operators. fp64 leaves room for functions that it approximates.
 """
@@ -30,6 +33,13 @@ DEFAULTS: dict[str, tuple[float, float]] = {
     "float16": (1e-2, 1e-2),
     "bfloat16": (5e-2, 5e-2),
 }
+# precision of a conversion -> the same. TF32 has the bits of float16.
+_CONVERTED = {
+    "fp16": DEFAULTS["float16"],
+    "tf32": DEFAULTS["float16"],
+    "bf16": DEFAULTS["bfloat16"],
+    "fp32": DEFAULTS["float16"],
+}
 _COARSE = (2.5e-1, 2.5e-1)  # float8 and smaller
 _FINFO: Any = ml_dtypes.finfo  # NumPy's knows its own dtypes only
 _SMALLEST_SCALE = 1e-3  # an output that is zero but for rounding is compared as if it had values of this size
@@ -37,10 +47,20 @@ _SMALLEST_SCALE = 1e-3  # an output that is zero but for rounding is compared as
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The user's tolerances: rtol relative, atol absolute and unscaled; None takes the dtype's default."""
+    """The user's tolerances: rtol relative, atol absolute and unscaled; None takes the dtype's default.
+
+    `precision` is that of a conversion ("fp16"), whose tolerances hold where they are wider, or None.
+    """
 
     rtol: float | None = None
     atol: float | None = None
+    precision: str | None = None
+
+    def defaults(self, dtype: str) -> tuple[float, float]:
+        """(relative, absolute as a fraction of the scale) for an output of this dtype."""
+        own = DEFAULTS.get(dtype, _COARSE)
+        other = _CONVERTED.get(self.precision or "", own)
+        return max(own[0], other[0]), max(own[1], other[1])
 
 
 @dataclass(frozen=True)
@@ -99,6 +119,8 @@ def _form_problem(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any]) 
 
 
 def _compare_arrays(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any], tolerance: Tolerance) -> _Result:
+    if tolerance.precision and expected.dtype != actual.dtype and _is_float(expected.dtype) and _is_float(actual.dtype):
+        actual = actual.astype(expected.dtype)
     problem = _form_problem(expected, actual)
     if problem:
         return _Result(False, message=problem)
@@ -154,7 +176,7 @@ def _compare_floats(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any]
             "" if want.size == 0 else "no element is finite, so this says little; verify on real data with --inputs"
         )
         return _Result(True, 0.0, 0.0, remark)
-    rtol, relative_atol = DEFAULTS.get(expected.dtype.name, _COARSE)
+    rtol, relative_atol = tolerance.defaults(expected.dtype.name)
     magnitude = np.abs(np.where(finite, want, 0.0))
     atol = relative_atol * _scale(magnitude, expected.dtype)
     rtol = rtol if tolerance.rtol is None else tolerance.rtol

@@ -92,6 +92,18 @@ def generate(model: ModelProto, sizes: Sizes, shapes: Shapes | None = None, seed
     return Case(name, feeds)
 
 
+def as_wanted(feeds: Mapping[str, Any], model: ModelProto) -> dict[str, Any]:
+    """The feeds in the dtypes of the inputs of `model`, which a conversion may have changed."""
+    wanted = {value.name: _dtype(value) for value in model.graph.input if value.type.HasField("tensor_type")}
+    return {name: cast_floating(value, wanted.get(name)) for name, value in feeds.items()}
+
+
+def cast_floating(value: Any, dtype: np.dtype[Any] | None) -> Any:
+    """A floating array in another floating dtype; anything else as it is."""
+    floating = isinstance(value, np.ndarray) and (value.dtype.kind == "f" or value.dtype.name == "bfloat16")
+    return value.astype(dtype) if floating and dtype is not None and value.dtype != dtype else value
+
+
 def required_inputs(model: ModelProto) -> list[ValueInfoProto]:
     """The graph's inputs that no initializer gives a default."""
     given = {tensor.name for tensor in model.graph.initializer}

@@ -15,10 +15,13 @@ from . import verify as verification
 from .errors import ModelError, OrtPluginError, UsageError, VerificationError, near_names, one_line
 from .graph.model import annotate, export_model, import_model
 from .input_shapes import Shapes, fix_input_shapes
-from .inputs import CANDIDATES, generate, load_inputs
+from .inputs import CANDIDATES, as_wanted, generate, load_inputs
 from .modelcheck import check_structure, check_tensors
+from .passes.allow_tf32 import ALLOW_TF32
 from .passes.base import Change, NearMiss, Pass, PassResult
-from .passes.channels_last import CHANNELS_LAST
+from .passes.batch_norm_pointwise import BATCH_NORM_POINTWISE
+from .passes.channel_shuffle import CHANNEL_SHUFFLE
+from .passes.channels_last import CHANNELS_LAST, CHANNELS_LAST_ALWAYS
 from .passes.common_subexpressions import COMMON_SUBEXPRESSIONS
 from .passes.conv_epilogue import CONV_EPILOGUE
 from .passes.dead_nodes import DEAD_NODES
@@ -26,13 +29,17 @@ from .passes.fold_batch_norm import FOLD_BATCH_NORM
 from .passes.fold_constants import FOLD_CONSTANTS
 from .passes.fold_pad import FOLD_PAD
 from .passes.fuse_conv import FUSE_CONV
+from .passes.fuse_conv_grad import FUSE_CONV_GRAD
 from .passes.fuse_layer_norm import FUSE_LAYER_NORM
 from .passes.fuse_pointwise import FUSE_POINTWISE
 from .passes.fuse_rms_norm import FUSE_RMS_NORM
 from .passes.fuse_scatter import FUSE_SCATTER
 from .passes.fuse_sum_to import FUSE_SUM_TO
+from .passes.gemm_to_conv import GEMM_TO_CONV
 from .passes.inline_if import INLINE_IF
+from .passes.lone_pointwise import LONE_POINTWISE
 from .passes.masked_fill import MASKED_FILL
+from .passes.matmul_to_conv import MATMUL_TO_CONV
 from .passes.nested_slices import NESTED_SLICES
 from .passes.norm_epilogue import NORM_EPILOGUE
 from .passes.norm_prologue import NORM_PROLOGUE
@@ -41,8 +48,13 @@ from .passes.remove_identities import REMOVE_IDENTITIES
 from .passes.scatter_transpose import SCATTER_TRANSPOSE
 from .passes.shape_arithmetic import SHAPE_ARITHMETIC
 from .passes.sum_to_add import SUM_TO_ADD
+from .passes.transpose_views import TRANSPOSE_VIEWS
 from .passes.update_slice import UPDATE_SLICE
-from .report import ProviderVerification, Report, count_operators
+from .precision import FLOAT16, Precision, resolve
+from .precision.convert import ConvertPrecision
+from .precision.plan import Request
+from .precision.ranges import measure
+from .report import CONVERSION, ProviderVerification, Report, count_operators
 from .session import CUDA, available_providers, resolve_provider
 from .storage import PathLike, StoredModel, load
 from .tune import TunedNode
@@ -59,6 +71,7 @@ PIPELINE: tuple[Pass, ...] = (
     SUM_TO_ADD,  # before the passes that look for an Add
     FOLD_BATCH_NORM,  # after folding, which makes its factors constants; before what looks for a convolution's epilogue
     FOLD_PAD,  # after the normalisation before a Conv, which goes into it only where it pads nothing
+    CHANNEL_SHUFFLE,  # before the layout of convolutions is chosen, which knows a Gather's axis
     FUSE_LAYER_NORM,  # before RMS normalisation, whose pattern is a part of this one
     FUSE_RMS_NORM,
     NORM_PROLOGUE,  # bias and residual adds: need a fused norm to be drawn into
@@ -69,16 +82,41 @@ PIPELINE: tuple[Pass, ...] = (
     SCATTER_TRANSPOSE,  # after both, since it knows our operators only
     NESTED_SLICES,  # after Transposes between the slices are gone
     DEAD_NODES,  # sweeps up what the others cut off
+    BATCH_NORM_POINTWISE,  # those that no weights have taken in, for epilogues and FusedPointwise; see LAST
     FUSE_CONV,  # once weights have taken in what they can, which these passes look for around a Conv; see LAST
     CHANNELS_LAST,  # before the epilogues, which it lets read what else has its channels last
+    MATMUL_TO_CONV,  # needs convolutions with channels last beside it
+    GEMM_TO_CONV,  # likewise
     CONV_EPILOGUE,  # before what it draws in is fused on its own
+    TRANSPOSE_VIEWS,  # what is left of vectors after the layout is chosen; see LAST
+    FUSE_CONV_GRAD,  # before sums and pointwise operators take what makes a gradient
     FUSE_SUM_TO,  # before other pointwise operators take what makes the summands; see LAST
     POINTWISE_VIEWS,  # before what it brings together is fused; see LAST
-    FUSE_POINTWISE,  # last, and see LAST: it takes whatever pointwise operators the others left
+    FUSE_POINTWISE,  # see LAST: it takes whatever pointwise operators the others left
+    LONE_POINTWISE,  # last, and see LAST: what found no neighbour
 )
 
 # These wait for a round in which nothing before them changes anything: what they fuse is hidden from the other passes.
-LAST = (FUSE_CONV, FUSE_SUM_TO, POINTWISE_VIEWS, FUSE_POINTWISE)
+LAST = (BATCH_NORM_POINTWISE, FUSE_CONV, TRANSPOSE_VIEWS, FUSE_SUM_TO, POINTWISE_VIEWS, FUSE_POINTWISE, LONE_POINTWISE)
+
+LAYOUTS = ("auto", "nchw", "nhwc")
+
+# These run before a conversion of precision, in the model's own: what they compute, they compute with all its bits, and
+# what they fuse takes any dtype and accumulates in float32. The other passes see the converted model.
+BEFORE_PRECISION = (
+    REMOVE_IDENTITIES,
+    SHAPE_ARITHMETIC,
+    FOLD_CONSTANTS,
+    INLINE_IF,
+    COMMON_SUBEXPRESSIONS,
+    FOLD_BATCH_NORM,
+    FOLD_PAD,
+    FUSE_LAYER_NORM,
+    FUSE_RMS_NORM,
+    DEAD_NODES,
+    BATCH_NORM_POINTWISE,
+    FUSE_CONV,
+)
 
 # A pass is idempotent, but may open the way for an earlier one. Models need two to four rounds; a Swin from TorchScript
 # needs eight: what it knows of each stage's shapes comes from the stage before.
@@ -87,15 +125,64 @@ MAX_ROUNDS = 16
 Progress = Callable[[str], None]
 
 
-def select_passes(only: Iterable[str] | None = None, skip: Iterable[str] | None = None) -> tuple[Pass, ...]:
-    """The passes of PIPELINE that `only` names (None: all) and `skip` does not. UsageError on an unknown name."""
+def select_passes(
+    only: Iterable[str] | None = None, skip: Iterable[str] | None = None, layout: str = "auto"
+) -> tuple[Pass, ...]:
+    """The passes of PIPELINE that `only` names (None: all) and `skip` does not. UsageError on an unknown name.
+
+    `layout`: of convolutions, one of LAYOUTS: "auto" has the channels last where that is faster, in float16, bfloat16
+    and TF32; "nchw" leaves out the pass that does it, "nhwc" does it in every dtype.
+    """
+    if layout not in LAYOUTS:
+        raise UsageError(f"there is no layout {layout!r}; it is one of {', '.join(LAYOUTS)}")
     known = [step.name for step in PIPELINE]
     chosen = None if only is None else list(only)
     left_out = list(skip or ())
     for name in [*(chosen or ()), *left_out]:
         if name not in known:
             raise UsageError(f"there is no pass '{name}'{near_names(name, known)} (--list-passes shows them)")
-    return tuple(step for step in PIPELINE if (chosen is None or step.name in chosen) and step.name not in left_out)
+    left_out += [CHANNELS_LAST.name] * (layout == "nchw")
+    steps = [CHANNELS_LAST_ALWAYS if step is CHANNELS_LAST and layout == "nhwc" else step for step in PIPELINE]
+    return tuple(step for step in steps if (chosen is None or step.name in chosen) and step.name not in left_out)
+
+
+def make_stages(passes: Sequence[Pass], request: Request, io: bool) -> tuple[tuple[Pass, ...], ...]:
+    """What runs one after the other: passes before a conversion, the conversion, all passes; for TF32 one stage."""
+    if not request.target.sources:
+        at = passes.index(FUSE_CONV) + 1 if FUSE_CONV in passes else len(passes)
+        return ((*passes[:at], ALLOW_TF32, *passes[at:]),)  # before the layout of what TF32 makes fast is chosen
+    before = tuple(step for step in passes if step in BEFORE_PRECISION and request.target.narrows)
+    return (before, (ConvertPrecision(request, io),), tuple(passes))
+
+
+def _peaks(
+    target: Precision,
+    original: ModelProto,
+    start: ModelProto,
+    inputs: Mapping[str, object] | PathLike | None,
+    tell: Progress,
+) -> Mapping[str, float]:
+    """The largest magnitude of each value on the user's inputs, where that matters."""
+    if inputs is None or target.dtype != FLOAT16:
+        return {}
+    tell("measuring the range of activations")
+    return measure(start, load_inputs(inputs, original).feeds)
+
+
+def run_stages(
+    model: ModelProto, stages: Sequence[Sequence[Pass]], limit: int | None = None, progress: Progress | None = None
+) -> tuple[ModelProto, list[Change], list[NearMiss]]:
+    """`run_passes` of each stage on what the one before made. Near misses are those of conversions and the last."""
+    changes: list[Change] = []
+    misses: list[NearMiss] = []
+    result = model
+    for number, stage in enumerate(stages):
+        left = None if limit is None else limit - len(changes)
+        result, made, missed = run_passes(result, stage, left, progress)
+        changes += made
+        if number == len(stages) - 1 or any(isinstance(step, ConvertPrecision) for step in stage):
+            misses += missed
+    return result, changes, list(dict.fromkeys(misses))
 
 
 def run_passes(
@@ -163,6 +250,7 @@ def optimize(
     *,
     only: Iterable[str] | None = None,
     skip: Iterable[str] | None = None,
+    layout: str = "auto",
     input_shapes: Shapes | None = None,
     verify: bool = False,
     tune: bool = False,
@@ -171,6 +259,9 @@ def optimize(
     rtol: float | None = None,
     atol: float | None = None,
     limit: int | None = None,
+    precision: str | None = None,
+    precision_io: bool = False,
+    precision_skip: Iterable[str] | None = None,
     progress: Progress | None = None,
 ) -> tuple[ModelProto, Report]:
     """The model with fused operators in it, and what was done.
@@ -179,23 +270,34 @@ def optimize(
         model_or_path: a model (not changed), the path of one, or one that `ortplugin.storage.load` has read.
         only: names of the passes to run; None runs all. `ortplugin.optimizer.PIPELINE` lists them.
         skip: names of passes to leave out.
+        layout: of convolutions: "auto" (channels last in float16, bfloat16, TF32), "nchw" or "nhwc" (in every dtype).
         input_shapes: input name to shape, to fix dynamic dimensions before the passes run.
         verify: run original and optimized in ONNX Runtime and compare.
         tune: time each fused node on this machine and keep what is fastest (`ortplugin.tune`).
         providers: execution providers to verify on; None takes the CPU, and CUDA where it is present. `tune` measures
             on the first one; None takes CUDA.
         inputs: arrays by input name, or the path of an .npz file, to verify on besides generated ones. `tune` measures
-            on them; without them on generated ones.
+            on them; without them on generated ones. `precision` keeps operators in float32 whose values on them are too
+            large.
         rtol: relative tolerance of the verification; None takes the dtype's own.
         atol: absolute tolerance of the verification; None takes the dtype's own, scaled by the output's magnitude.
         limit: the most changes to make; None makes all.
+        precision: "fp16", "bf16", "fp32" or "tf32": what floating operators compute in (`ortplugin.precision`). The
+            verification allows for that dtype's rounding.
+        precision_io: the dtypes of inputs and outputs change too.
+        precision_skip: names and types of operators that keep their dtype.
         progress: called with a few words at each step.
 
     Raises:
         UsageError: an argument is wrong. ModelError: the model is invalid.
         VerificationError: outputs differ; `report` on the error holds the report with the guilty change.
     """
-    passes = select_passes(only, skip)
+    passes = select_passes(only, skip, layout)
+    target = None if precision is None else resolve(precision)
+    if target is None and (precision_io or precision_skip):
+        raise UsageError("precision_io and precision_skip are about a conversion; say to which precision")
+    if target is not None and not target.sources and (precision_io or precision_skip):
+        raise UsageError("the precision 'tf32' changes no dtype, so precision_io and precision_skip do not go with it")
     if limit is not None and limit < 0:
         raise UsageError(f"the limit {limit} is negative; give the number of changes to make")
     report = Report()
@@ -211,7 +313,12 @@ def optimize(
             start = ModelProto()
             start.CopyFrom(upgraded)
             fix_input_shapes(start, input_shapes)
-        optimized, report.changes, report.near_misses = run_passes(start, passes, limit, tell)
+        stages: tuple[tuple[Pass, ...], ...] = (tuple(passes),)
+        if target is not None:
+            report.precision = target.name
+            request = Request(target, frozenset(precision_skip or ()), _peaks(target, original, start, inputs, tell))
+            stages = make_stages(passes, request, precision_io)
+        optimized, report.changes, report.near_misses = run_stages(start, stages, limit, tell)
         if upgraded is not original and (report.changes or input_shapes):
             report.opset = (opset(original), opset(upgraded))
         elif upgraded is not original:  # nothing to do is nothing changed
@@ -229,7 +336,7 @@ def optimize(
     if verify and (report.changes or input_shapes or report.tuned):
         with _timed(report, "verify"):
             _verify(
-                original, path, start, untuned, optimized, passes, report, providers, inputs, input_shapes, rtol, atol,
+                original, path, start, untuned, optimized, stages, report, providers, inputs, input_shapes, rtol, atol,
                 tell,
             )  # fmt: skip
     return optimized, report
@@ -250,11 +357,12 @@ def _tune(
         )
     provider = CUDA if providers is None else resolve_provider(providers[0])
     if inputs is not None:
-        return tune_nodes(optimized, load_inputs(inputs, original).feeds, provider, tell)
+        return tune_nodes(optimized, as_wanted(load_inputs(inputs, original).feeds, optimized), provider, tell)
     problem: Exception | None = None
     for sizes in CANDIDATES:
         try:
-            return tune_nodes(optimized, generate(original, sizes, input_shapes).feeds, provider, tell)
+            feeds = as_wanted(generate(original, sizes, input_shapes).feeds, optimized)
+            return tune_nodes(optimized, feeds, provider, tell)
         except OrtPluginError:
             raise
         except Exception as error:  # ONNX Runtime's own classes have no common base
@@ -302,7 +410,7 @@ def _verify(
     start: ModelProto,
     untuned: ModelProto,
     optimized: ModelProto,
-    passes: Sequence[Pass],
+    stages: Sequence[Sequence[Pass]],
     report: Report,
     providers: Sequence[str] | None,
     inputs: Mapping[str, object] | PathLike | None,
@@ -319,7 +427,7 @@ def _verify(
             providers=providers,
             inputs=inputs,
             input_shapes=input_shapes,
-            tolerance=verification.Tolerance(rtol, atol),
+            tolerance=verification.Tolerance(rtol, atol, report.precision),
             progress=tell,
         )
     ) as verifier:
@@ -334,7 +442,7 @@ def _verify(
 
         def passes_with(limit: int) -> bool:
             tell(f"looking for the guilty rewrite, with {limit} of {len(report.changes)} changes")
-            candidate, _, _ = run_passes(start, passes, limit)
+            candidate, _, _ = run_stages(start, stages, limit)
             return verifier.agrees(candidate, failed.provider)
 
         guilty = find_guilty(len(report.changes), passes_with)
@@ -361,8 +469,15 @@ def _verdict(failed: ProviderVerification, guilty: Change | None, otherwise: str
     nodes = ", ".join(guilty.nodes[:3]) + (f" and {len(guilty.nodes) - 3} more" if len(guilty.nodes) > 3 else "")
     return (
         f"{what} from the rewrite '{guilty.rewrite}' of {one_line(nodes, 200)} on: {one_line(output.message, 250)}; "
-        f"--skip {guilty.rewrite} leaves it out"
+        f"{_remedy(guilty)}"
     )
+
+
+def _remedy(guilty: Change) -> str:
+    if guilty.rewrite != CONVERSION:
+        return f"--skip {guilty.rewrite} leaves it out"
+    name = guilty.nodes[0].split(" ")[0].strip("'")
+    return f"--precision-skip {name} leaves it in its dtype, --inputs data.npz finds what does not fit"
 
 
 def find_guilty(count: int, passes_with: Callable[[int], bool]) -> int | None:

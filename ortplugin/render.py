@@ -19,6 +19,8 @@ def print_report(report: Report, console: Console, explain: bool = False) -> Non
         for name, count in report.rewrites.items():
             table.add_row(escape(name), str(count))
         console.print(table)
+    if report.precision is not None and report.precision != "tf32":  # which shows among the rewrites
+        console.print(_precision(report))
     if explain:
         _print_near_misses(report, console)
     if report.tuning:
@@ -34,10 +36,24 @@ def print_report(report: Report, console: Console, explain: bool = False) -> Non
         console.print("[bold yellow]Nothing to rewrite: 0 rewrites; the model is as it was.[/]")
     elif not report.fused and not report.tuned:
         console.print("[bold yellow]Nothing was fused; the graph was only simplified.[/]")
-    if not report.fused and not explain and report.near_misses:
-        console.print(f"{len(report.near_misses)} places were nearly rewritten; --explain says why they were not.")
+    nearly = len(report.near_misses) - len(report.kept)
+    if not report.fused and not explain and nearly:
+        console.print(f"{nearly} places were nearly rewritten; --explain says why they were not.")
     steps = ", ".join(f"{step} {seconds:.2f} s" for step, seconds in report.seconds.items())
     console.print(f"[dim]{steps}[/]")
+
+
+def _precision(report: Report) -> str:
+    """How many operators were converted, and which types of them were not."""
+    kept: dict[str, int] = {}
+    for miss in report.kept:
+        kind = miss.node.rpartition("(")[2].rstrip(")")
+        kept[kind] = kept.get(kind, 0) + 1
+    text = f"Precision {report.precision}: {report.converted} converted"
+    if kept:
+        kinds = ", ".join(f"{count} {escape(kind)}" for kind, count in kept.items())
+        text += f", {len(report.kept)} kept their dtype ({kinds}); --explain says why"
+    return text + "."
 
 
 def _operators(report: Report) -> Table:

@@ -7,6 +7,8 @@
     input, output     paths, or null for models in memory
     operators         {"before": {"domain::Type": count}, "after": {...}}; the standard domain is "ai.onnx"
     opset             [before, after] where the model was upgraded, else null
+    precision         {"name": "fp16", "converted": count of operators, "kept": count of those that stay in their dtype,
+                      and why stands under near_misses} of --precision, or null
     rewrites          {"name": count}, of the rewrites that fired
     changes           [{"rewrite", "nodes": [label], "result": label}], in the order in which they were made
     near_misses       [{"rewrite", "node", "reason"}]
@@ -35,6 +37,8 @@ from .modelcheck import walk_nodes
 from .ops import OPERATORS
 from .passes.base import Change, NearMiss
 from .tune import TunedNode
+
+CONVERSION = "precision"  # the rewrite under which a conversion of precision reports
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,7 @@ class Report:
     before: dict[str, int] = field(default_factory=dict)
     after: dict[str, int] = field(default_factory=dict)
     opset: tuple[int, int] | None = None  # of ai.onnx, before and after an upgrade
+    precision: str | None = None  # of a conversion
     changes: list[Change] = field(default_factory=list)
     near_misses: list[NearMiss] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -106,6 +111,16 @@ class Report:
     def rewrites(self) -> dict[str, int]:
         """How often each rewrite fired, in the order in which they first did."""
         return dict(Counter(change.rewrite for change in self.changes))
+
+    @property
+    def converted(self) -> int:
+        """How many operators, inputs and outputs a conversion of precision changed."""
+        return sum(change.rewrite == CONVERSION for change in self.changes)
+
+    @property
+    def kept(self) -> list[NearMiss]:
+        """The operators that a conversion of precision left in their dtypes, and why."""
+        return [miss for miss in self.near_misses if miss.rewrite == CONVERSION]
 
     @property
     def fused(self) -> int:
@@ -134,6 +149,9 @@ class Report:
             "output": self.output,
             "operators": {"before": self.before, "after": self.after},
             "opset": self.opset,
+            "precision": None
+            if self.precision is None
+            else {"name": self.precision, "converted": self.converted, "kept": len(self.kept)},
             "rewrites": self.rewrites,
             "changes": [asdict(change) for change in self.changes],
             "near_misses": [asdict(miss) for miss in self.near_misses],

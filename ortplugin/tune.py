@@ -1,9 +1,10 @@
 """What each fused node runs fastest as on the machine at hand, measured and written into the node.
 
 For every node of ours in the main graph, on the inputs that it gets when the model runs: its operator's variants
-(`Operator.variants`, sets of attributes) and its decomposition into standard ONNX are timed against the node as it
-stands. The fastest is kept if it is faster by more than MARGIN. So a rewrite that does not pay on this GPU is taken
-back, and a tuned model needs no file beside it. Nodes in bodies of If, Loop and Scan stay as they are.
+(`Operator.variants`, sets of attributes, on CUDA also `device_variants`, which the GPU is asked for) and its
+decomposition into standard ONNX are timed against the node as it stands. The fastest is kept if it is faster by more
+than MARGIN. So a rewrite that does not pay on this GPU is taken back, and a tuned model needs no file beside it. Nodes
+in bodies of If, Loop and Scan stay as they are.
 
 A candidate is timed as a session of many copies of it, on CUDA captured in a CUDA graph; the time of one is the slope
 between a few copies and many. Each copy has its own inputs, so that caches hold no more than they do in a model.
@@ -25,6 +26,7 @@ from onnx import ModelProto, NodeProto, ValueInfoProto, helper
 
 from .errors import ModelError
 from .ops import DOMAIN, Operator, find
+from .ops.base import TensorType
 from .session import CUDA, onnxruntime, run, run_on_host
 from .session import session as make_session
 
@@ -72,6 +74,7 @@ def tune(
     opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
     measured: dict[tuple[Any, ...], dict[str, float | None]] = {}
+    variants: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     replaced: dict[str, list[NodeProto]] = {}
     report = []
     for node in nodes:
@@ -82,9 +85,14 @@ def tune(
             )
         if progress is not None:
             progress(f"measuring {node.name}")
-        candidates = _candidates(operator, node, opset)
         inputs = {name: values[name] for name in node.input if name and name not in initializers}
         key = _key(node, inputs, initializers)
+        if key not in variants:
+            variants[key] = [
+                *operator.variants(node),
+                *_device_variants(operator, node, inputs, initializers, provider),
+            ]
+        candidates = _candidates(operator, node, opset, variants[key])
         if key not in measured:
             weights = [initializers[name] for name in dict.fromkeys(node.input) if name in initializers]
             measured[key] = {
@@ -99,10 +107,32 @@ def tune(
     return result, report
 
 
-def _candidates(operator: Operator, node: NodeProto, opset: int) -> dict[str, list[NodeProto]]:
+def _device_variants(
+    operator: Operator,
+    node: NodeProto,
+    inputs: Mapping[str, Any],
+    initializers: Mapping[str, onnx.TensorProto],
+    provider: str,
+) -> Sequence[Mapping[str, Any]]:
+    """What the GPU offers for a node's inputs; none where a node leaves out an input, or off CUDA."""
+    if provider != CUDA or not all(node.input):
+        return ()
+    types = []
+    for name in node.input:
+        if name in initializers:
+            tensor = initializers[name]
+            types.append(TensorType(helper.tensor_dtype_to_np_dtype(tensor.data_type), tuple(tensor.dims)))
+        else:
+            types.append(TensorType(inputs[name].dtype, inputs[name].shape))
+    return operator.device_variants(node, types, [name in initializers for name in node.input])
+
+
+def _candidates(
+    operator: Operator, node: NodeProto, opset: int, variants: Sequence[Mapping[str, Any]]
+) -> dict[str, list[NodeProto]]:
     """Name to nodes. The first, "", is the node as it stands."""
     found = {"": [node]}
-    for attributes in operator.variants(node):
+    for attributes in variants:
         variant = NodeProto()
         variant.CopyFrom(node)
         kept = [attribute for attribute in variant.attribute if attribute.name not in attributes]

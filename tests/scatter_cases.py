@@ -337,6 +337,11 @@ def _nd_cases() -> list[Case]:
     rows: list[tuple[str, Shape, Shape, str]] = [
         # name, data, indices, kind of indices
         ("one row", (10, 7, 5), (1, 1), "mixed"),
+        ("one element", (256,), (1, 1), "mixed"),
+        ("three elements", (1024,), (3, 1), "mixed"),
+        ("four elements alike", (24,), (4, 1), "one"),
+        ("five elements alike", (24,), (5, 1), "one"),
+        ("elements of few", (1000,), (60, 1), "few"),
         ("one of one", (1,), (1, 1), "mixed"),
         ("rows", (100, 33), (7, 1), "mixed"),
         ("rows, unique", (100, 33), (49, 1), "unique"),

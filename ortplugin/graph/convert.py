@@ -11,6 +11,7 @@ Beyond graphsurgeon's own attributes:
     Graph.model       the ModelProto, on the outermost graph; None on the others
     Node.proto        the NodeProto
     Variable.proto    its ValueInfoProto, if there is one
+    Tensor.retyped    True where a pass changed its dtype, so that what the model says of it is no longer right
     Variable.initial  on a Variable: the TensorProto or SparseTensorProto that it starts with. An initializer that is
                       also a graph input is such a Variable, because a caller may override it; so is a sparse one.
                       Before IR version 4 all were inputs and none could be overridden: there they are Constants
@@ -285,6 +286,12 @@ def _export_graph(graph: gs.Graph, target: onnx.GraphProto, owned: frozenset[int
         target.input.extend(value_info(tensor) for tensor in graph.inputs)
         target.output.extend(value_info(tensor) for tensor in graph.outputs)
 
+    for infos, tensors in ((target.input, graph.inputs), (target.output, graph.outputs)):
+        changed = {tensor.name: tensor for tensor in tensors if _is_retyped(tensor)}
+        for info in infos:
+            if info.name in changed:
+                info.CopyFrom(_with_dtype(info, changed[info.name]))
+
     made = {tensor.name: node for node in graph.nodes for tensor in node.outputs if tensor.name}
     outputs = {tensor.name for tensor in graph.outputs}
     ours = {name for name, node in made.items() if node.domain == DOMAIN}
@@ -297,6 +304,8 @@ def _export_graph(graph: gs.Graph, target: onnx.GraphProto, owned: frozenset[int
         if info.name not in ours and (info.name in made or info.name not in made_before)
     ]
     by_name = {tensor.name: tensor for node in graph.nodes for tensor in node.outputs}
+    retyped = {name: each for name, each in {**constants_of(graph), **by_name}.items() if _is_retyped(each)}
+    kept = [_with_dtype(each, retyped.get(each.name)) for each in kept]
     infos = [*kept, *(value_info(by_name[name]) for name in made if name in ours and by_name[name].dtype is not None)]
     if infos != list(target.value_info):
         infos = [_copy(info) for info in infos]
@@ -309,6 +318,24 @@ def _export_graph(graph: gs.Graph, target: onnx.GraphProto, owned: frozenset[int
     ]
     del target.quantization_annotation[:]
     target.quantization_annotation.extend(annotations)
+
+
+def constants_of(graph: gs.Graph) -> dict[str, gs.Constant]:
+    """The graph's own initializers by name."""
+    return attached(graph, "constants") or {}
+
+
+def _is_retyped(tensor: gs.Tensor) -> bool:
+    return bool(attached(tensor, "retyped"))
+
+
+def _with_dtype(info: onnx.ValueInfoProto, tensor: gs.Tensor | None) -> onnx.ValueInfoProto:
+    """The description with the dtype of the tensor, if one is given."""
+    if tensor is None:
+        return info
+    result: onnx.ValueInfoProto = _copy(info)
+    result.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(np.dtype(tensor.dtype))
+    return result
 
 
 def _copy(message: Any) -> Any:
@@ -325,7 +352,7 @@ def _export_initializers(
     read_before: frozenset[str],
 ) -> frozenset[int]:
     """Drops initializers that nothing reads any more, adds new ones. Returns the ids of those that bodies may read."""
-    constants: dict[str, gs.Constant] = attached(graph, "constants") or {}
+    constants = constants_of(graph)
     annotated = {pair.value for each in target.quantization_annotation for pair in each.quant_parameter_tensor_names}
     for index in range(len(target.initializer) - 1, -1, -1):
         name = target.initializer[index].name

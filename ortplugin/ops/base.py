@@ -39,3 +39,7 @@ class Operator:
     """(node, inputs) -> outputs, computed in float64"""
     variants: Callable[[onnx.NodeProto], Sequence[Mapping[str, Any]]] = lambda node: ()
     """node -> sets of attributes with which it computes the same in another way; `optimize-model --tune` times them"""
+    device_variants: Callable[[onnx.NodeProto, Sequence[TensorType], Sequence[bool]], Sequence[Mapping[str, Any]]] = (
+        lambda node, inputs, constant: ()
+    )
+    """(node, inputs, whether each is an initializer) -> more such sets, which only the GPU at hand can tell"""

@@ -13,29 +13,18 @@ Weights are transposed here. After this pass no convolution is left for it to ch
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope, scopes
 from ortplugin.graph.labels import label
-from ortplugin.graph.min_cut import INFINITE, min_cut
+from ortplugin.ops import DOMAIN
 from ortplugin.passes.base import Change, NearMiss, PassResult
 from ortplugin.passes.fused_conv import conv_dtype, is_channels_last, is_fused_conv
-from ortplugin.passes.layout_plan import Layouts, Plan, is_perm, is_vector, to_first, to_last
+from ortplugin.passes.layout_cut import Region, cheapest
+from ortplugin.passes.layout_plan import Layouts, Plan, is_perm, to_first, to_last
 from ortplugin.passes.layout_rules import rule_of
-from ortplugin.passes.pointwise_cost import LAUNCH_BYTES
 
 HALF = ("float16", "bfloat16")
-GUESS = 64  # for a length that is not known
-
-
-@dataclass
-class _Region:
-    """Operators that may have channels last, with their plans, connected through tensors; by place, in order."""
-
-    plans: dict[int, Plan] = field(default_factory=dict)
-    seeds: list[int] = field(default_factory=list)  # the convolutions that shall
 
 
 class ChannelsLast:
@@ -59,6 +48,7 @@ class ChannelsLast:
                     misses += missed
                     break
                 changes.append(self._change(scope, regions[0]))
+            misses += self._ends(scope)
         return PassResult(tuple(changes), tuple(misses))
 
     def _wants(self, scope: Scope, node: gs.Node) -> bool:
@@ -69,7 +59,7 @@ class ChannelsLast:
         fast = dtype in HALF or (dtype == "float" and bool(node.attrs.get("allow_tf32", 0)))
         return fast or (self._always and dtype is not None)
 
-    def _regions(self, scope: Scope) -> tuple[list[_Region], list[NearMiss]]:
+    def _regions(self, scope: Scope) -> tuple[list[Region], list[NearMiss]]:
         """The regions with a convolution that shall have channels last, in order of their first operator."""
         nodes = {place: node for place, node in enumerate(scope.slots) if node is not None}
         seeds = [place for place, node in nodes.items() if self._wants(scope, node)]
@@ -93,18 +83,28 @@ class ChannelsLast:
             for tensor in (nodes[place].inputs[index] for index in plan.reads):
                 for other in _sharing(scope, tensor, plans):
                     parent[find(other)] = find(place)
-        found: dict[int, _Region] = {}
+        found: dict[int, Region] = {}
         wanted = {find(place) for place in seeds if place in plans}
         for place, plan in plans.items():
             if find(place) in wanted:
-                found.setdefault(find(place), _Region()).plans[place] = plan
+                found.setdefault(find(place), Region()).plans[place] = plan
         for place in seeds:
             if place in plans:
                 found[find(place)].seeds.append(place)
         return list(found.values()), misses
 
-    def _change(self, scope: Scope, region: _Region) -> Change:
-        chosen = [(scope.slots[place], region.plans[place]) for place in _cheapest(scope, region)]
+    def _ends(self, scope: Scope) -> list[NearMiss]:
+        """Operators beside ours that do not work with channels last, so that a Transpose stays between the two."""
+        found = []
+        for node in [each for each in scope.slots if each is not None and is_perm(scope, each, to_first)]:
+            maker, readers = scope.producer(node.inputs[0]), scope.consumers(node.outputs[0])
+            if maker is not None and maker.domain == DOMAIN and maker.attrs.get("layout") == "NHWC" and readers:
+                reason = f"it has no form with channels last, so {label(maker)} has a Transpose after it"
+                found.append(NearMiss(self.name, label(readers[0]), reason))
+        return found
+
+    def _change(self, scope: Scope, region: Region) -> Change:
+        chosen = [(scope.slots[place], region.plans[place]) for place in cheapest(scope, region)]
         convolutions = [scope.slots[place] for place in region.seeds]
         labels = tuple(label(node) for node in convolutions if node is not None)
         layouts = Layouts(scope)
@@ -150,66 +150,6 @@ def _sharing(scope: Scope, tensor: gs.Tensor, plans: dict[int, Plan]) -> list[in
         if any(node.outputs[i] is tensor for i in plan.makes) or any(node.inputs[i] is tensor for i in plan.reads):
             found.append(place)
     return found
-
-
-def _cheapest(scope: Scope, region: _Region) -> list[int]:
-    """The places of the operators of the region that have channels last in its cheapest division, in order.
-
-    A tensor that an operator with channels last makes costs a Transpose if anything reads it with channels first, and
-    the other way round; however many read it.
-    """
-    source, sink = 0, 1
-    number = {place: index for index, place in enumerate(region.plans, 2)}
-    count = len(number) + 2
-    edges = [(source, number[place], INFINITE) for place in region.seeds]
-    tensors = {
-        id(tensor): tensor
-        for place, plan in region.plans.items()
-        if (node := scope.slots[place]) is not None
-        for tensor in (*(node.inputs[i] for i in plan.reads), *(node.outputs[i] for i in plan.makes))
-    }
-    for tensor in tensors.values():
-        maker, readers = _ends(scope, region, number, tensor)
-        price = _price(scope, tensor)
-        to, back = count, count + 1  # whether it is needed with channels last, and whether never with channels first
-        count += 2
-        edges += [(to, maker, price), (maker, back, price)]
-        for reader in readers:
-            edges += [(reader, to, INFINITE), (back, reader, INFINITE)]
-    last = min_cut(count, edges, source, sink)
-    return [place for place, index in number.items() if last[index]]
-
-
-def _ends(scope: Scope, region: _Region, number: dict[int, int], tensor: gs.Tensor) -> tuple[int, list[int]]:
-    """The nodes of the cut's graph that stand for what makes the tensor and for what reads it."""
-    source, sink = 0, 1
-
-    def of(node: gs.Node | None, ports: str) -> int:
-        place = -1 if node is None else scope.position.get(id(node), -1)
-        if node is None or place not in number:
-            return sink
-        plan = region.plans[place]
-        held, chosen = (node.outputs, plan.makes) if ports == "makes" else (node.inputs, plan.reads)
-        whole = all(index in chosen for index, each in enumerate(held) if each is tensor)
-        return number[place] if whole else sink
-
-    producer = scope.producer(tensor)
-    maker = of(producer, "makes")
-    if producer is not None and maker == sink and is_perm(scope, producer, to_first):
-        maker = source
-    readers = [source if is_perm(scope, node, to_last) else of(node, "reads") for node in tensor.outputs]
-    return maker, readers + [sink] * scope.is_output(tensor)
-
-
-def _price(scope: Scope, tensor: gs.Tensor) -> int:
-    """What the Transpose of the tensor costs, in bytes that the GPU could have moved in its time."""
-    shape = scope.shape(tensor)
-    if is_vector(shape):
-        return 1
-    size = 2 if tensor.dtype is None else int(tensor.dtype.itemsize)
-    for dim in shape or ():
-        size *= dim if isinstance(dim, int) else GUESS
-    return min(LAUNCH_BYTES + 2 * size, INFINITE >> 24)
 
 
 CHANNELS_LAST = ChannelsLast()

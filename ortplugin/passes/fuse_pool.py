@@ -40,7 +40,8 @@ def plan(scope: Scope, node: gs.Node, op: str, attributes: dict[str, Any]) -> Pl
 
     def edit(layouts: Layouts, node: gs.Node) -> None:
         node.op, node.domain, node.attrs = op, DOMAIN, attributes
-        del node.inputs[1:]
+        while len(node.inputs) > 1:
+            node.inputs.pop()
 
     return Plan((0,), (0,), edit)
 

@@ -186,11 +186,16 @@ void Graph::AddPointwise(size_t index) {
   const PointwiseNode& node = pointwise_.nodes[index];
   const std::vector<int64_t>& value_dims = ValueOf(problem_).dims;
   std::vector<int64_t> dims(value_dims.size(), 1);
+  bool follows_convolution = false;
   for (const Operand& operand : {node.x, node.b, node.t}) {
     if (operand.kind == Operand::Kind::kNone) continue;
+    follows_convolution =
+        follows_convolution || operand.kind == Operand::Kind::kConvolution || operand.kind == Operand::Kind::kNode;
     const std::vector<int64_t>& given = TensorOf(operand).dims;
     for (size_t i = 0; i < dims.size(); ++i) dims[i] = std::max(dims[i], given[i]);
   }
+  // These too cuDNN takes and computes something else. So every node follows the convolution.
+  if (!follows_convolution) throw Refused("a part of the epilogue is computed from operands alone");
   if (node.mode == abi::PointwiseMode::kSelect)
     for (const Operand& operand : {node.x, node.t})
       if (operand.kind != Operand::Kind::kScalar && TensorOf(operand).dims != dims)

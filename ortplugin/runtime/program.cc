@@ -954,6 +954,9 @@ std::string Program::ToString() const {
   return text + "}";
 }
 
+// Whether pointwise.cuh has a cheaper form of it that is precise enough for float16.
+static bool HasHalfForm(Op op) { return op == Op::kSigmoid || op == Op::kSwish || op == Op::kQuickGelu; }
+
 std::string EmitCuda(const Program& program, const std::vector<uint32_t>& statements, const std::string& indent) {
   std::string text;
   for (const uint32_t index : statements) {
@@ -963,6 +966,7 @@ std::string EmitCuda(const Program& program, const std::vector<uint32_t>& statem
     const DType result = program.value(statement.result).dtype;
     text += indent + "const " + RowOf(result).compute + " v" + std::to_string(statement.result) + " = ";
     text += statement.op == Op::kCast ? RowOf(result).cast : std::string("op_") + row.name;
+    if (result == DType::kFloat16 && HasHalfForm(statement.op)) text += "16";
     for (size_t i = 0; i < statement.operands.size(); ++i) {
       const Value& operand = program.value(statement.operands[i]);
       text += i == 0 ? "(" : ", ";

@@ -10,10 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
+import conv_cases
+import conv_grad_cases
+import conv_transpose_cases
 import layer_norm_cases
 import numpy as np
 import onnx
 import pointwise_cases
+import pool_cases
 import pytest
 import scatter_cases
 import sum_to_cases
@@ -31,6 +35,11 @@ CASES: dict[str, ModuleType] = {
     "UpdateSlice": scatter_cases,
     "FusedPointwise": pointwise_cases,
     "FusedSumTo": sum_to_cases,
+    "FusedConv": conv_cases,
+    "FusedConvTranspose": conv_transpose_cases,
+    "ConvGrad": conv_grad_cases,
+    "FusedPool": pool_cases,
+    "FusedResize": pool_cases,
 }
 
 # dtypes that the cases of an operator must cover.
@@ -43,10 +52,22 @@ DTYPES: dict[str, set[np.dtype[np.generic]]] = {
     "UpdateSlice": MOVED,
     "FusedPointwise": MOVED,
     "FusedSumTo": FLOATING,
+    "FusedConv": FLOATING,
+    "FusedConvTranspose": FLOATING,
+    "ConvGrad": FLOATING,
+    "FusedPool": FLOATING | {np.dtype("int8"), np.dtype("uint8")},
+    "FusedResize": FLOATING | {np.dtype("int8"), np.dtype("uint8"), np.dtype("int32")},
+}
+
+# What runs on a library on CUDA, and its header here; a kernel of our own is then not needed.
+LIBRARIES = {
+    "FusedConv": "runtime/cudnn.h",
+    "FusedConvTranspose": "ops/conv/conv_cuda.h",  # FusedConv's kernel
+    "ConvGrad": "runtime/cudnn.h",
 }
 
 # The benchmark, where it is named after its workload.
-BENCHMARKS = {"FusedSumTo": "lerp"}
+BENCHMARKS = {"FusedSumTo": "lerp", "ConvGrad": "mnist"}
 
 each_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
 
@@ -110,7 +131,7 @@ def test_it_has_its_files(operator: Operator) -> None:
         f"ortplugin/ops/{stem}/{stem}.h",
         f"ortplugin/ops/{stem}/{stem}.cc",
         f"ortplugin/ops/{stem}/{stem}_cuda.cc",
-        f"ortplugin/ops/{stem}/{stem}.cu",
+        *([] if operator.name in LIBRARIES else [f"ortplugin/ops/{stem}/{stem}.cu"]),
         f"tests/ort/test_{stem}.py",
         f"tests/gpu/test_{stem}.py",
         f"benchmarks/{BENCHMARKS.get(operator.name, stem)}.py",
@@ -147,7 +168,11 @@ def test_it_has_native_kernels_for_both_providers(operator: Operator) -> None:
     assert re.search(rf"> {cuda[1]}\([^;{{]*const NodeInfo& info\) \{{", native(f"ops/{stem}/{stem}_cuda.cc")), (
         f"{stem}_cuda.cc does not define {cuda[1]}"
     )
-    assert "__global__" in native_of(operator, f"{stem}*.cu")
+    if operator.name in LIBRARIES:
+        header = f'#include "ortplugin/{LIBRARIES[operator.name]}"'
+        assert header in native_of(operator, "*_cuda.*"), f"no CUDA kernel of {operator.name} has {header}"
+    else:
+        assert "__global__" in native_of(operator, f"{stem}*.cu")
 
 
 @each_operator
@@ -155,7 +180,8 @@ def test_it_is_built(operator: Operator) -> None:
     stem = stem_of(operator)
     build = (ROOT / "CMakeLists.txt").read_text() + (ROOT / "cmake" / "kernels.cmake").read_text()
     files = sorted((ROOT / "ortplugin" / "ops" / stem).glob("*.c[cu]"))
-    assert {f"{stem}.cc", f"{stem}_cuda.cc", f"{stem}.cu"} <= {file.name for file in files}
+    kernels = set() if operator.name in LIBRARIES else {f"{stem}.cu"}
+    assert {f"{stem}.cc", f"{stem}_cuda.cc", *kernels} <= {file.name for file in files}
     for file in files:  # .cu files as strings in the library
         assert re.search(rf"ops\}}?/{stem}/{re.escape(file.name)}\b", build), f"{file.name} is not built"
 

@@ -87,6 +87,7 @@ def test_json_has_the_documented_keys_and_no_others() -> None:
         "output",
         "operators",
         "opset",
+        "precision",
         "rewrites",
         "changes",
         "near_misses",

@@ -15,7 +15,12 @@ Attributes:
         X [N, C, spatial..], W [M, C/group, spatial..], Y [N, M, spatial..], or
         X [N, spatial.., C], W [M, spatial.., C/group], Y [N, spatial.., M]; then `kernel_shape` must be given.
     `allow_tf32` (0, default, or 1): float products on a GPU's tensor cores, with 10 bits of precision.
-    `algorithm` (string): "auto" (default), or the one that `--tune` found: on CUDA only; it changes rounding alone.
+    `algorithm` (string): "auto" (default), or what `--tune` found: on CUDA only; it changes rounding alone.
+        "own"    our own kernel
+        "fused"  cuDNN, the program in its kernel; "fused:engine=3;k2=1" by that plan
+        "split"  cuDNN, then the program in a kernel of ours; "split:engine=3;k2=1" by that plan
+        A choice that the shapes, the GPU or its cuDNN don't have is "auto", with a warning: our own kernel where one is
+        known to be the fastest, else "fused", else "split".
 Outputs: one for each of the program's results (1 to 16), in order, with the dtype declared there and the shape S of
     the convolution, in its layout, also where a result needs only some operands. Every operand must broadcast to S, in
     that layout: a bias is [M, 1, 1] in NCHW and [M] in NHWC, for two spatial dimensions.
@@ -38,6 +43,7 @@ import onnx
 from ortplugin.graph.shapes import Shape
 from ortplugin.ops.base import DOMAIN, Operator, TensorType
 from ortplugin.ops.conv import reference as reference_module
+from ortplugin.ops.conv.algorithms import device_variants
 from ortplugin.ops.conv_epilogue import check_attributes, decompose_around, infer_results, read_epilogue
 from ortplugin.ops.conv_geometry import ConvAttributes, out_shape, read_attributes
 from ortplugin.ops.decompose import Builder
@@ -98,4 +104,5 @@ OPERATOR = Operator(
     infer_shapes=infer_shapes,
     decompose=decompose,
     reference=reference,
+    device_variants=device_variants,
 )

@@ -13,7 +13,7 @@ void Infer(ShapeContext& context) {
 }
 
 bool IsKnown(const TensorType& type) {
-  return type.has_shape && std::find(type.shape.begin(), type.shape.end(), -1) == type.shape.end();
+  return !type.shape.empty() && std::find(type.shape.begin(), type.shape.end(), -1) == type.shape.end();
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 
+#include "ortplugin/ops/conv/blocked_conv.h"
 #include "ortplugin/ops/conv/conv.h"
 #include "ortplugin/ops/conv/host_layout.h"
 #include "ortplugin/ops/conv/standard_epilogue.h"
@@ -94,9 +95,12 @@ class CpuConv : public Kernel {
     if (const std::optional<Tensor> w = info.constant_input(1)) {
       HostOperand weights(nullptr, scratch_, dtype_, w->data, w->shape, node_.attributes.channels_last);
       if (weights.data() != w->data) weights_.emplace(std::move(weights));
+      const Shape first = node_.attributes.channels_last ? ChannelsFirst(w->shape) : w->shape;
+      if (wide_ == DType::kFloat && BlockedConv::Takes(node_.attributes, first)) {
+        blocked_taken_ = Take(first.size() - 2, false, true);
+        blocked_.emplace(info, node_.attributes, first, *blocked_taken_);
+      }
     }
-    place_ = PlaceOf(node_.program);
-    if (taken_) taken_place_ = PlaceOf(taken_->rest);
   }
 
   void Compute(Run& run) const override {
@@ -116,13 +120,21 @@ class CpuConv : public Kernel {
     if (count == 0) return;
 
     if (ElementCount(shape.x()) == 0) return Pad(run, axes, count, inputs, outputs);
-    const StandardEpilogue* taken = taken_ && Fits(*taken_, shape, shapes) ? &*taken_ : nullptr;
+    const bool in_blocks =
+        blocked_ && BlockedConv::Pays(shape) && Fits(*blocked_taken_, shape, shapes) && blocked_->IsHere(run, scratch_);
+    const StandardEpilogue* taken = in_blocks                                ? &*blocked_taken_
+                                    : taken_ && Fits(*taken_, shape, shapes) ? &*taken_
+                                                                             : nullptr;
     const Program& program = taken ? taken->rest : node_.program;
-    const std::optional<size_t> place = taken ? taken_place_ : place_;
+    const std::optional<size_t> place = PlaceOf(program);
     HostScratch::Buffer own(nullptr, {&scratch_});
     if (!place) own = scratch_.Take(static_cast<size_t>(count) * SizeOf(wide_));
     void* value = place ? outputs[*place] : own.get();
-    Convolve(run, shape, inputs, taken, value);
+    if (in_blocks) {
+      ConvolveBlocks(run, shape, inputs, *taken, static_cast<float*>(value));
+    } else {
+      Convolve(run, shape, inputs, taken, value);
+    }
     if (place && program.statements().empty() && outputs.size() == 1) return;
     std::vector<ProgramPass::Input> parameters{{value, wide_}};
     for (size_t i = kConvInputs; i < inputs.size(); ++i)
@@ -147,7 +159,7 @@ class CpuConv : public Kernel {
 
   size_t Spatial() const {
     for (size_t i = 0; i < kConvInputs; ++i)
-      if (node_.inputs[i].has_shape) return node_.inputs[i].shape.size() - 2;
+      if (node_.inputs[i].shape.size() > 2) return node_.inputs[i].shape.size() - 2;
     return node_.attributes.spatial();
   }
 
@@ -217,12 +229,8 @@ class CpuConv : public Kernel {
       Multiply(run, shape, static_cast<const double*>(data.data()), filters, static_cast<double*>(made));
     } else {
       std::vector<Tensor> given{{data.data(), ort::kFloat, shape.x_first()}, {filters, ort::kFloat, shape.w_first()}};
-      std::optional<HostOperand> bias;
-      if (taken != nullptr && taken->bias) {
-        const Tensor& operand = inputs[*taken->bias - 1 + kConvInputs];
-        bias.emplace(&run, scratch_, dtype_, operand.data, operand.shape, false);
-        given.push_back({bias->data(), ort::kFloat, {shape.filters}});
-      }
+      const std::optional<HostOperand> bias = Bias(run, inputs, taken);
+      if (bias) given.push_back({bias->data(), ort::kFloat, {shape.filters}});
       if (taken != nullptr && taken->sum) {
         given.resize(3, {nullptr, ort::kUndefined, {}});
         given.push_back(inputs[*taken->sum - 1 + kConvInputs]);
@@ -230,6 +238,23 @@ class CpuConv : public Kernel {
       Convolution(shape.pads(), taken).Run(run, given, {{made, ort::kFloat, shape.result_first()}});
     }
     if (first != nullptr) Transpose(&run, made, value, shape.batch, shape.filters, pixels, SizeOf(wide_));
+  }
+
+  // The same in blocks of channels.
+  void ConvolveBlocks(Run& run, const ConvShape& shape, const std::vector<Tensor>& inputs,
+                      const StandardEpilogue& taken, float* value) const {
+    const HostOperand data(&run, scratch_, dtype_, inputs[0].data, shape.x(), false);
+    const std::optional<HostOperand> bias = Bias(run, inputs, &taken);
+    const void* weights = weights_ ? weights_->data() : inputs[1].data;
+    blocked_->Run(run, scratch_, shape, static_cast<const float*>(data.data()), static_cast<const float*>(weights),
+                  bias ? static_cast<const float*>(bias->data()) : nullptr, value);
+  }
+
+  // The bias that Conv takes along, as float.
+  std::optional<HostOperand> Bias(Run& run, const std::vector<Tensor>& inputs, const StandardEpilogue* taken) const {
+    if (taken == nullptr || !taken->bias) return std::nullopt;
+    const Tensor& operand = inputs[*taken->bias - 1 + kConvInputs];
+    return HostOperand(&run, scratch_, dtype_, operand.data, operand.shape, false);
   }
 
   void Multiply(Run& run, const ConvShape& shape, const double* x, const void* w, double* y) const {
@@ -254,7 +279,8 @@ class CpuConv : public Kernel {
   HostScratch scratch_;
   std::optional<HostOperand> weights_;     // constant ones that are not used as they lie
   std::optional<StandardEpilogue> taken_;  // by Conv, where a run's shapes fit
-  std::optional<size_t> place_, taken_place_;
+  std::optional<BlockedConv> blocked_;
+  std::optional<StandardEpilogue> blocked_taken_;
   std::optional<StandardOperator> product_;  // of doubles
   mutable std::mutex mutex_;
   // By padding, and whether they take a part of the program.

@@ -1,10 +1,442 @@
-#include "ortplugin/ops/conv/conv.h"
+#include "ortplugin/ops/conv/conv_cuda.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdio>
+#include <exception>
+#include <utility>
+
+#include "ortplugin/ops/conv/direct.h"
+#include "ortplugin/ops/conv/own_kernels.h"
+#include "ortplugin/ops/pointwise/pointwise.h"
+#include "ortplugin/runtime/cuda.h"
+#include "ortplugin/runtime/plan_cache.h"
 
 namespace ortplugin {
+namespace {
 
-std::unique_ptr<Kernel> CreateCudaConv(const NodeInfo& info) {
-  const ConvNode node(info, info.string_attribute("program"));
-  Fail("this build of ortplugin has no FusedConv for CUDA; run the model on the CPU provider");
+// Plans that need more memory than this besides the tensors are left out.
+constexpr size_t kMostWorkspace = size_t{256} << 20;
+constexpr size_t kAlignment = 256;  // of what stands in scratch memory
+
+// Where the kernel cache complains too: kernels are made during runs, when ORT offers no log.
+void Warn(const std::string& message) { std::fprintf(stderr, "ortplugin: %s\n", message.c_str()); }
+
+size_t RoundUp(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+DType ResultType(const Program& program, size_t r) { return program.value(program.results()[r]).dtype; }
+
+// Every sum is one of nothing.
+bool IsEmpty(const ConvCase& the) { return ElementCount(the.shapes[0]) == 0 || ElementCount(the.shapes[1]) == 0; }
+
+// Nothing is done with the convolution's value.
+bool IsBare(const Program& program) {
+  return program.results().size() == 1 && program.results()[0] == program.parameters()[0];
+}
+
+// What stands in memory as `shape`, in the layout of the node, as cuDNN names its axes.
+cudnn::Tensor TensorOf(const Shape& shape, bool channels_last) {
+  return channels_last ? cudnn::ChannelsLast(ChannelsFirst(shape)) : cudnn::ChannelsFirst(shape);
+}
+
+// An operand that broadcasts to `full`.
+cudnn::Tensor OperandOf(const Shape& shape, const Shape& full, bool channels_last) {
+  Shape padded(full.size() - shape.size(), 1);
+  padded.insert(padded.end(), shape.begin(), shape.end());
+  return TensorOf(padded, channels_last);
+}
+
+DirectConv DirectOf(const ConvShape& shape) {
+  DirectConv conv{};
+  conv.images = shape.batch;
+  conv.groups = shape.groups;
+  conv.channels = shape.channels / shape.groups;
+  conv.outputs = shape.filters / shape.groups;
+  for (size_t i = 0; i < 2; ++i) {
+    const Window& window = shape.windows[i];
+    conv.image[i] = window.size;
+    conv.output[i] = window.out;
+    conv.kernel[i] = window.kernel;
+    conv.strides[i] = window.stride;
+    conv.dilations[i] = window.dilation;
+    conv.pads[i] = window.begin;
+  }
+  return conv;
+}
+
+std::optional<OwnKernel> FindDirect(const ConvCase& the, const ConvShape& shape, const cuda::DeviceFacts& gpu,
+                                    bool only_where_fast) {
+  const DirectConv conv = DirectOf(shape);
+  if (!FitsDirect(conv, ValueType(*the.program)) || (only_where_fast && !IsDirectFast(conv, gpu))) return std::nullopt;
+  const Axes axes = EpilogueAxes(*the.program, kConvInputs, shape.result(), the.shapes);
+  const DirectSchedule schedule = ScheduleDirect(conv, gpu, kMostVector);
+  return OwnKernel{DirectSource(conv, *the.program, axes, schedule), "conv_direct", DirectLaunch(schedule, gpu),
+                   DirectArguments(conv, *the.program, axes, schedule)};
+}
+
+// Our own kernel for a node, if there is one; `only_where_fast`: if it is known to be the fastest.
+std::optional<OwnKernel> FindOwn(const ConvCase& the, const ConvShape& shape, const cuda::DeviceFacts& gpu,
+                                 bool only_where_fast) {
+  if (the.attributes.transposed || shape.windows.size() != 2) return std::nullopt;
+  if (!shape.channels_last) return FindDirect(the, shape, gpu, only_where_fast);
+  const Window &rows = shape.windows[0], &columns = shape.windows[1];
+  ConvProblem problem;
+  problem.dtype = ValueType(*the.program);
+  problem.batch = shape.batch;
+  problem.height = rows.size;
+  problem.width = columns.size;
+  problem.channels = shape.channels;
+  problem.filters = shape.filters;
+  problem.group = shape.groups;
+  problem.kernel_height = rows.kernel;
+  problem.kernel_width = columns.kernel;
+  problem.pads = {rows.begin, columns.begin, rows.end, columns.end};
+  problem.strides = {rows.stride, columns.stride};
+  problem.dilations = {rows.dilation, columns.dilation};
+  problem.out_height = rows.out;
+  problem.out_width = columns.out;
+  problem.allow_tf32 = the.allow_tf32;
+  problem.constant_weights = the.constant_weights;
+  problem.operands.assign(the.shapes.begin() + kConvInputs, the.shapes.end());
+  return FindOwnKernel(*the.program, problem, gpu);
+}
+
+}  // namespace
+
+cudnn::Problem BareProblem(const ConvCase& the, const ConvShape& shape) {
+  const bool transposed = the.attributes.transposed;
+  cudnn::Problem problem;
+  problem.direction = transposed ? cudnn::Direction::kDataGradient : cudnn::Direction::kForward;
+  problem.dtype = ValueType(*the.program);
+  problem.allow_tf32 = the.allow_tf32;
+  problem.w = TensorOf(the.shapes[1], shape.channels_last);
+  (transposed ? problem.y : problem.x) = TensorOf(the.shapes[0], shape.channels_last);
+  (transposed ? problem.x : problem.y) = TensorOf(shape.result(), shape.channels_last);
+  for (const Window& window : shape.windows) {
+    problem.pads_begin.push_back(window.begin);
+    problem.pads_end.push_back(window.end);
+    problem.strides.push_back(window.stride);
+    problem.dilations.push_back(window.dilation);
+  }
+  problem.groups = shape.groups;
+  return problem;
+}
+
+cudnn::Problem FusedProblem(const ConvCase& the, const ConvShape& shape) {
+  cudnn::Problem problem = BareProblem(the, shape);
+  if (IsBare(*the.program)) return problem;
+  problem.program = the.program;
+  const Shape full = shape.result();
+  for (size_t i = kConvInputs; i < the.shapes.size(); ++i)
+    problem.operands.push_back(OperandOf(the.shapes[i], full, shape.channels_last));
+  problem.results.assign(the.program->results().size(), TensorOf(full, shape.channels_last));
+  return problem;
+}
+
+namespace {
+
+// Everything of one combination of input shapes, ready to run.
+struct Plan {
+  Shape shape;  // of every result
+  // Our own kernel, where there is one.
+  cuda::Function own = nullptr;
+  cuda::LaunchShape launch{};
+  std::vector<uint64_t> arguments;
+  // Else cuDNN's plan, with the program in it or without; or zeros, the sums of nothing.
+  std::shared_ptr<const cudnn::Plan> convolution;
+  std::optional<PointwisePlan> zeros;
+  bool is_split = false;
+  PointwisePlan epilogue;              // where it is split
+  std::optional<size_t> value_result;  // the result in whose place the convolution's value is, else it is in scratch
+
+  // Tensors whose addresses are no multiples of 16: copied into scratch memory first, or out of it last.
+  struct Copy {
+    size_t tensor;  // number of the input, or behind these of the output
+    size_t bytes;
+    PointwisePlan plan;
+  };
+  std::vector<Copy> copies;
+  size_t value_bytes = 0, scratch_bytes = 0;
+};
+
+class CudaConv : public Kernel {
+ public:
+  CudaConv(const NodeInfo& info, bool transposed)
+      : name_(info.name()), api_(info.api()), device_(cuda::Device(info.device())) {
+    const ConvNode node(info, info.string_attribute("program"), transposed);
+    convolution_.attributes = node.attributes;
+    convolution_.program = std::make_shared<const Program>(node.program);
+    convolution_.allow_tf32 = node.allow_tf32;
+    convolution_.constant_weights = info.constant_input(1).has_value();
+    algorithm_ = ConvAlgorithm::Parse(node.algorithm);
+    allocator_ = info.allocator();
+    try {
+      Check(api_, ort::AllocatorGetInfo(api_, static_cast<const ort::Allocator*>(allocator_), &memory_));
+      Prepare(node.inputs);
+    } catch (...) {
+      ort::ReleaseAllocator(api_, allocator_);
+      throw;
+    }
+  }
+  ~CudaConv() override { ort::ReleaseAllocator(api_, allocator_); }
+  CudaConv(const CudaConv&) = delete;
+  CudaConv& operator=(const CudaConv&) = delete;
+
+  void Compute(Run& run) const override {
+    const size_t inputs = convolution_.program->parameters().size() - 1 + kConvInputs,
+                 outputs = convolution_.program->results().size();
+    std::vector<void*> addresses;
+    std::vector<Shape> shapes;
+    for (size_t i = 0; i < inputs; ++i) {
+      Tensor input = run.input(i);
+      CheckInput(*convolution_.program, kConvInputs, i, input.type);
+      addresses.push_back(const_cast<void*>(input.data));
+      shapes.push_back(std::move(input.shape));
+    }
+    const cuda::Stream stream = run.stream();
+    const Plan* plan = plans_.Find(shapes, {});
+    const Shape shape = plan != nullptr ? plan->shape : FitConv(convolution_.attributes, shapes[0], shapes[1]).result();
+    for (size_t r = 0; r < outputs; ++r) addresses.push_back(run.output(r, shape));
+    if (ElementCount(shape) == 0) return;
+    std::vector<size_t> unaligned;  // tensors that the caller put elsewhere than ORT does
+    for (size_t i = 0; i < addresses.size(); ++i)
+      if (reinterpret_cast<uintptr_t>(addresses[i]) % 16 != 0) unaligned.push_back(i);
+    if (!unaligned.empty()) plan = plans_.Find(shapes, unaligned);
+    if (plan == nullptr) {
+      if (cuda::IsCapturing(device_, stream))
+        Fail(
+            "these input shapes come for the first time while a CUDA graph is captured, when nothing can be "
+            "compiled: run once with them before the capture");
+      plan = &Make(shapes, unaligned);
+    }
+    if (plan->scratch_bytes == 0) return Launch(*plan, stream, addresses, nullptr);
+    // ORT's allocator hands freed memory only to later work of the same stream, so it may be freed after the launches.
+    void* scratch = run.scratch(memory_, plan->scratch_bytes);
+    std::exception_ptr failure;
+    try {
+      Launch(*plan, stream, addresses, static_cast<char*>(scratch));
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    Check(api_, ort::AllocatorFree(api_, allocator_, scratch));
+    if (failure != nullptr) std::rethrow_exception(failure);
+  }
+
+ private:
+  // Says early what is wrong with the node or missing here, and starts to work on the plan for the shapes that the
+  // model declares, so that sessions with many convolutions make their plans at the same time.
+  void Prepare(const std::vector<TensorType>& types) {
+    std::vector<Shape> shapes;
+    for (const TensorType& type : types) {
+      const bool is_known = type.has_shape && std::count(type.shape.begin(), type.shape.end(), -1) == 0;
+      if (is_known) shapes.push_back(type.shape);
+    }
+    if (shapes.size() < types.size()) return;
+    const ConvCase the = CaseOf(shapes);
+    const ConvShape shape = FitConv(the.attributes, shapes[0], shapes[1]);
+    if (ElementCount(shape.result()) == 0) return;
+    if (IsEmpty(the) || FindOwnFor(the, shape)) {
+      Make(shapes, {});
+      return;
+    }
+    const cudnn::PlanText* text = algorithm_.plan ? &*algorithm_.plan : nullptr;
+    const bool is_split = algorithm_.kind == ConvAlgorithm::Kind::kSplit || !cudnn::RefusalOf(*the.program).empty();
+    cudnn::Version();  // throws where there is none
+    cudnn::Prepare(device_, is_split ? BareProblem(the, shape) : FusedProblem(the, shape), kMostWorkspace, text);
+  }
+
+  ConvCase CaseOf(const std::vector<Shape>& shapes) const {
+    ConvCase the = convolution_;
+    the.shapes = shapes;
+    return the;
+  }
+
+  std::optional<OwnKernel> FindOwnFor(const ConvCase& the, const ConvShape& shape) const {
+    if (algorithm_.kind == ConvAlgorithm::Kind::kFused || algorithm_.kind == ConvAlgorithm::Kind::kSplit)
+      return std::nullopt;
+    return FindOwn(the, shape, device_, algorithm_.kind == ConvAlgorithm::Kind::kAuto);
+  }
+
+  const Plan& Make(const std::vector<Shape>& shapes, const std::vector<size_t>& unaligned) const {
+    ConvCase the = CaseOf(shapes);
+    // Weights that are copied first are written by the kernel in front.
+    if (std::count(unaligned.begin(), unaligned.end(), size_t{1}) > 0) the.constant_weights = false;
+    const ConvShape shape = FitConv(the.attributes, shapes[0], shapes[1]);
+    auto plan = std::make_unique<Plan>();
+    plan->shape = shape.result();
+    EpilogueAxes(*the.program, kConvInputs, plan->shape, shapes);  // throws where one does not broadcast
+    if (IsEmpty(the)) {
+      // Whatever stands there becomes zero.
+      const std::string name = NameOf(ValueType(*the.program));
+      const Program zero =
+          Program::Parse("(" + name + " x) => (" + name + " y) { m = Greater(x, x) y = Where(m, x, 0) }");
+      plan->zeros = PlanPointwise(zero, FitPointwise(zero, {plan->shape}), device_, kMostVector);
+      Split(the, plan.get());
+    } else if (std::optional<OwnKernel> own = FindOwnFor(the, shape)) {
+      plan->own = cuda::Load(device_, own->source, own->entry, Warn);
+      plan->launch = own->launch;
+      plan->arguments = std::move(own->arguments);
+    } else {
+      if (algorithm_.kind == ConvAlgorithm::Kind::kOwn) WarnOfAlgorithm("there is no such kernel for it");
+      FindCudnn(the, shape, plan.get());
+    }
+    LayScratch(the, unaligned, plan.get());
+    return plans_.Keep(shapes, unaligned, std::move(plan));
+  }
+
+  void FindCudnn(const ConvCase& the, const ConvShape& shape, Plan* plan) const {
+    using Kind = ConvAlgorithm::Kind;
+    const auto find = [&](bool is_split, const cudnn::PlanText* text) {
+      const cudnn::Problem problem = is_split ? BareProblem(the, shape) : FusedProblem(the, shape);
+      const cudnn::Found found = cudnn::FindPlan(device_, problem, kMostWorkspace, text);
+      plan->convolution = found.plan;
+      plan->is_split = is_split;
+      return found.refusal;
+    };
+    std::string refusal;
+    if (algorithm_.plan) {
+      refusal = find(algorithm_.kind == Kind::kSplit, &*algorithm_.plan);
+      if (plan->convolution == nullptr) WarnOfAlgorithm(refusal);
+    }
+    if (plan->convolution == nullptr && (algorithm_.kind != Kind::kSplit || IsBare(*the.program))) {
+      refusal = cudnn::RefusalOf(*the.program);
+      if (refusal.empty()) refusal = find(false, nullptr);
+      if (plan->convolution == nullptr && algorithm_.kind == Kind::kFused && !algorithm_.plan) WarnOfAlgorithm(refusal);
+    }
+    if (plan->convolution == nullptr && !IsBare(*the.program)) refusal = find(true, nullptr);
+    if (plan->convolution == nullptr) Fail(cudnn::Version(), " has no plan for it: ", refusal);
+    if (plan->is_split) Split(the, plan);
+  }
+
+  // The program in a kernel of its own, after the convolution; in its place where a result has its dtype.
+  void Split(const ConvCase& the, Plan* plan) const {
+    for (size_t r = the.program->results().size(); r-- > 0;)
+      if (ResultType(*the.program, r) == ValueType(*the.program)) plan->value_result = r;
+    if (!plan->value_result)
+      plan->value_bytes = RoundUp(static_cast<size_t>(ElementCount(plan->shape)) * SizeOf(ValueType(*the.program)));
+    plan->is_split = !IsBare(*the.program);
+    if (!plan->is_split) return;
+    std::vector<Shape> shapes(the.shapes.begin() + 1, the.shapes.end());
+    shapes[0] = plan->shape;
+    plan->epilogue = PlanPointwise(*the.program, FitPointwise(*the.program, shapes), device_, kMostVector);
+  }
+
+  // Scratch memory holds cuDNN's workspace, the convolution's value, and copies of tensors.
+  void LayScratch(const ConvCase& the, const std::vector<size_t>& unaligned, Plan* plan) const {
+    plan->scratch_bytes = plan->value_bytes;
+    if (plan->convolution != nullptr) plan->scratch_bytes += RoundUp(plan->convolution->workspace_bytes());
+    for (const size_t tensor : unaligned) {
+      const size_t inputs = the.shapes.size();
+      const Shape& shape = tensor < inputs ? the.shapes[tensor] : plan->shape;
+      const DType dtype = tensor >= inputs ? ResultType(*the.program, tensor - inputs)
+                          : tensor < kConvInputs
+                              ? ValueType(*the.program)
+                              : the.program->value(the.program->parameters()[tensor - kConvInputs + 1]).dtype;
+      const std::string name = NameOf(dtype);
+      const Program copy = Program::Parse("(" + name + " x) => (" + name + " x) {}");
+      const size_t bytes = RoundUp(static_cast<size_t>(ElementCount(shape)) * SizeOf(dtype));
+      plan->copies.push_back({tensor, bytes, PlanPointwise(copy, FitPointwise(copy, {shape}), device_, 1)});
+      plan->scratch_bytes += bytes;
+    }
+  }
+
+  void Launch(const Plan& plan, cuda::Stream stream, std::vector<void*> addresses, char* scratch) const {
+    const size_t inputs = convolution_.program->parameters().size() - 1 + kConvInputs;
+    char* workspace = scratch;
+    if (plan.convolution != nullptr) scratch += RoundUp(plan.convolution->workspace_bytes());
+    char* value = scratch;
+    scratch += plan.value_bytes;
+    std::vector<std::pair<const Plan::Copy*, void*>> later;
+    for (const Plan::Copy& copy : plan.copies) {
+      void*& address = addresses[copy.tensor];
+      if (copy.tensor < inputs) {
+        RunPointwise(copy.plan, device_, stream, {address}, {scratch});
+      } else {
+        later.emplace_back(&copy, address);
+      }
+      address = scratch;
+      scratch += copy.bytes;
+    }
+    if (plan.own != nullptr) {
+      std::vector<uint64_t> arguments = plan.arguments;
+      for (size_t i = 0; i < addresses.size(); ++i) arguments[i] = reinterpret_cast<uintptr_t>(addresses[i]);
+      void* parameters[] = {arguments.data()};
+      cuda::LaunchNext(device_, plan.own, plan.launch, stream, parameters);
+    } else {
+      RunCudnn(plan, stream, addresses, workspace, value);
+    }
+    for (const auto& [copy, address] : later)
+      RunPointwise(copy->plan, device_, stream, {addresses[copy->tensor]}, {address});
+  }
+
+  void RunCudnn(const Plan& plan, cuda::Stream stream, const std::vector<void*>& addresses, void* workspace,
+                void* value) const {
+    const size_t inputs = convolution_.program->parameters().size() - 1 + kConvInputs;
+    const std::vector<void*> results(addresses.begin() + static_cast<std::ptrdiff_t>(inputs), addresses.end());
+    std::vector<const void*> operands(addresses.begin() + kConvInputs,
+                                      addresses.begin() + static_cast<std::ptrdiff_t>(inputs));
+    if (plan.value_result) value = results[*plan.value_result];
+    cudnn::Arguments arguments{};
+    arguments.inputs[0] = addresses[0];
+    arguments.inputs[1] = addresses[1];
+    arguments.operands = operands.data();
+    arguments.results = plan.is_split ? &value : results.data();
+    arguments.workspace = workspace;
+    if (plan.zeros) {
+      RunPointwise(*plan.zeros, device_, stream, {value}, {value});
+    } else {
+      plan.convolution->Run(stream, arguments);
+    }
+    if (!plan.is_split) return;
+    operands.insert(operands.begin(), value);
+    RunPointwise(plan.epilogue, device_, stream, operands, results);
+  }
+
+  // Once for each the.
+  void WarnOfAlgorithm(const std::string& reason) const {
+    if (warned_.exchange(true)) return;
+    Warn("node '" + name_ + "': the algorithm '" + algorithm_.ToString() + "' is not used, but auto: " + reason +
+         ". It was tuned for other shapes, another GPU or another cuDNN; run optimize-model --tune again");
+  }
+
+  std::string name_;
+  const ort::Api* api_;
+  ort::Allocator* allocator_ = nullptr;
+  const ort::MemoryInfo* memory_ = nullptr;
+  const cuda::DeviceFacts& device_;
+  ConvCase convolution_;  // without shapes
+  ConvAlgorithm algorithm_;
+  mutable std::atomic<bool> warned_{false};
+  mutable PlanCache<Plan, std::vector<size_t>> plans_;  // by the tensors that are not aligned
+};
+
+}  // namespace
+
+std::unique_ptr<Kernel> CreateCudaConvolution(const NodeInfo& info, bool transposed) {
+  return std::make_unique<CudaConv>(info, transposed);
+}
+
+std::unique_ptr<Kernel> CreateCudaConv(const NodeInfo& info) { return CreateCudaConvolution(info, false); }
+
+std::vector<std::string> ListConvAlgorithms(const ConvCase& the, const cuda::DeviceFacts& gpu) {
+  // cuDNN's heuristics come in their order: what they put far behind is hardly ever the fastest, and takes its time.
+  constexpr size_t kMostFused = 8, kMostSplit = 4;
+  const ConvShape shape = FitConv(the.attributes, the.shapes[0], the.shapes[1]);
+  std::vector<std::string> texts;
+  if (FindOwn(the, shape, gpu, false)) texts.push_back("own");
+  const auto add = [&](ConvAlgorithm::Kind kind, const cudnn::Problem& problem, size_t most) {
+    for (const cudnn::PlanText& plan : cudnn::ListPlans(gpu, problem)) {
+      if (most == 0) return;
+      // Built here, they need not be built again where they are timed.
+      if (cudnn::FindPlan(gpu, problem, kMostWorkspace, &plan).plan == nullptr) continue;
+      texts.push_back(ConvAlgorithm{kind, plan}.ToString());
+      --most;
+    }
+  };
+  if (cudnn::RefusalOf(*the.program).empty()) add(ConvAlgorithm::Kind::kFused, FusedProblem(the, shape), kMostFused);
+  if (!IsBare(*the.program)) add(ConvAlgorithm::Kind::kSplit, BareProblem(the, shape), kMostSplit);
+  return texts;
 }
 
 }  // namespace ortplugin

@@ -262,18 +262,19 @@ ConvShape FitConv(const ConvAttributes& attributes, const Shape& x, const Shape&
 }
 
 TensorType InferConv(const ConvAttributes& attributes, const TensorType& x, const TensorType& w) {
-  const size_t rank = x.has_shape                 ? x.shape.size()
-                      : w.has_shape               ? w.shape.size()
-                      : attributes.spatial() != 0 ? attributes.spatial() + 2
-                                                  : 0;
+  // ORT may show a tensor of unknown shape as a scalar, which neither X nor W can be.
+  const bool has_x = x.has_shape && !x.shape.empty(), has_w = w.has_shape && !w.shape.empty();
+  size_t rank = attributes.spatial() == 0 ? 0 : attributes.spatial() + 2;
+  if (has_w) rank = w.shape.size();
+  if (has_x) rank = x.shape.size();
   TensorType result;
   if (rank == 0) return result;
   const Shape nothing(rank, kUnknown);
   const bool last = attributes.channels_last;
-  const Shape data = !x.has_shape ? nothing : last ? ToFirst(x.shape) : x.shape;
-  const Shape weights = !w.has_shape ? nothing : last ? ToFirst(w.shape) : w.shape;
+  const Shape data = !has_x ? nothing : last ? ToFirst(x.shape) : x.shape;
+  const Shape weights = !has_w ? nothing : last ? ToFirst(w.shape) : w.shape;
   std::vector<std::string> symbols(rank);
-  if (x.has_shape) symbols = last ? ToFirst(x.symbols) : x.symbols;
+  if (has_x) symbols = last ? ToFirst(x.symbols) : x.symbols;
   const std::vector<Window> windows = Windows(attributes, data, weights);
   result.has_shape = true;
   result.shape = {data[0], attributes.transposed ? weights[1] : weights[0]};

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import product
 from typing import Any
@@ -69,7 +70,7 @@ def convolution(attributes: ConvAttributes, x: Array, w: Array) -> Wide:
                 for start, each in zip(starts, axes, strict=True)
             )
             index: tuple[Any, ...] = (slice(None), slice(None), *seen)
-            pixels = padded[index].reshape(batch, group, columns, -1)
+            pixels = padded[index].reshape(batch, group, columns, math.prod(out))
             y += (weights[tap] @ pixels).reshape(y.shape)
     y = y.reshape(batch, rows, *out)
     return np.moveaxis(y, 1, -1) if channels_last else y

@@ -50,4 +50,21 @@ PointwiseSchedule SchedulePointwise(const Program& program, const PointwiseShape
                                     int most_vector);
 std::string PointwiseSource(const Program& program, const PointwiseShape& shape, const PointwiseSchedule& schedule);
 
+// A kernel for one combination of input shapes, ready to launch.
+struct PointwisePlan {
+  cuda::Function kernel;
+  cuda::LaunchShape launch;
+  std::vector<uint64_t> arguments;  // addresses of inputs and outputs are filled in at each launch
+};
+
+// Compiles the kernel. `shape` has at least one element.
+PointwisePlan PlanPointwise(const Program& program, const PointwiseShape& shape, const cuda::DeviceFacts& gpu,
+                            int most_vector);
+// Asynchronous. A result may lie where an input of the full shape and its dtype does.
+void RunPointwise(const PointwisePlan& plan, const cuda::DeviceFacts& gpu, cuda::Stream stream,
+                  const std::vector<const void*>& inputs, const std::vector<void*>& outputs);
+// The most elements, a power of two, of an access that an address is good for.
+int MostVector(const void* address, size_t size);
+constexpr int kMostVector = 16;
+
 }  // namespace ortplugin

@@ -18,7 +18,6 @@ int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // Like layer norm this operator is as fast as it keeps memory busy; what no limit of the hardware gives was measured
 // for that, on an H200 over the cases of benchmarks/pointwise.py.
 constexpr int kThreads = 256;  // the most of a block
-constexpr int kMostVector = 16;
 
 // Instructions of a statement on one element, about: what an unrolled loop multiplies, and a compiler has to chew.
 int Weight(const Program& program, const Statement& statement) {
@@ -240,20 +239,49 @@ namespace {
 // Where the kernel cache complains: kernels are made during runs too, when ORT offers no log.
 void Warn(const std::string& message) { std::fprintf(stderr, "ortplugin: %s\n", message.c_str()); }
 
-// A kernel for one combination of input shapes, ready to launch.
-struct Plan {
-  Shape shape;
-  cuda::Function kernel;
-  cuda::LaunchShape launch;
-  std::vector<uint64_t> arguments;  // pointers are filled in at each launch
-};
+}  // namespace
 
-// The most elements of an access that an address is good for: accesses of 16 bytes and more take multiples of 16.
 int MostVector(const void* address, size_t size) {
+  // Accesses of 16 bytes and more take multiples of 16.
   const auto number = reinterpret_cast<uintptr_t>(address);
   if (number % 16 == 0) return kMostVector;
   return std::max(1, static_cast<int>((number & (~number + 1)) / size));
 }
+
+PointwisePlan PlanPointwise(const Program& program, const PointwiseShape& shape, const cuda::DeviceFacts& gpu,
+                            int most_vector) {
+  const PointwiseSchedule schedule = SchedulePointwise(program, shape, gpu, most_vector);
+  PointwisePlan plan;
+  plan.arguments.resize(program.parameters().size() + program.results().size());
+  plan.arguments.push_back(static_cast<uint64_t>(shape.count / schedule.vector));
+  plan.arguments.push_back(static_cast<uint64_t>(shape.count));
+  const std::vector<uint64_t> numbers = MapOf(shape, schedule).Numbers();
+  plan.arguments.insert(plan.arguments.end(), numbers.begin(), numbers.end());
+  constexpr size_t kMostArguments = 4096 / sizeof(uint64_t);
+  if (plan.arguments.size() > kMostArguments)
+    Fail("the inputs broadcast along too many axes in too many ways for the ", kMostArguments,
+         " numbers that a kernel takes: ", plan.arguments.size(), ". Split the node");
+  plan.kernel = cuda::Load(gpu, PointwiseSource(program, shape, schedule), "pointwise", Warn);
+  constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
+  plan.launch = {static_cast<unsigned>(std::min(schedule.tiles, kMostBlocks)), static_cast<unsigned>(schedule.threads)};
+  return plan;
+}
+
+void RunPointwise(const PointwisePlan& plan, const cuda::DeviceFacts& gpu, cuda::Stream stream,
+                  const std::vector<const void*>& inputs, const std::vector<void*>& outputs) {
+  std::vector<uint64_t> arguments = plan.arguments;
+  for (size_t i = 0; i < inputs.size(); ++i) arguments[i] = reinterpret_cast<uintptr_t>(inputs[i]);
+  for (size_t r = 0; r < outputs.size(); ++r) arguments[inputs.size() + r] = reinterpret_cast<uintptr_t>(outputs[r]);
+  void* parameters[] = {arguments.data()};
+  cuda::LaunchNext(gpu, plan.kernel, plan.launch, stream, parameters);
+}
+
+namespace {
+
+struct Plan {
+  Shape shape;
+  PointwisePlan launch;
+};
 
 class CudaPointwise : public Kernel {
  public:
@@ -268,15 +296,16 @@ class CudaPointwise : public Kernel {
   }
 
   void Compute(Run& run) const override {
-    std::vector<Tensor> inputs;
+    std::vector<const void*> addresses;
     std::vector<Shape> shapes;
     int most_vector = kMostVector;
     for (size_t i = 0; i < program_.parameters().size(); ++i) {
-      inputs.push_back(run.input(i));
-      CheckType(program_, i, inputs[i].type);
-      shapes.push_back(inputs[i].shape);
-      if (ElementCount(inputs[i].shape) > 1)
-        most_vector = std::min(most_vector, MostVector(inputs[i].data, SizeOf(ParameterType(program_, i))));
+      Tensor input = run.input(i);
+      CheckType(program_, i, input.type);
+      if (ElementCount(input.shape) > 1)
+        most_vector = std::min(most_vector, MostVector(input.data, SizeOf(ParameterType(program_, i))));
+      addresses.push_back(input.data);
+      shapes.push_back(std::move(input.shape));
     }
     const cuda::Stream stream = run.stream();
     // Outputs bound by the caller may start anywhere, which is known once the shape is.
@@ -300,31 +329,14 @@ class CudaPointwise : public Kernel {
       plan = &Make(shapes, FitPointwise(program_, shapes), most_vector_of_all);
     }
 
-    std::vector<uint64_t> arguments = plan->arguments;
-    for (size_t i = 0; i < inputs.size(); ++i) arguments[i] = reinterpret_cast<uintptr_t>(inputs[i].data);
-    for (size_t r = 0; r < outputs.size(); ++r) arguments[inputs.size() + r] = reinterpret_cast<uintptr_t>(outputs[r]);
-    void* parameters[] = {arguments.data()};
-    cuda::LaunchNext(device_, plan->kernel, plan->launch, stream, parameters);
+    RunPointwise(plan->launch, device_, stream, addresses, outputs);
   }
 
  private:
   const Plan& Make(const std::vector<Shape>& shapes, const PointwiseShape& fit, int most_vector) const {
-    const PointwiseSchedule schedule = SchedulePointwise(program_, fit, device_, most_vector);
     auto plan = std::make_unique<Plan>();
     plan->shape = fit.shape;
-    plan->arguments.resize(program_.parameters().size() + program_.results().size());
-    plan->arguments.push_back(static_cast<uint64_t>(fit.count / schedule.vector));
-    plan->arguments.push_back(static_cast<uint64_t>(fit.count));
-    const std::vector<uint64_t> numbers = MapOf(fit, schedule).Numbers();
-    plan->arguments.insert(plan->arguments.end(), numbers.begin(), numbers.end());
-    constexpr size_t kMostArguments = 4096 / sizeof(uint64_t);
-    if (plan->arguments.size() > kMostArguments)
-      Fail("the inputs broadcast along too many axes in too many ways for the ", kMostArguments,
-           " numbers that a kernel takes: ", plan->arguments.size(), ". Split the node");
-    plan->kernel = cuda::Load(device_, PointwiseSource(program_, fit, schedule), "pointwise", Warn);
-    constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
-    plan->launch = {static_cast<unsigned>(std::min(schedule.tiles, kMostBlocks)),
-                    static_cast<unsigned>(schedule.threads)};
+    plan->launch = PlanPointwise(program_, fit, device_, most_vector);
     return plans_.Keep(shapes, most_vector, std::move(plan));
   }
 

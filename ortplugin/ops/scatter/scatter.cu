@@ -171,9 +171,9 @@ struct Tile {
   __device__ __forceinline__ void load(const element_t* data) {
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
-      if (IS_SMALL ? at(i) < elements : at(i) + VECTOR <= elements) {
+      if (at(i) + VECTOR <= elements) {
         packs[i].load_once(data + at(i));
-      } else if (!IS_SMALL) {
+      } else {
 #pragma unroll
         for (int j = 0; j < VECTOR; ++j)
           if (at(i) + j < elements) packs[i].set(j, data[at(i) + j]);
@@ -183,9 +183,9 @@ struct Tile {
   __device__ __forceinline__ void store(element_t* out) const {
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
-      if (IS_SMALL ? at(i) < elements : at(i) + VECTOR <= elements) {
+      if (at(i) + VECTOR <= elements) {
         packs[i].store(out + at(i));
-      } else if (!IS_SMALL) {
+      } else {
 #pragma unroll
         for (int j = 0; j < VECTOR; ++j)
           if (at(i) + j < elements) out[at(i) + j] = packs[i].elements[j];
@@ -303,6 +303,32 @@ __device__ __forceinline__ void meet(const element_t* unit, count_t start, count
 }
 #endif
 
+#if IS_SMALL
+
+// At most 4 units of one element each, into a tensor of which each thread of a block takes one access: every thread
+// reads all units itself, which is sooner done than passed on.
+extern "C" __global__ void __launch_bounds__(THREADS) scatter_small(const Arguments args) {
+  begin_kernel();
+  const count_t element = threadIdx.x * VECTOR;
+  if (element >= (count_t)args.elements) return;
+  Pack pack;
+  pack.load_once(args.data + element);
+  Vector<element_t, 1> units[4];
+  count_t starts[4];
+  bool is_valid[4];
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    is_valid[n] = n < (count_t)args.units && slot_of(args, n, starts[n]);
+    if (n < (count_t)args.units) units[n].load(unit_of(args, n));
+  }
+#pragma unroll
+  for (int n = 0; n < 4; ++n)
+    if (is_valid[n]) meet(units[n], starts[n], 1, element, [&](int j, element_t x) { pack.set(j, x); });
+  pack.store(args.out + element);
+}
+
+#endif
+
 // With IS_COVERING (units are much of the output) the first blocks write units, and the others only what none writes.
 extern "C" __global__ void __launch_bounds__(THREADS, 4) scatter_fused(const Arguments args, unsigned unit_blocks) {
   begin_kernel();
@@ -349,23 +375,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) scatter_fused(const Arg
   for (int i = 0; i < ITEMS; ++i)
     if (tile.at(i) < tile.elements && (covered >> i & 1) == 0) tile.packs[i].store(args.out + tile.at(i));
 #else
-#if REDUCTION == NONE && IS_SMALL && (WHOLE || IS_SINGLE)  // each unit is looked at once
-#pragma unroll
-  for (int c = 0; c < CHUNKS; ++c) {
-    for (unsigned left = hits[c]; left != 0; left &= left - 1) {
-      const int source = __ffs(left) - 1;
-      const count_t first = __shfl_sync(FULL_WARP, start[c], source);
-#if IS_SINGLE
-      const Vector<element_t, 1> unit = from_lane(single[c], source);
-#else
-      const element_t* unit = unit_of(args, c * 32 + source);
-#endif
-#pragma unroll
-      for (int i = 0; i < ITEMS; ++i)
-        meet(unit, first, width, tile.at(i), [&](int j, element_t x) { tile.packs[i].set(j, x); });
-    }
-  }
-#else
   if ((hits[0] | hits[1]) != 0) {
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
@@ -400,7 +409,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) scatter_fused(const Arg
 #endif
     }
   }
-#endif
   tile.store(args.out);
 #endif
 }
@@ -414,7 +422,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) scatter_fused(const Arg
 // first.
 extern "C" __global__ void __launch_bounds__(32) scatter_few_narrow(const Arguments args) {
   begin_kernel();
-  __shared__ unsigned char table[8192];
+  __shared__ unsigned table[8192];
   const count_t units = (count_t)args.units;
   const int lane = threadIdx.x;
   count_t slots[2];
@@ -427,7 +435,7 @@ extern "C" __global__ void __launch_bounds__(32) scatter_few_narrow(const Argume
     if (n < units) updates[c].load(unit_of(args, n));
     is_valid[c] = n < units && slot_of(args, n, slots[c]);
     places[c] = (unsigned)slots[c] * 2654435761u >> 19;
-    if (is_valid[c]) table[places[c]] = (unsigned char)n;
+    if (is_valid[c]) atomicExch(table + places[c], (unsigned)n);
   }
   __syncwarp();
   bool is_met = false;

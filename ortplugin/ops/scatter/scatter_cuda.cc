@@ -23,7 +23,7 @@ int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // As in scatter.cu and scatter_sort.cu.
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kTileItems = 4;  // accesses of a lane where a warp takes a run of elements
-constexpr int64_t kFusedUnits = 64;
+constexpr int64_t kFusedUnits = 64, kSmallUnits = 4;
 constexpr int kSortThreads = 512, kDigitBits = 8, kDigits = 1 << kDigitBits;
 
 // Measured on an H200: where looking for duplicates among all units ends to be faster than the table, or than sorting
@@ -138,9 +138,9 @@ ScatterVariant MakeScatterVariant(const ScatterAttributes& attributes, ort::Elem
   }
   variant.whole = is_whole();
   variant.narrow = shape.width == vector;
-  variant.small = choice.form == ScatterForm::kFused && shape.elements % vector == 0 &&
-                  shape.elements <= int64_t{kThreads} * kTileItems * vector;
   variant.single = choice.form == ScatterForm::kFused && shape.width == 1;
+  variant.small = variant.single && is_assignment && shape.units <= kSmallUnits && shape.elements % vector == 0 &&
+                  shape.elements <= kThreads * vector;
   variant.covering = choice.form == ScatterForm::kFused && variant.whole && is_assignment &&
                      shape.elements % vector == 0 && shape.units * shape.width >= shape.elements / 4;
   variant.is_int32 = is_int32;
@@ -483,8 +483,10 @@ class CudaScatter : public Kernel {
         plan->unit_launch.blocks =
             variant.covering ? static_cast<unsigned>(DivideUp(DivideUp(shape.width, tile) * shape.units, kWarps)) : 0;
         plan->launch = Blocks(DivideUp(shape.elements, kWarps * tile) + plan->unit_launch.blocks);
-        if (plan->launch.blocks == 1)  // warps without a tile would only delay the end
-          plan->launch.threads = static_cast<unsigned>(32 * DivideUp(shape.elements, tile));
+        if (variant.small) {
+          plan->first = load("scatter_small");
+          plan->launch = {1, static_cast<unsigned>(32 * DivideUp(shape.elements, 32 * variant.vector))};
+        }
         break;
       case ScatterForm::kFew: {
         const int64_t items = attributes_.reduction == Reduction::kNone ? kTileItems : 1;

@@ -40,7 +40,7 @@ struct ScatterVariant {
   bool whole;     // slots are whole numbers of accesses
   bool narrow;    // a unit is one access
   bool single;    // kFused: a unit is one element
-  bool small;     // kFused: data is whole accesses of one block, where latency is all
+  bool small;     // kFused: very few units of one element, an output that is one access for each thread of a block
   bool wide;      // counts take 64 bits
   bool is_int32;  // indices
   size_t components, base_terms, index_terms, update_terms;

@@ -1,0 +1,382 @@
+"""Whole convolutional networks in float16: ONNX Runtime, PyTorch's compiler and ortplugin, in one run.
+
+    python benchmarks/models.py                                  # all of them
+    python benchmarks/models.py --models resnet50:8,dcgan:64     # some; their rows replace earlier ones
+
+Every contender computes the same network, with the same weights rounded to float16, on the same image. The ONNX model
+is PyTorch's export of the float16 module. Columns:
+
+    default    ONNX Runtime as it comes: one synchronous Run with inputs and outputs on the GPU, by the host's clock
+    nchw, nhwc ONNX Runtime with its CUDA graph, and with prefer_nhwc
+    ours       the optimized model, with ONNX Runtime's CUDA graph
+    tuned      the same, optimized with --tune
+    compile    torch.compile in its default mode under a CUDA graph; contiguous and channels last
+
+But for `default`, a time is the GPU's from the first to the last of many replays, divided by their number. Contenders
+take turns. The error is the largest difference from the float32 network, over its output's largest magnitude.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+import timing
+
+# The package `models` lies beside this folder, and this file must not be taken for it. Appended, so that an installed
+# ortplugin comes before the source folder.
+HERE = Path(__file__).resolve().parent
+sys.path[:] = [*(entry for entry in sys.path if Path(entry or ".").resolve() != HERE), str(HERE.parent)]
+
+import ortplugin  # noqa: E402
+from models import networks  # noqa: E402
+from ortplugin.modelcheck import walk_nodes  # noqa: E402
+
+CASES = ("resnet50:1", "resnet50:8", "resnet50:64", "densenet121:8", "efficientnet_b0:8", "mobilenet_v3_large:1",
+         "convnext_tiny:8", "fcn_resnet50:4", "dcgan:64", "unet:8")  # fmt: skip
+TITLES = {
+    "resnet50": "ResNet-50", "densenet121": "DenseNet-121", "efficientnet_b0": "EfficientNet-B0",
+    "mobilenet_v3_large": "MobileNet-v3 large", "convnext_tiny": "ConvNeXt-tiny", "fcn_resnet50": "FCN-ResNet50",
+    "dcgan": "DCGAN generator", "unet": "U-Net 256 x 256",
+}  # fmt: skip
+REPLAYS = 20
+ROUNDS = 15
+WAIT_CYCLES = 4_000_000  # two milliseconds, in which the host queues the replays
+
+Replay = Callable[[], Any]
+
+
+def parse_case(text: str) -> tuple[str, int]:
+    """'resnet50:8' is ('resnet50', 8)."""
+    name, _, batch = text.partition(":")
+    if name not in networks.NETWORKS or not batch.isdecimal() or not int(batch):
+        raise SystemExit(f"'{text}' is not NAME:BATCH with one of {', '.join(networks.NETWORKS)}")
+    return name, int(batch)
+
+
+# ------------------------------------------------------------------------------------------------------- contenders
+
+
+def session_replay(
+    model: bytes, image: Any, stream: Any, *, plugin: bool, graph: bool = True, nhwc: bool = False
+) -> tuple[Replay, Any]:
+    """A function that runs the model on the stream without waiting for it, and the array that its output goes to."""
+    import cupy
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    if plugin:
+        ortplugin.register(options)
+    provider = {"user_compute_stream": str(stream.ptr), "enable_cuda_graph": str(int(graph)),
+                "prefer_nhwc": str(int(nhwc))}  # fmt: skip
+    session = onnxruntime.InferenceSession(model, options, providers=[("CUDAExecutionProvider", provider)])
+    (output,) = session.get_outputs()
+    result = cupy.empty(output.shape, image.dtype)
+    binding = session.io_binding()
+    binding.bind_input(networks.INPUT, "cuda", 0, image.dtype, image.shape, image.data.ptr)
+    binding.bind_output(output.name, "cuda", 0, result.dtype, result.shape, result.data.ptr)
+    run_options = onnxruntime.RunOptions()
+    run_options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+    for _ in range(3):  # compiles, allocates, captures
+        session.run_with_iobinding(binding)
+        stream.synchronize()
+    return lambda: session.run_with_iobinding(binding, run_options), result
+
+
+def torch_replay(model: Any, image: Any, stream: Any, *, channels_last: bool) -> tuple[Replay, Any]:
+    """A function that replays the compiled module's CUDA graph on the stream, and the tensor of its output."""
+    import torch
+
+    model = copy.deepcopy(model)  # another layout would move its parameters away from under an earlier graph
+    if channels_last:
+        model, image = model.to(memory_format=torch.channels_last), image.to(memory_format=torch.channels_last)
+    else:
+        model = model.to(memory_format=torch.contiguous_format)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, dynamic=False)
+    outer = torch.cuda.ExternalStream(stream.ptr)
+    with torch.no_grad(), torch.cuda.stream(outer):
+        for _ in range(3):
+            compiled(image)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=outer):
+            result = compiled(image)
+
+    def replay(_kept: Any = (image, compiled)) -> None:
+        with torch.cuda.stream(outer):
+            graph.replay()
+
+    return replay, result
+
+
+def gpu_microseconds(replays: Mapping[str, Replay], stream: Any, rounds: int = ROUNDS) -> dict[str, float]:
+    """The GPU's time of one replay of each contender: medians of rounds in which they take turns."""
+    import cupy
+
+    wait = cupy.RawKernel(timing._WAIT, "wait")
+    start, end = cupy.cuda.Event(), cupy.cuda.Event()
+
+    def once(replay: Replay) -> float:
+        with stream:
+            wait((1,), (1,), (np.int64(WAIT_CYCLES),))
+            start.record()
+            for _ in range(REPLAYS):
+                replay()
+            end.record()
+            end.synchronize()
+        return float(cupy.cuda.get_elapsed_time(start, end)) * 1e3 / REPLAYS
+
+    times: dict[str, list[float]] = {name: [] for name in replays}
+    for number in range(rounds + 2):
+        for name, replay in replays.items():
+            took = once(replay)
+            if number >= 2:
+                times[name].append(took)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def host_microseconds(replay: Replay, stream: Any) -> float:
+    """The host's time of one run that is waited for."""
+    took = []
+    for _ in range(50):
+        begun = time.perf_counter()
+        replay()
+        stream.synchronize()
+        took.append((time.perf_counter() - begun) * 1e6)
+    return statistics.median(took[10:])
+
+
+# ----------------------------------------------------------------------------------------------------------- one row
+
+
+def operators(model: onnx.ModelProto) -> dict[str, int]:
+    """Nodes by type, those of other domains than the standard one with theirs."""
+    return dict(Counter(f"{n.domain}::{n.op_type}".removeprefix("::") for n in walk_nodes(model)).most_common())
+
+
+def measure(case: str, *, compiled: bool, tune: bool, profile: Path | None) -> dict[str, Any]:
+    """All contenders of one model: microseconds and errors."""
+    import cupy
+    import torch
+
+    name, batch = parse_case(case)
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    half = networks.module(name, "cuda").half()
+    tensor = torch.randn(batch, *networks.NETWORKS[name].shape, device="cuda").half()
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        path = Path(folder) / "model.onnx"
+        networks.export(half, tensor, path)
+        original = onnx.load(path)
+        eager = half(tensor)
+        expected = half.float()(tensor.float())
+        half = half.half()
+    model = original.SerializeToString()
+    begun = time.perf_counter()
+    optimized, report = ortplugin.optimize(original)
+    seconds = {"optimize": time.perf_counter() - begun}
+    variants = {"ours": optimized}
+    image = cupy.from_dlpack(tensor.contiguous())
+    if tune:
+        begun = time.perf_counter()
+        feeds = {networks.INPUT: cupy.asnumpy(image)}
+        variants["tuned"], _ = ortplugin.optimize(original, tune=True, providers=["cuda"], inputs=feeds)
+        seconds["tune"] = time.perf_counter() - begun
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    replays: dict[str, Replay] = {}
+    results: dict[str, Any] = {"torch": eager}
+    makers: dict[str, Callable[[], tuple[Replay, Any]]] = {
+        "nchw": lambda: session_replay(model, image, stream, plugin=False),
+        "nhwc": lambda: session_replay(model, image, stream, plugin=False, nhwc=True),
+    }
+    for key, variant in variants.items():
+        serialized = variant.SerializeToString()
+        makers[key] = lambda serialized=serialized: session_replay(serialized, image, stream, plugin=True)
+    if compiled:
+        makers["compile"] = lambda: torch_replay(half, tensor, stream, channels_last=False)
+        makers["compile_last"] = lambda: torch_replay(half, tensor, stream, channels_last=True)
+    failures: dict[str, str] = {}
+    for key, make in makers.items():
+        begun = time.perf_counter()
+        try:
+            replays[key], results[key] = make()
+        except Exception as error:  # one that does not run must not hide the others
+            failures[key] = f"{type(error).__name__}: {error}"[:500]
+            print(f"  {key}: {failures[key]}", flush=True)
+            continue
+        seconds[key] = time.perf_counter() - begun
+    default, _ = session_replay(model, image, stream, plugin=False, graph=False)
+    times = {"default": host_microseconds(default, stream), **gpu_microseconds(replays, stream)}
+    stream.synchronize()
+    scale = float(expected.abs().max())
+    errors = {
+        key: float((torch.as_tensor(value, device="cuda").float() - expected).abs().max()) / scale
+        for key, value in results.items()
+    }
+    if profile is not None:
+        write_profile(variants[list(variants)[-1]].SerializeToString(), image, profile / f"{name}_{batch}.json")
+    del replays, default, results
+    gc.collect()
+    return {
+        "case": case,
+        "microseconds": {key: round(value, 1) for key, value in times.items()},
+        "errors": errors,
+        "operators": operators(optimized),
+        "rewrites": report.rewrites,
+        "seconds": {key: round(value, 1) for key, value in seconds.items()},
+        "failures": failures,
+    }
+
+
+def write_profile(model: bytes, image: Any, path: Path) -> None:
+    """What each node of the optimized model costs: kernel times of the CUDA graph's kernels, by CUPTI through PyTorch.
+
+    Kernels of one run without a graph, in order, with the GPU's microseconds of each (the median of several runs).
+    """
+    import cupy
+    from torch.profiler import ProfilerActivity, profile
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    replay, _ = session_replay(model, image, stream, plugin=True, graph=False)
+    runs = 5
+    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        for _ in range(runs):
+            replay()
+            stream.synchronize()
+    kernels = sorted(
+        (event for event in recorded.events() if event.device_type.name == "CUDA"), key=lambda e: e.time_range.start
+    )
+    count = len(kernels) // runs
+    rows = []
+    for index in range(count):
+        same = [kernels[index + count * number] for number in range(runs)]
+        rows.append(
+            {"kernel": same[0].name, "us": round(statistics.median(e.time_range.elapsed_us() for e in same), 2)}
+        )
+    total = sum(row["us"] for row in rows)
+    nodes = [
+        {
+            "name": n.name,
+            "op": n.op_type,
+            "output": n.output[0],
+            "program": _text(n, "program"),
+            "layout": _text(n, "layout"),
+        }
+        for n in onnx.load_from_string(model).graph.node
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"kernels": rows, "sum": round(total, 1), "nodes": nodes}, indent=0) + "\n")
+
+
+def _text(node: onnx.NodeProto, name: str) -> str:
+    return next((attribute.s.decode() for attribute in node.attribute if attribute.name == name), "")
+
+
+# -------------------------------------------------------------------------------------------------------- the record
+
+
+def best(times: Mapping[str, float], *columns: str) -> float | None:
+    """The smallest of these columns that were measured."""
+    return min((times[column] for column in columns if column in times), default=None)
+
+
+def table(record: Mapping[str, Any]) -> str:
+    """The record as a Markdown table."""
+    lines = [
+        "| model | ORT default | ORT best | torch.compile | **ortplugin** | tuned | times ORT best | times compile | "
+        "error | error of PyTorch |",
+        "|---|" + "---:|" * 9,
+    ]
+    for row in record["rows"]:
+        times, errors = row["microseconds"], row["errors"]
+        name, batch = parse_case(row["case"])
+        ort, torch = best(times, "nchw", "nhwc"), best(times, "compile", "compile_last")
+        ours = best(times, "ours", "tuned")
+
+        def cell(value: float | None) -> str:
+            return "" if value is None else f"{value:.0f}"
+
+        def ratio(value: float | None, ours: float | None = ours) -> str:
+            return "" if value is None or ours is None else f"{value / ours:.2f}"
+
+        cells = [cell(times.get("default")), cell(ort), cell(torch), cell(times.get("ours")), cell(times.get("tuned")),
+                 ratio(ort), ratio(torch), f"{errors.get('ours', float('nan')):.1e}",
+                 f"{errors['torch']:.1e}"]  # fmt: skip
+        lines.append(f"| {TITLES[name]}, batch {batch} | " + " | ".join(cells) + " |")
+    where = record["environment"]
+    lines += [
+        "",
+        f"Microseconds; {where['gpu']}, driver {where['driver']}, ONNX Runtime {where['onnxruntime']}, PyTorch "
+        f"{where['torch']}, commit {where['commit'][:12]}, {where['date']}. Measured by `python benchmarks/models.py`.",
+    ]
+    return "\n".join(lines)
+
+
+def merged(rows: Sequence[Mapping[str, Any]], earlier: Path, environment: Mapping[str, str]) -> list[Mapping[str, Any]]:
+    """`rows` and those of an earlier run of the same GPU and versions, in the order of CASES."""
+    known = {row["case"]: row for row in rows}
+    if earlier.exists():
+        record = json.loads(earlier.read_text())
+        for key in ("gpu", "driver", "onnxruntime", "torch", "commit"):
+            if record["environment"][key] != environment[key]:
+                raise SystemExit(f"{earlier} was measured with another {key}; give another --out, or remove it")
+        known = {**{row["case"]: row for row in record["rows"]}, **known}
+    order = {case: number for number, case in enumerate(CASES)}
+    return sorted(known.values(), key=lambda row: order.get(row["case"], len(order)))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures, writes the record, prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(CASES), help="NAME:BATCH,...")
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--tune", action="store_true", help="also optimize with --tune")
+    parser.add_argument("--profile", type=Path, help="a folder for the kernels of each optimized model")
+    parser.add_argument("--readme", action="store_true", help="fill the table in docs/benchmarks.md")
+    parser.add_argument("--from", dest="source", type=Path, help="use these results instead of measuring")
+    parser.add_argument("--out", type=Path, default=timing.RESULTS, help="folder of models.json")
+    parser.add_argument("--commit", default="", help="of the measured code, where there is no git")
+    options = parser.parse_args(arguments)
+    if options.source:
+        record = json.loads(options.source.read_text())
+    else:
+        cases = [case for case in options.models.split(",") if case]
+        for case in cases:
+            parse_case(case)
+        environment = timing.environment(options.commit)
+        rows: list[Mapping[str, Any]] = []
+        for case in cases:
+            begun = time.perf_counter()
+            row = measure(case, compiled=not options.no_compile, tune=options.tune, profile=options.profile)
+            rows.append(row)
+            print(f"{case} ({time.perf_counter() - begun:.0f} s): "
+                  + ", ".join(f"{key} {value:.0f}" for key, value in row["microseconds"].items())
+                  + f"; error {row['errors'].get('ours', float('nan')):.1e}, torch {row['errors']['torch']:.1e}",
+                  flush=True)  # fmt: skip
+            # Written after each model: what a time limit cuts off is not lost.
+            record = {"environment": environment,
+                      "rows": merged(rows, options.out / "models.json", environment)}  # fmt: skip
+            timing.write("models", record, options.out)
+    print(table(record))
+    if options.readme:
+        timing.fill_readme("models", table(record))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

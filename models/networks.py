@@ -1,0 +1,149 @@
+"""Convolutional networks of torchvision, a DCGAN generator and a U-Net, as PyTorch modules with random weights.
+
+The architectures are the published ones. Their own initialisation gives the weights; the statistics of the batch norms
+are those of random images, each moved a little, so that activations neither vanish nor grow and no norm is trivial.
+Nothing is downloaded. Needs PyTorch and torchvision.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+SEED = 20240701
+INPUT, OUTPUT = "image", "output"
+
+
+@dataclass(frozen=True)
+class Network:
+    """A model and the shape of its input, without the batch."""
+
+    build: Callable[[], Any]
+    shape: tuple[int, ...] = (3, 224, 224)
+
+
+def _torchvision(name: str) -> Callable[[], Any]:
+    def build() -> Any:
+        import torchvision
+
+        return torchvision.models.get_model(name, weights=None)
+
+    return build
+
+
+def _fcn() -> Any:
+    import torch
+    import torchvision
+
+    class Mask(torch.nn.Module):
+        """The model's main output instead of its dictionary."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = torchvision.models.segmentation.fcn_resnet50(weights=None, weights_backbone=None)
+
+        def forward(self, image: Any) -> Any:
+            return self.model(image)["out"]
+
+    return Mask()
+
+
+def _generator() -> Any:
+    """DCGAN's generator of 64 x 64 images: Radford, Metz and Chintala, 2016, figure 1, with 64 features."""
+    from torch import nn
+
+    widths = (100, 512, 256, 128, 64, 3)
+    layers: list[Any] = []
+    for index, (inputs, outputs) in enumerate(pairwise(widths)):
+        first, last = index == 0, index == len(widths) - 2
+        stride, padding = (1, 0) if first else (2, 1)
+        layers.append(nn.ConvTranspose2d(inputs, outputs, 4, stride, padding, bias=False))
+        layers += [nn.Tanh()] if last else [nn.BatchNorm2d(outputs), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+def _unet() -> Any:
+    """A U-Net (Ronneberger, Fischer and Brox, 2015) with batch norms, padded convolutions and nearest upsampling."""
+    import torch
+    from torch import nn
+
+    widths = (32, 64, 128, 256, 512)
+
+    def stage(inputs: int, outputs: int) -> Any:
+        layers: list[Any] = []
+        for channels in (inputs, outputs):
+            layers += [nn.Conv2d(channels, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+        return nn.Sequential(*layers)
+
+    class UNet(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down = nn.ModuleList(stage(*pair) for pair in pairwise((3, *widths)))
+            self.up = nn.ModuleList(stage(wide + narrow, narrow) for narrow, wide in pairwise(widths))
+            self.pool, self.grow = nn.MaxPool2d(2), nn.Upsample(scale_factor=2, mode="nearest")
+            self.head = nn.Conv2d(widths[0], 2, 1)
+
+        def forward(self, x: Any) -> Any:
+            skips = []
+            for number, stage in enumerate(self.down):
+                x = stage(self.pool(x) if number else x)
+                skips.append(x)
+            for skip, stage in zip(reversed(skips[:-1]), reversed(self.up), strict=True):
+                x = stage(torch.cat([self.grow(x), skip], 1))
+            return self.head(x)
+
+    return UNet()
+
+
+NETWORKS: dict[str, Network] = {
+    "resnet50": Network(_torchvision("resnet50")),
+    "densenet121": Network(_torchvision("densenet121")),
+    "efficientnet_b0": Network(_torchvision("efficientnet_b0")),
+    "mobilenet_v3_large": Network(_torchvision("mobilenet_v3_large")),
+    "convnext_tiny": Network(_torchvision("convnext_tiny")),
+    "fcn_resnet50": Network(_fcn),
+    "dcgan": Network(_generator, (100, 1, 1)),
+    "unet": Network(_unet, (3, 256, 256)),
+}
+
+
+def module(name: str, device: str = "cpu") -> Any:
+    """The network in float32, for inference, on the device. The same weights in every run on one device."""
+    import torch
+
+    torch.manual_seed(SEED)
+    network = NETWORKS[name]
+    model = network.build().to(device)
+    norms = [each for each in model.modules() if isinstance(each, torch.nn.BatchNorm2d)]
+    with torch.no_grad():
+        for each in model.modules():
+            if type(each).__name__ == "CNBlock":  # ConvNeXt scales its blocks by 1e-6 before training
+                each.layer_scale.normal_(0, 0.3)
+            if isinstance(each, torch.nn.Dropout):
+                each.p = 0.0
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # averages what it sees
+        if norms:
+            model.train()
+            model(torch.randn(4, *network.shape, device=device))
+        for norm in norms:
+            norm.running_mean += 0.1 * torch.randn_like(norm.running_mean) * norm.running_var.sqrt()
+            norm.running_var *= torch.empty_like(norm.running_var).uniform_(0.8, 1.25)
+            norm.weight.uniform_(0.8, 1.25)
+            norm.bias.normal_(0, 0.1)
+    return model.eval()
+
+
+def export(model: Any, image: Any, path: Path) -> None:
+    """Writes the module to `path` with PyTorch's TorchScript exporter, for inputs of this one shape and dtype."""
+    import torch
+
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        names = {"input_names": [INPUT], "output_names": [OUTPUT]}
+        torch.onnx.export(model, (image,), path, dynamo=False, opset_version=17, **names)

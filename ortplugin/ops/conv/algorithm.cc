@@ -1,0 +1,31 @@
+#include "ortplugin/ops/conv/algorithm.h"
+
+namespace ortplugin {
+namespace {
+
+constexpr const char* kWords[] = {"auto", "own", "fused", "split"};  // by kind
+
+}  // namespace
+
+std::string ConvAlgorithm::ToString() const {
+  return kWords[static_cast<size_t>(kind)] + (plan ? ":" + plan->ToString() : std::string());
+}
+
+ConvAlgorithm ConvAlgorithm::Parse(const std::string& text) {
+  const size_t colon = text.find(':');
+  const std::string word = text.substr(0, colon);
+  for (const Kind kind : {Kind::kAuto, Kind::kOwn, Kind::kFused, Kind::kSplit}) {
+    if (word != kWords[static_cast<size_t>(kind)]) continue;
+    if (colon == std::string::npos) return {kind, std::nullopt};
+    if (kind == Kind::kAuto || kind == Kind::kOwn) break;
+    try {
+      return {kind, cudnn::PlanText::Parse(text.substr(colon + 1))};
+    } catch (const Error& error) {
+      Fail("algorithm is '", text, "': ", error.what());
+    }
+  }
+  Fail("algorithm is '", text, "', but must be auto, own, fused or split, of which the last two may name a plan of ",
+       "cuDNN, as in fused:engine=3;k2=1. Use auto, or let optimize-model --tune find one");
+}
+
+}  // namespace ortplugin

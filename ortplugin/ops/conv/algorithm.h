@@ -1,0 +1,26 @@
+// The attribute `algorithm` of a convolution: how it is done on CUDA.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "ortplugin/runtime/cudnn.h"
+
+namespace ortplugin {
+
+// "auto"          our own kernel where one is known to be the fastest, else cuDNN with the program fused, else split
+// "own"           our own kernel
+// "fused"         cuDNN's first plan with the program in it;   "fused:engine=3;k2=1" that plan
+// "split"         cuDNN's first plan of the bare convolution, then our pointwise kernel;    "split:engine=3;k2=1"
+// A choice that the shapes, the GPU or the cuDNN at hand don't have is "auto".
+struct ConvAlgorithm {
+  enum class Kind : uint8_t { kAuto, kOwn, kFused, kSplit };
+  Kind kind = Kind::kAuto;
+  std::optional<cudnn::PlanText> plan;
+
+  std::string ToString() const;
+  // Throws Error with the text and what it may be.
+  static ConvAlgorithm Parse(const std::string& text);
+};
+
+}  // namespace ortplugin

@@ -1,0 +1,36 @@
+// Convolutions and transposed convolutions on the GPU: on cuDNN, with the program fused into it where it can be, or on
+// kernels of our own.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ortplugin/ops/conv/algorithm.h"
+#include "ortplugin/ops/conv/conv.h"
+#include "ortplugin/runtime/cudnn.h"
+#include "ortplugin/runtime/operands.h"
+
+namespace ortplugin {
+
+// FusedConv; with `transposed`, FusedConvTranspose. Throws Error where the node is wrong, or where cuDNN is needed and
+// missing.
+std::unique_ptr<Kernel> CreateCudaConvolution(const NodeInfo& info, bool transposed);
+
+// What a node computes in a run.
+struct ConvCase {
+  ConvAttributes attributes;
+  std::shared_ptr<const Program> program;
+  bool allow_tf32;
+  std::vector<Shape> shapes;  // of X, W and the operands
+  bool constant_weights;
+};
+
+// The convolution alone, and with the program.
+cudnn::Problem BareProblem(const ConvCase& the, const ConvShape& shape);
+cudnn::Problem FusedProblem(const ConvCase& the, const ConvShape& shape);
+
+// Every algorithm that the GPU offers for these shapes, as the attribute's texts, the likeliest first.
+std::vector<std::string> ListConvAlgorithms(const ConvCase& the, const cuda::DeviceFacts& gpu);
+
+}  // namespace ortplugin

@@ -1,0 +1,317 @@
+// Convolutions of few channels: which variant of direct.cu a shape gets, its source and its arguments.
+
+#include "ortplugin/ops/conv/direct.h"
+
+#include <algorithm>
+#include <numeric>
+#include <sstream>
+
+#include "ortplugin/runtime/kernel_sources.h"
+
+namespace ortplugin {
+namespace {
+
+int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+constexpr int64_t kSharedBytes = 48 * 1024;   // of a block, without asking for more
+constexpr int64_t kSharedOfAll = 227 * 1024;  // of a multiprocessor of an H200; others have less
+constexpr int64_t kRegistersOfAll = 65536;
+constexpr int64_t kMostThreads = 512;
+constexpr int64_t kMostBlocks = 16;  // of a multiprocessor
+
+int64_t InRows(const DirectConv& conv, const DirectSchedule& s) {
+  return (s.rows - 1) * conv.strides[0] + (conv.kernel[0] - 1) * conv.dilations[0] + 1;
+}
+int64_t Strips(const DirectConv& conv, const DirectSchedule& s) { return DivideUp(conv.output[1], s.strip); }
+int64_t InWidth(const DirectConv& conv, const DirectSchedule& s) {
+  return (Strips(conv, s) * s.strip - 1) * conv.strides[1] + (conv.kernel[1] - 1) * conv.dilations[1] + 1;
+}
+int64_t Window(const DirectConv& conv, const DirectSchedule& s) {
+  return (s.strip - 1) * conv.strides[1] + (conv.kernel[1] - 1) * conv.dilations[1] + 1;
+}
+int64_t Workers(const DirectConv& conv, const DirectSchedule& s) {
+  return s.images * s.rows * Strips(conv, s) * (s.block_maps / s.maps);
+}
+int64_t Taps(const DirectConv& conv) { return conv.kernel[0] * conv.kernel[1]; }
+int64_t WeightPitch(const DirectSchedule& s) { return s.block_maps + (s.block_maps > 4 ? 4 : 0); }
+int64_t SharedBytes(const DirectConv& conv, const DirectSchedule& s) {
+  const int64_t staged = s.images * s.block_maps * s.rows * conv.output[1];
+  return 4 * (s.chunk * Taps(conv) * WeightPitch(s) + std::max<int64_t>(s.chunk * s.images * s.image_pitch, staged));
+}
+int64_t Registers(const DirectConv& conv, const DirectSchedule& s) {
+  return s.maps * s.strip + Window(conv, s) + s.maps + 36;
+}
+bool IsWhole(const DirectConv& conv, const DirectSchedule& s) { return s.rows >= conv.output[0]; }
+
+// Cycles, about, that the whole problem takes on this GPU. What is not counted in instructions was fitted to an H200.
+double Cost(const DirectConv& conv, const DirectSchedule& s, const cuda::DeviceFacts& gpu) {
+  const int64_t warps = s.threads / 32;
+  const double products = static_cast<double>(conv.channels * Taps(conv) * s.maps * s.strip);
+  const double reads =
+      static_cast<double>(conv.channels * conv.kernel[0]) *
+      (static_cast<double>(Window(conv, s)) + static_cast<double>(conv.kernel[1] * std::max<int64_t>(1, s.maps / 4)));
+  const int64_t chunks = DivideUp(conv.channels, s.chunk);
+  const double loads =
+      14.0 * static_cast<double>(conv.channels * s.images * InRows(conv, s) * InWidth(conv, s)) / s.threads +
+      (chunks > 1 ? 10.0 * static_cast<double>(conv.channels * Taps(conv) * s.block_maps) / s.threads : 0);
+  const double results = 8.0 * s.maps * s.strip;
+  const double issued = products + reads + loads + results;  // instructions of a warp
+  const double of_tile =
+      std::max(static_cast<double>(DivideUp(warps, 4)) * issued, static_cast<double>(warps) * (reads + results / 4));
+  int64_t resident = std::min({kSharedOfAll / (SharedBytes(conv, s) + 1024),
+                               kRegistersOfAll / (s.threads * DivideUp(Registers(conv, s), 8) * 8),
+                               int64_t{2048} / s.threads, kMostBlocks});
+  if (resident == 0) return 1e30;
+  const int64_t of_one = DivideUp(s.tiles * s.map_blocks, gpu.multiprocessors);  // tiles of a multiprocessor
+  resident = std::min(resident, of_one);
+  const double latency = 1500.0 + 900.0 * static_cast<double>(chunks);
+  return static_cast<double>(DivideUp(of_one, resident)) *
+         std::max(latency + of_tile, of_tile * static_cast<double>(resident) * 1.1 + latency / 2);
+}
+
+// Rows and images are put so far apart in shared memory that the threads of a warp read different banks.
+void SpreadOverBanks(const DirectConv& conv, DirectSchedule* s) {
+  const int64_t narrowest = InWidth(conv, *s), strips = Strips(conv, *s);
+  const int64_t all = s->images * s->rows * strips;
+  int64_t best = INT64_MAX;
+  DirectSchedule found = *s;
+  for (int64_t row_pitch = narrowest; row_pitch < narrowest + 6; ++row_pitch) {
+    const int64_t least = InRows(conv, *s) * row_pitch;
+    for (int64_t image_pitch = least; image_pitch < least + (s->images > 1 ? 32 : 1); ++image_pitch) {
+      DirectSchedule option = *s;
+      option.row_pitch = static_cast<int>(row_pitch);
+      option.image_pitch = static_cast<int>(image_pitch);
+      if (SharedBytes(conv, option) > kSharedBytes) continue;
+      int64_t turns = 0;
+      for (int64_t first = 0; first < all; first += 32) {
+        int64_t met[32] = {}, most = 0;
+        for (int64_t strip = first; strip < std::min(first + 32, all); ++strip) {
+          const int64_t row = strip / strips % s->rows, image = strip / (strips * s->rows);
+          const int64_t at =
+              image * image_pitch + row * conv.strides[0] * row_pitch + strip % strips * s->strip * conv.strides[1];
+          most = std::max(most, ++met[at % 32]);
+        }
+        turns += most;
+      }
+      if (turns < best) {
+        best = turns;
+        found = option;
+      }
+    }
+  }
+  *s = found;
+}
+
+// What follows from the choice of a tile.
+void Finish(const DirectConv& conv, int most_vector, DirectSchedule* s) {
+  SpreadOverBanks(conv, s);
+  const int64_t registers = DivideUp(Registers(conv, *s), 8) * 8;
+  s->min_blocks = static_cast<int>(std::max<int64_t>(
+      1, std::min({kRegistersOfAll / (s->threads * registers), kSharedOfAll / (SharedBytes(conv, *s) + 1024),
+                   int64_t{2048} / s->threads, kMostBlocks})));
+  const int64_t pixels = conv.output[0] * conv.output[1];
+  int64_t vector = std::min(4, most_vector);
+  // Runs of elements that lie side by side begin and end with vectors.
+  vector = IsWhole(conv, *s) ? std::gcd(vector, std::gcd(s->block_maps * pixels, conv.outputs * pixels))
+                             : std::gcd(vector, std::gcd(s->rows * conv.output[1], pixels));
+  s->vector = static_cast<int>(vector);
+  s->wide = conv.images * conv.groups * conv.outputs * pixels >= (int64_t{1} << 30);
+}
+
+bool IsLinear(const Axes& axes, size_t i) { return axes.is_linear(i); }
+bool IsScalar(const Axes& axes, size_t i) { return axes.is_scalar(i); }
+std::vector<size_t> Repeated(const Axes& axes) {
+  std::vector<size_t> parameters;
+  for (size_t i = 1; i < axes.strides.size(); ++i)
+    if (!IsLinear(axes, i) && !IsScalar(axes, i)) parameters.push_back(i);
+  return parameters;
+}
+bool IsAcross(const Axes& axes, const DirectSchedule& s) {
+  return axes.count() > 1 && axes.sizes.back() % s.vector != 0;
+}
+IndexMap MapOf(const Axes& axes, const DirectSchedule& s) {
+  const bool across = IsAcross(axes, s);
+  return IndexMap(across ? "element" : "index", axes, across ? 1 : s.vector, Repeated(axes), s.wide);
+}
+
+}  // namespace
+
+bool FitsDirect(const DirectConv& conv, DType dtype) {
+  return dtype == DType::kFloat && Taps(conv) <= 81 && conv.kernel[1] * conv.dilations[1] <= 32 &&
+         conv.output[1] <= 512 && conv.image[0] * conv.image[1] * conv.channels * conv.groups < (int64_t{1} << 26) &&
+         conv.output[0] >= 1 && conv.outputs * conv.groups < (int64_t{1} << 20);
+}
+
+bool IsDirectFast(const DirectConv& conv, const cuda::DeviceFacts&) {
+  return conv.channels <= 32 && conv.outputs <= 32 && Taps(conv) > 1;
+}
+
+DirectSchedule ScheduleDirect(const DirectConv& conv, const cuda::DeviceFacts& gpu, int most_vector) {
+  DirectSchedule best{};
+  double least = 1e31;
+  std::vector<int64_t> chunks;
+  for (int64_t parts = 1; parts <= conv.channels; parts *= 2) chunks.push_back(DivideUp(conv.channels, parts));
+  for (const int64_t chunk : chunks)
+    for (const int maps : {1, 2, 4, 8, 16})
+      for (int strip = 1; strip <= 9; ++strip) {
+        if (maps > conv.outputs && maps > 1) continue;
+        if (strip > conv.output[1] || maps * strip > 112) continue;
+        if (DivideUp(conv.output[1], strip) * strip * 4 > conv.output[1] * 5) continue;  // too much is thrown away
+        for (int64_t block_maps = maps; block_maps < conv.outputs + maps && block_maps <= 64; block_maps *= 2)
+          for (int64_t parts = 1; parts <= std::min<int64_t>(conv.output[0], 64); ++parts) {
+            const int64_t rows = DivideUp(conv.output[0], parts);
+            if (parts > 1 && rows == DivideUp(conv.output[0], parts - 1)) continue;
+            for (const int images : {1, 2, 3, 4, 6, 8, 16}) {
+              if (images > 1 && (parts > 1 || images > conv.images)) break;
+              DirectSchedule s{};
+              s.images = images;
+              s.rows = static_cast<int>(rows);
+              s.maps = maps;
+              s.strip = strip;
+              s.block_maps = static_cast<int>(block_maps);
+              s.chunk = static_cast<int>(chunk);
+              s.row_pitch = static_cast<int>(InWidth(conv, s));
+              s.image_pitch = static_cast<int>(InRows(conv, s) * s.row_pitch);
+              const int64_t threads = DivideUp(Workers(conv, s), 32) * 32;
+              if (threads > kMostThreads || SharedBytes(conv, s) > kSharedBytes || Registers(conv, s) > 200) continue;
+              s.threads = static_cast<int>(threads);
+              s.tiles = DivideUp(conv.images, images) * DivideUp(conv.output[0], rows);
+              s.map_blocks = conv.groups * DivideUp(conv.outputs, block_maps);
+              const double cost = Cost(conv, s, gpu);
+              if (cost < least) {
+                least = cost;
+                best = s;
+              }
+            }
+          }
+      }
+  if (least >= 1e30) Fail("the convolution has no schedule");
+  Finish(conv, most_vector, &best);
+  return best;
+}
+
+std::string DirectSource(const DirectConv& conv, const Program& program, const Axes& axes,
+                         const DirectSchedule& schedule) {
+  const size_t inputs = program.parameters().size(), outputs = program.results().size();
+  const IndexMap map = MapOf(axes, schedule);
+  const std::vector<size_t> repeated = Repeated(axes);
+  const bool across = IsAcross(axes, schedule);
+  const auto type = [&](size_t i) { return program.value(program.parameters()[i]).dtype; };
+  const auto result_type = [&](size_t r) { return program.value(program.results()[r]).dtype; };
+  const auto is_repeated = [&](size_t i) { return std::count(repeated.begin(), repeated.end(), i) > 0; };
+  const auto is_row_value = [&](size_t i) { return is_repeated(i) && !across && axes.strides[i].back() == 0; };
+  const auto pointer = [&](size_t i) {
+    return "(const " + StorageType(type(i)) + "*)a.in[" + std::to_string(i + 1) + "]";
+  };
+  std::ostringstream text;
+  text << kCommonSource << "\n" << kPointwiseSource << "\n";
+  const auto define = [&](const char* name, int64_t value) { text << "#define " << name << " " << value << "\n"; };
+  define("CHANNELS", conv.channels);
+  define("OUTPUTS", conv.outputs);
+  define("GROUPS", conv.groups);
+  const std::pair<const char*, const int64_t*> sizes[] = {{"IMAGE_", conv.image},
+                                                          {"OUT_", conv.output},
+                                                          {"KERNEL_", conv.kernel},
+                                                          {"STRIDE_", conv.strides},
+                                                          {"DILATION_", conv.dilations}};
+  for (const auto& [name, pair] : sizes) {
+    define((std::string(name) + "H").c_str(), pair[0]);
+    define((std::string(name) + "W").c_str(), pair[1]);
+  }
+  define("PAD_TOP", conv.pads[0]);
+  define("PAD_LEFT", conv.pads[1]);
+  define("IMAGES", schedule.images);
+  define("ROWS", schedule.rows);
+  define("MAPS", schedule.maps);
+  define("STRIP", schedule.strip);
+  define("BLOCK_MAPS", schedule.block_maps);
+  define("CHUNK", schedule.chunk);
+  define("ROW_PITCH", schedule.row_pitch);
+  define("IMAGE_PITCH", schedule.image_pitch);
+  define("VECTOR", schedule.vector);
+  define("THREADS", schedule.threads);
+  define("MIN_BLOCKS", schedule.min_blocks);
+  text << "typedef " << StorageType(type(0)) << " storage_t;\n"
+       << "typedef unsigned " << (schedule.wide ? "long long" : "int") << " index_t;\n\n"
+       << "struct Arguments {\n  const void* in[" << inputs + 1 << "];\n  void* out[" << outputs
+       << "];\n  unsigned long long images;\n"
+       << map.EmitMembers() << "};\n\n";
+
+  text << "struct Scalars {\n";
+  for (size_t i = 1; i < inputs; ++i)
+    if (IsScalar(axes, i)) text << "  Vector<" << StorageType(type(i)) << ", 1> p" << i << ";\n";
+  text << "  __device__ __forceinline__ Scalars(const Arguments& a) {\n";
+  for (size_t i = 1; i < inputs; ++i)
+    if (IsScalar(axes, i)) text << "    p" << i << ".load(" << pointer(i) << ");\n";
+  text << "  }\n};\n\n";
+
+  text << "template <int N>\nstruct Operands {\n";
+  for (size_t i = 1; i < inputs; ++i)
+    if (!IsScalar(axes, i))
+      text << "  Vector<" << StorageType(type(i)) << ", " << (is_row_value(i) ? "1" : "N") << "> p" << i << ";\n";
+  text << "  __device__ __forceinline__ void load(const Arguments& a, index_t index) {\n";
+  for (size_t i = 1; i < inputs; ++i)
+    if (IsLinear(axes, i))
+      text << "    p" << i << ".load_ordered(" << pointer(i) << " + (unsigned long long)index * N);\n";
+  if (across && !repeated.empty()) {
+    text << "#pragma unroll\n    for (int j = 0; j < N; ++j) {\n      const index_t element = index * N + j;\n"
+         << map.EmitOffsets("      ");
+    for (const size_t i : repeated)
+      text << "      Vector<" << StorageType(type(i)) << ", 1> x" << i << ";\n      x" << i << ".load(" << pointer(i)
+           << " + " << map.OffsetOf(i) << ");\n      p" << i << ".set(j, x" << i << "[0]);\n";
+    text << "    }\n";
+  } else if (!repeated.empty()) {
+    text << map.EmitOffsets("    ");
+    for (const size_t i : repeated)
+      text << "    p" << i << ".load(" << pointer(i) << " + " << map.OffsetOf(i) << ");\n";
+  }
+  text << "  }\n};\n\n";
+
+  text << "template <int N>\nstruct Results {\n";
+  for (size_t r = 0; r < outputs; ++r) {
+    const std::string stored = StorageType(result_type(r));
+    text << "  Vector<" << stored << ", N> r" << r << ";\n  __device__ __forceinline__ void set" << r << "(int j, "
+         << ComputeType(result_type(r)) << " x) {\n    " << stored << " y;\n    from_compute(x, y);\n    r" << r
+         << ".set(j, y);\n  }\n";
+  }
+  text << "  __device__ __forceinline__ void store(const Arguments& a, index_t index) const {\n";
+  for (size_t r = 0; r < outputs; ++r)
+    text << "    r" << r << ".store((" << StorageType(result_type(r)) << "*)a.out[" << r
+         << "] + (unsigned long long)index * N);\n";
+  text << "  }\n};\n\n";
+
+  text << "template <int N>\n__device__ __forceinline__ void apply(float sum, const Operands<N>& operands, const "
+          "Scalars& "
+          "scalars, int j, Results<N>& results) {\n  const float v"
+       << program.parameters()[0] << " = sum;\n";
+  for (size_t i = 1; i < inputs; ++i)
+    text << "  const " << ComputeType(type(i)) << " v" << program.parameters()[i] << " = to_compute("
+         << (IsScalar(axes, i) ? "scalars.p" : "operands.p") << i
+         << (IsScalar(axes, i) || is_row_value(i) ? "[0]" : "[j]") << ");\n";
+  std::vector<uint32_t> statements(program.statements().size());
+  std::iota(statements.begin(), statements.end(), 0);
+  text << EmitCuda(program, statements, "  ");
+  for (size_t r = 0; r < outputs; ++r) text << "  results.set" << r << "(j, v" << program.results()[r] << ");\n";
+  text << "}\n\n" << kConvDirectSource;
+  return text.str();
+}
+
+std::vector<uint64_t> DirectArguments(const DirectConv& conv, const Program& program, const Axes& axes,
+                                      const DirectSchedule& schedule) {
+  std::vector<uint64_t> block(program.parameters().size() + 1 + program.results().size());
+  block.push_back(static_cast<uint64_t>(conv.images));
+  const std::vector<uint64_t> numbers = MapOf(axes, schedule).Numbers();
+  block.insert(block.end(), numbers.begin(), numbers.end());
+  return block;
+}
+
+cuda::LaunchShape DirectLaunch(const DirectSchedule& schedule, const cuda::DeviceFacts& gpu) {
+  // As many blocks as run at once, each of which makes about as many tiles.
+  const int64_t at_once =
+      std::max<int64_t>(1, int64_t{schedule.min_blocks} * gpu.multiprocessors / schedule.map_blocks);
+  const int64_t turns = DivideUp(schedule.tiles, at_once);
+  return {static_cast<unsigned>(DivideUp(schedule.tiles, turns) * schedule.map_blocks),
+          static_cast<unsigned>(schedule.threads)};
+}
+
+}  // namespace ortplugin

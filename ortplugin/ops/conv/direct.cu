@@ -1,0 +1,157 @@
+// y[n, m, p, q] = program(sum over c, r, s of w[m, c, r, s] x[n, c, p STRIDE_H + r DILATION_H - PAD_TOP,
+//                                                              q STRIDE_W + s DILATION_W - PAD_LEFT])
+//
+// A two-dimensional convolution of few channels, all tensors channels first, in float32 arithmetic. Libraries turn such
+// a convolution into a matrix product that is too narrow for them; here the image stands in shared memory as it is.
+//
+// The text in front of this one is generated for the node at hand (direct.cc): the sizes as macros, storage_t, index_t,
+// Arguments, Scalars, Operands<N>, Results<N> and `apply`, the program.
+//
+// A block makes BLOCK_MAPS channels of ROWS rows of IMAGES images, and takes one such tile after another. A thread
+// makes STRIP neighbouring pixels of a row in MAPS channels: it reads each row of the image once for all KERNEL_W taps,
+// and all threads of a warp read the same weights. The sums then change places through shared memory, so that operands
+// and results are read and written in whole vectors of neighbouring elements.
+
+#define TAPS (KERNEL_H * KERNEL_W)
+#define STRIPS ((OUT_W + STRIP - 1) / STRIP)         // of a row
+#define TILE_STRIPS (IMAGES * ROWS * STRIPS)         // of a channel
+#define WORKERS (TILE_STRIPS * (BLOCK_MAPS / MAPS))  // threads that have pixels
+#define IN_ROWS ((ROWS - 1) * STRIDE_H + (KERNEL_H - 1) * DILATION_H + 1)
+#define IN_WIDTH ((STRIPS * STRIP - 1) * STRIDE_W + (KERNEL_W - 1) * DILATION_W + 1)
+#define WINDOW ((STRIP - 1) * STRIDE_W + (KERNEL_W - 1) * DILATION_W + 1)
+#define CHUNKS ((CHANNELS + CHUNK - 1) / CHUNK)
+#define ROW_TILES ((OUT_H + ROWS - 1) / ROWS)
+#define MAP_BLOCKS ((OUTPUTS + BLOCK_MAPS - 1) / BLOCK_MAPS)  // of a group
+#define WEIGHT_PITCH (BLOCK_MAPS + (BLOCK_MAPS > 4 ? 4 : 0))  // spreads what is written over the banks
+#define INPUT_SIZE (CHUNK * IMAGES * IMAGE_PITCH)
+#define TILE_PIXELS (ROWS * OUT_W)
+#define STAGED_SIZE (IMAGES * BLOCK_MAPS * TILE_PIXELS)
+// Where a block makes whole images its channels of an image lie side by side.
+#define IS_WHOLE (ROWS >= OUT_H)
+
+template <int N>
+struct Weights {
+  Vector<float, N> w;
+  __device__ __forceinline__ void load(const float* p) {
+#pragma unroll
+    for (int i = 0; i < w.kBytes / w.kStep; ++i) w.chunks[i] = ((const typename Vector<float, N>::chunk_t*)p)[i];
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) conv_direct(const Arguments a) {
+  __shared__ __align__(16) float weights[CHUNK * TAPS * WEIGHT_PITCH];
+  __shared__ __align__(16) float shared[INPUT_SIZE > STAGED_SIZE ? INPUT_SIZE : STAGED_SIZE];
+  begin_kernel();
+
+  const int map_block = blockIdx.x % (GROUPS * MAP_BLOCKS);
+  const int group = map_block / MAP_BLOCKS, first_map = map_block % MAP_BLOCKS * BLOCK_MAPS;  // in the group
+  const int maps = min(BLOCK_MAPS, OUTPUTS - first_map);
+  const storage_t* w = (const storage_t*)a.in[1] + (unsigned long long)(group * OUTPUTS + first_map) * CHANNELS * TAPS;
+
+  const auto load_weights = [&](int chunk) {
+    for (int i = threadIdx.x; i < BLOCK_MAPS * CHUNK * TAPS; i += THREADS) {
+      const int map = i / (CHUNK * TAPS), at = i % (CHUNK * TAPS);
+      const bool exists = map < maps && chunk * CHUNK * TAPS + at < CHANNELS * TAPS;
+      weights[at * WEIGHT_PITCH + map] =
+          exists ? to_compute(w[map * (CHANNELS * TAPS) + chunk * (CHUNK * TAPS) + at]) : 0.0f;
+    }
+  };
+  if (CHUNKS == 1) load_weights(0);
+
+  const int strip = threadIdx.x % TILE_STRIPS, map = threadIdx.x / TILE_STRIPS * MAPS;
+  const int row = strip / STRIPS % ROWS, image = strip / (STRIPS * ROWS), pixel = strip % STRIPS * STRIP;
+  const bool works = threadIdx.x < WORKERS;
+
+  const Scalars scalars(a);
+  const index_t images = (index_t)a.images;
+  const index_t tiles = (images + IMAGES - 1) / IMAGES * ROW_TILES;
+  for (index_t tile = blockIdx.x / (GROUPS * MAP_BLOCKS); tile < tiles; tile += gridDim.x / (GROUPS * MAP_BLOCKS)) {
+    const index_t first_image = tile / ROW_TILES * IMAGES;
+    const int first_row = tile % ROW_TILES * ROWS;
+    float sums[MAPS][STRIP];
+#pragma unroll
+    for (int k = 0; k < MAPS; ++k)
+#pragma unroll
+      for (int j = 0; j < STRIP; ++j) sums[k][j] = 0.0f;
+
+#pragma unroll 1
+    for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+      __syncthreads();  // what stands in shared memory has been read
+      if (CHUNKS > 1) load_weights(chunk);
+      const storage_t* x = (const storage_t*)a.in[0] +
+                           ((unsigned long long)first_image * GROUPS + group) * CHANNELS * (IMAGE_H * IMAGE_W) +
+                           chunk * CHUNK * (IMAGE_H * IMAGE_W);
+#pragma unroll 4
+      for (int i = threadIdx.x; i < CHUNK * IMAGES * IN_ROWS * IN_WIDTH; i += THREADS) {
+        const int column = i % IN_WIDTH, line = i / IN_WIDTH % IN_ROWS;
+        const int which = i / (IN_WIDTH * IN_ROWS) % IMAGES, channel = i / (IN_WIDTH * IN_ROWS * IMAGES);
+        const int h = first_row * STRIDE_H + line - PAD_TOP, v = column - PAD_LEFT;
+        const bool exists = h >= 0 && h < IMAGE_H && v >= 0 && v < IMAGE_W && first_image + which < images &&
+                            chunk * CHUNK + channel < CHANNELS;
+        const unsigned long long offset =
+            (unsigned long long)(which * GROUPS * CHANNELS + channel) * (IMAGE_H * IMAGE_W) + h * IMAGE_W + v;
+        shared[(channel * IMAGES + which) * IMAGE_PITCH + line * ROW_PITCH + column] =
+            exists ? to_compute(x[offset]) : 0.0f;
+      }
+      __syncthreads();
+      if (works) {
+        const float* from = shared + image * IMAGE_PITCH + row * STRIDE_H * ROW_PITCH + pixel * STRIDE_W;
+        const float* by = weights + map;
+#pragma unroll 1
+        for (int channel = 0; channel < CHUNK; ++channel) {
+#pragma unroll
+          for (int r = 0; r < KERNEL_H; ++r) {
+            float window[WINDOW];
+#pragma unroll
+            for (int j = 0; j < WINDOW; ++j) window[j] = from[r * DILATION_H * ROW_PITCH + j];
+#pragma unroll
+            for (int s = 0; s < KERNEL_W; ++s) {
+              Weights<MAPS> tap;
+              tap.load(by + (r * KERNEL_W + s) * WEIGHT_PITCH);
+#pragma unroll
+              for (int k = 0; k < MAPS; ++k)
+#pragma unroll
+                for (int j = 0; j < STRIP; ++j) sums[k][j] += tap.w[k] * window[j * STRIDE_W + s * DILATION_W];
+            }
+          }
+          from += IMAGES * IMAGE_PITCH;
+          by += TAPS * WEIGHT_PITCH;
+        }
+      }
+    }
+
+    __syncthreads();
+    if (works) {
+      float* to = shared + (image * BLOCK_MAPS + map) * TILE_PIXELS + row * OUT_W + pixel;
+#pragma unroll
+      for (int k = 0; k < MAPS; ++k)
+#pragma unroll
+        for (int j = 0; j < STRIP; ++j)
+          if (OUT_W % STRIP == 0 || pixel + j < OUT_W) to[k * TILE_PIXELS + j] = sums[k][j];
+    }
+    __syncthreads();
+
+    // Runs of neighbouring elements of y: an image's channels, or a channel's rows.
+    constexpr int kRun = IS_WHOLE ? BLOCK_MAPS * TILE_PIXELS : TILE_PIXELS;
+    const int run = IS_WHOLE ? maps * TILE_PIXELS : min(ROWS, OUT_H - first_row) * OUT_W;
+    constexpr int kSteps = (kRun + VECTOR - 1) / VECTOR;
+#pragma unroll 2
+    for (int i = threadIdx.x; i < STAGED_SIZE / kRun * kSteps; i += THREADS) {
+      const int number = i / kSteps, at = i % kSteps * VECTOR;
+      const int which = IS_WHOLE ? number : number / BLOCK_MAPS;
+      const int channel = first_map + (IS_WHOLE ? 0 : number % BLOCK_MAPS);
+      if (at >= run || channel >= OUTPUTS || first_image + which >= images) continue;
+      const index_t element =
+          ((first_image + which) * (index_t)(GROUPS * OUTPUTS) + group * OUTPUTS + channel) * (index_t)(OUT_H * OUT_W) +
+          first_row * OUT_W + at;
+      Weights<VECTOR> sum;
+      sum.load(shared + number * kRun + at);
+      Operands<VECTOR> operands;
+      operands.load(a, element / VECTOR);
+      Results<VECTOR> results;
+#pragma unroll
+      for (int j = 0; j < VECTOR; ++j) apply(sum.w[j], operands, scalars, j, results);
+      results.store(a, element / VECTOR);
+    }
+  }
+}

@@ -1,0 +1,220 @@
+"""Which operators stay in float32, and why.
+
+cost       a sum of many numbers, an exponential, a power: its result may lie beyond the dtype, or says nothing in it
+chain      what reads such a result, until an operator bounds it (Softmax, Tanh, a norm, ...); measured activations
+           (`--inputs`) tell better
+exact      what lies between integers and what cares about their last bit (positions and their sines)
+constant   an initializer that the dtype does not hold
+schema     the operator does not exist in the dtype, at this opset or in ONNX Runtime's CUDA provider
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from ortplugin.graph.facts import Scope
+from ortplugin.graph.pointwise import is_pointwise
+from ortplugin.ops.base import DOMAIN
+from ortplugin.ops.decompose import DTYPE_NAMES
+from ortplugin.precision import Dtype, Precision
+from ortplugin.precision.kernels import KERNELS
+from ortplugin.program import Parameter, Program, ProgramError, Statement, parse
+
+Slots = tuple[tuple[int, ...], tuple[int, ...]]  # inputs and outputs by index
+
+MANY = 1024  # a sum of more numbers is made in float32
+
+# What may give results beyond float16 for harmless inputs.
+GROWS = {
+    **dict.fromkeys(("Exp", "Pow", "Sinh", "Cosh"), "its results outgrow its inputs"),
+    **dict.fromkeys(("ReduceSumSquare", "ReduceL2"), "it sums squares"),
+    **dict.fromkeys(("ReduceL1", "ReduceProd", "ReduceLogSum", "ReduceLogSumExp", "CumSum", "CumProd"), "it sums up"),
+}
+# What is bounded itself, but goes wrong on the way.
+DELICATE = {
+    **dict.fromkeys(("Log", "Reciprocal"), "small inputs vanish"),
+    **dict.fromkeys(("LRN", "LpNormalization", "LpPool", "MeanVarianceNormalization"), "it sums squares"),
+    **dict.fromkeys(("Range", "GridSample", "AffineGrid", "RoiAlign", "NonMaxSuppression"), "it computes coordinates"),
+    **dict.fromkeys(("DFT", "STFT", "MelWeightMatrix", "Det", "Inverse"), "its errors add up"),
+    **dict.fromkeys(
+        ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"),
+        "its random numbers would be others",
+    ),
+}
+# What bounds its result, whatever it reads.
+_BOUNDS = """
+    Softmax LogSoftmax Sigmoid HardSigmoid Tanh Erf Sin Cos Asin Acos Atan Sign Softsign Hardmax Sqrt Log Div
+    Reciprocal LayerNormalization RMSNormalization InstanceNormalization GroupNormalization BatchNormalization
+    FusedLayerNorm
+"""
+BOUNDS = frozenset(_BOUNDS.split())
+# Where the last bit of an argument tells.
+_SENSITIVE = """
+    Sin Cos Tan Floor Ceil Round Mod GridSample
+"""
+SENSITIVE = frozenset(_SENSITIVE.split())
+# Where what a number was exactly no longer tells.
+_BLURS = """
+    Softmax LogSoftmax Sigmoid Tanh Erf Sin Cos LayerNormalization RMSNormalization FusedLayerNorm Conv FusedConv
+"""
+BLURS = frozenset(_BLURS.split())
+# Operators that move numbers, so that any dtype does.
+_MOVES = """
+    Cast Identity Reshape Flatten Squeeze Unsqueeze Transpose Concat Split Slice Gather GatherElements GatherND
+    Expand Tile Pad Where DepthToSpace SpaceToDepth ReverseSequence Dropout Trilu ConstantOfShape Compress
+"""
+MOVES = frozenset(_MOVES.split())
+# Our own operators that take any dtype, where no program says which.
+CONVOLUTIONS = ("FusedConv", "FusedConvTranspose")
+FUSED_CHAINS = ("FusedPointwise", "FusedSumTo")  # of which parts may have to stay
+ANY_DTYPE = ("ScatterND", "ScatterElements", "UpdateSlice", "FusedPool", "FusedResize")
+
+
+def schema_slots(node: gs.Node, opset: int, target: Precision) -> Slots | str:
+    """The inputs and outputs (by index) that take the target's dtype together; or why the operator has no such form."""
+    version = f"opset {opset}"
+    try:
+        schema = onnx.defs.get_schema(node.op, opset, "")
+    except onnx.defs.SchemaError:
+        return f"onnx does not know the operator at {version}"
+    allowed = {each.type_param_str: set(each.allowed_type_strs) for each in schema.type_constraints}
+    wanted = f"tensor({DTYPE_NAMES[target.dtype]})"
+
+    def slots(formals: list[onnx.defs.OpSchema.FormalParameter], tensors: list[gs.Tensor]) -> tuple[int, ...] | None:
+        found = []
+        for index, tensor in enumerate(tensors):
+            if tensor.is_empty() or tensor.dtype not in target.sources:
+                continue
+            formal = formals[min(index, len(formals) - 1)]
+            if wanted in allowed.get(formal.type_str, ()):
+                found.append(index)
+        return tuple(found)
+
+    inputs, outputs = slots(list(schema.inputs), node.inputs), slots(list(schema.outputs), node.outputs)
+    floating = [index for index, tensor in enumerate(node.outputs) if tensor.dtype in target.sources]
+    if list(outputs or ()) != floating or (not inputs and not outputs):
+        return f"{version} has no {node.op} in {target.dtype.name}"
+    return inputs or (), outputs or ()
+
+
+def lacks_kernel(scope: Scope, node: gs.Node, target: Precision) -> str:
+    """Why the CUDA provider can't run the operator in the target's dtype; '' if it can or it becomes one of ours."""
+    known = KERNELS.get(target.dtype.name)
+    if not known or node.op in known or (node.domain or "") == DOMAIN:
+        return ""
+    if is_pointwise(scope, node) and target.dtype.name == "float16":
+        return ""
+    return f"ONNX Runtime's CUDA provider has no {node.op} in {target.dtype.name}"
+
+
+def cost(scope: Scope, node: gs.Node) -> str:
+    """Why the operator should not compute in few bits; '' if it may."""
+    op = node.op
+    if op == "Pow" and scope.scalar(node.inputs[1]) in (0.5, 1.0):
+        return ""
+    if op in GROWS:
+        return GROWS[op]
+    if op in DELICATE:
+        return DELICATE[op]
+    if op == "Mul" and node.inputs[0] is node.inputs[1]:
+        return "it squares"
+    if op in ("ReduceSum", "ReduceMean"):
+        count = _reduced(scope, node)
+        if count is None or count > MANY:
+            return f"it adds up {'an unknown number of' if count is None else count} numbers"
+    return ""
+
+
+def grows(scope: Scope, node: gs.Node) -> bool:
+    """Whether the results may lie beyond float16 although what it reads does not."""
+    return bool(cost(scope, node)) and node.op not in DELICATE and node.op != "ReduceMean"
+
+
+def _reduced(scope: Scope, node: gs.Node) -> int | None:
+    """How many numbers one result of a reduction is made of; None if unknown."""
+    shape = scope.shape(node.inputs[0])
+    axes = node.attrs.get("axes")
+    if axes is None and len(node.inputs) > 1 and not node.inputs[1].is_empty():
+        given = scope.constant(node.inputs[1])
+        if given is None:
+            return None
+        axes = [int(axis) for axis in given]
+    if shape is None:
+        return None
+    if not axes:
+        axes = [] if node.attrs.get("noop_with_empty_axes") else range(len(shape))
+    lengths = [shape[axis] for axis in axes if -len(shape) <= axis < len(shape)]
+    return None if any(not isinstance(each, int) for each in lengths) else math.prod(lengths)
+
+
+def our_slots(node: gs.Node, target: Precision) -> Slots | str:
+    """`schema_slots` of one of our own operators: all that is floating, but for what its program converts itself."""
+    inputs, outputs = (
+        tuple(index for index, tensor in enumerate(tensors) if is_floating(tensor.dtype, target))
+        for tensors in (node.inputs, node.outputs)
+    )
+    if node.op in ANY_DTYPE and "program" not in node.attrs:
+        return inputs, outputs
+    if node.op in FUSED_CHAINS:
+        return "it was fused in another dtype; --restore the model first"
+    try:
+        program = parse(str(node.attrs["program"]))
+    except (KeyError, ProgramError) as error:
+        return f"its program can't be read: {error}"
+    borders = _borders(program, DTYPE_NAMES[target.dtype])
+    inputs = tuple(i for i in inputs if program.parameters[_parameter(node, i)].name not in borders)
+    outputs = tuple(i for i in outputs if program.results[i].name not in borders)
+    return (inputs, outputs) if inputs or outputs else ""
+
+
+def _parameter(node: gs.Node, index: int) -> int:
+    """Which parameter of the program the input is; a convolution's input and weights both make the first."""
+    return max(0, index - 1) if node.op in CONVOLUTIONS else index
+
+
+def _borders(program: Program, new: str) -> set[str]:
+    """The parameters that the program only casts to dtype `new`, and the results that are Casts from it."""
+    casts = [each for each in program.statements if each.op == "Cast"]
+    others = {name for each in program.statements if each.op != "Cast" for name in each.names}
+    up = {each.names[0] for each in casts if program.dtypes[each.name] == new}
+    down = {each.name for each in casts if program.dtypes[each.names[0]] == new}
+    others |= {each.names[0] for each in casts if program.dtypes[each.name] != new}
+    return {p.name for p in program.parameters if p.name in up - others} | {
+        r.name for r in program.results if r.name in down
+    }
+
+
+def converted_program(node: gs.Node, slots: Slots, target: Precision) -> Program:
+    """The program of one of our nodes with the target's dtype for these inputs and outputs.
+
+    What it converts to a dtype itself it still does, so where it does, Casts go around it.
+    """
+    program, new = parse(str(node.attrs["program"])), DTYPE_NAMES[target.dtype]
+    taken = {program.parameters[_parameter(node, index)].name for index in slots[0]}
+    given = {program.results[index].name for index in slots[1]}
+    if not any(statement.op == "Cast" for statement in program.statements):
+        return Program(
+            tuple(replace(each, dtype=new) if each.name in taken else each for each in program.parameters),
+            tuple(replace(each, dtype=new) if each.name in given else each for each in program.results),
+            program.statements,
+        )
+    fresh = {name: program.fresh(f"{name}_{new}") for name in taken | given}
+    before = [
+        Statement(p.name, "Cast", (fresh[p.name],), (("to", p.dtype),)) for p in program.parameters if p.name in taken
+    ]
+    after = [Statement(fresh[r.name], "Cast", (r.name,), (("to", new),)) for r in program.results if r.name in given]
+    return Program(
+        tuple(Parameter(new, fresh[each.name]) if each.name in taken else each for each in program.parameters),
+        tuple(Parameter(new, fresh[each.name]) if each.name in given else each for each in program.results),
+        (*before, *program.statements, *after),
+    ).without_redundant_casts()
+
+
+def is_floating(dtype: Dtype | None, target: Precision) -> bool:
+    """Whether values of this dtype become the target's."""
+    return dtype is not None and np.dtype(dtype) in target.sources

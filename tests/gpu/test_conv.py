@@ -1,0 +1,483 @@
+"""FusedConv in ONNX Runtime on a GPU: equal to its reference in every dtype, layout, form and algorithm, at odd
+addresses, with shapes that change, under threads and CUDA graphs, and without TF32 unless it is allowed."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from conv_cases import CASES
+from conv_cases import Case as SharedCase
+from conv_cases import check as check_shared
+from conv_cases import expect as expect_shared
+from layer_norm_cases import OPSET, UNIT_ROUNDOFF, Array, Shape, typed
+from onnx import helper, numpy_helper
+from threads import in_threads
+
+import ortplugin
+from gpu.device import at_offset, host, make, python, run, same_bits
+from ortplugin.ops.base import TensorType
+from ortplugin.ops.conv import OPERATOR, reference
+from ortplugin.ops.conv.algorithms import device_variants
+from ortplugin.ops.decompose import NUMPY_DTYPES, ONNX_DTYPES
+from ortplugin.program import parse
+
+cupy = pytest.importorskip("cupy")
+
+BARE = "(T c) => (T c) {}"
+RELU = "(T c, T b) => (T y) { v = Add(c, b) y = Relu(v) }"
+RESIDUAL = "(T c, T b, T z) => (T y) { v = Add(c, b) s = Add(v, z) y = Relu(s) }"
+SILU = "(T c, T b) => (T y) { v = Add(c, b) g = Sigmoid(v) y = Mul(v, g) }"
+GELU = "(T c, T b) => (T y) { v = Add(c, b) y = Gelu(v) }"
+SCALED = "(T c, T b, T s, T z) => (T y) { v = Add(c, b) w = Mul(v, s) y = Add(w, z) }"
+SEVERAL = "(T c, T b) => (T y, T s) { s = Add(c, b) y = Relu(s) }"
+WIDENED = "(T c, T b) => (float y) { v = Add(c, b) w = Sin(v) y = Cast<to=float>(w) }"
+SPLIT = "(T c, T b, T z) => (T y) { v = Add(c, b) w = Mish(v) m = Atan(w) y = Sub(m, z) }"
+
+# What results may be off by, relative to the largest: roundings to the dtype, and of the sums. TF32 is off by 3e-4.
+BOUNDS = {"float16": 2e-3, "bfloat16": 1.6e-2, "float": 1e-5, "double": 1e-13}
+
+
+@dataclass(frozen=True)
+class Conv:
+    """A node with its inputs.
+
+    `x`: [N, C, spatial..] whatever the layout. The program's parameter "b" is a bias, "z" has the result's shape, "s"
+    is a scale of each image and channel.
+    """
+
+    program: str
+    dtype: str = "float16"
+    layout: str = "NHWC"
+    x: tuple[int, ...] = (2, 16, 9, 11)
+    filters: int = 24
+    kernel: tuple[int, ...] = (3, 3)
+    group: int = 1
+    constant: bool = True  # W and what is named "b" are initializers
+    attributes: dict[str, Any] = field(default_factory=lambda: {"pads": [1, 1, 1, 1]})
+
+    @property
+    def text(self) -> str:
+        return typed(self.program, self.dtype)
+
+    def node(self) -> onnx.NodeProto:
+        program = parse(self.text)
+        names = ["x", "w", *(parameter.name for parameter in program.parameters[1:])]
+        return helper.make_node(
+            OPERATOR.name,
+            names,
+            [f"{result.name}_out" for result in program.results],
+            "conv",
+            domain=OPERATOR.domain,
+            program=self.text,
+            layout=self.layout,
+            kernel_shape=list(self.kernel),
+            group=self.group,
+            **self.attributes,
+        )
+
+    def ordered(self, shape: Shape) -> Shape:
+        return shape if self.layout == "NCHW" else (shape[0], *shape[2:], shape[1])
+
+    def shapes(self) -> dict[str, Shape]:
+        """Of every input, as it lies in memory."""
+        w = (self.filters, self.x[1] // self.group, *self.kernel)
+        found = {"x": self.ordered(self.x), "w": self.ordered(w)}
+        numpy = NUMPY_DTYPES[self.dtype]
+        bare = replace(self, program=BARE)
+        (result,) = OPERATOR.infer_shapes(bare.node(), [TensorType(numpy, shape) for shape in found.values()])
+        assert result.shape is not None
+        full = tuple(int(dim) for dim in result.shape if isinstance(dim, int))
+        ones = (1,) * (len(self.x) - 2)
+        kinds = {"b": self.ordered((1, self.filters, *ones))[1:], "z": full}
+        kinds["s"] = self.ordered((self.x[0], self.filters, *ones))
+        return found | {parameter.name: kinds[parameter.name] for parameter in parse(self.text).parameters[1:]}
+
+    def arrays(self, seed: str = "") -> dict[str, Array]:
+        """Inputs by name; weights are scaled so that results are of the order of one."""
+        rng = np.random.default_rng(zlib.crc32((seed + str(self)).encode()))
+        dtypes = {parameter.name: parameter.dtype for parameter in parse(self.text).parameters}
+        made = {}
+        for name, shape in self.shapes().items():
+            scale = 1 / np.sqrt(np.prod(shape[1:])) if name == "w" else 1
+            made[name] = (rng.standard_normal(shape) * scale).astype(NUMPY_DTYPES[dtypes.get(name, self.dtype)])
+        return made
+
+    def model(self, arrays: dict[str, Array], shapes: dict[str, Sequence[Any]] | None = None) -> bytes:
+        """A model of the node; `shapes` declares other shapes than the arrays have."""
+        program = parse(self.text)
+        fixed = ("w", "b") if self.constant else ()
+        graph = helper.make_graph(
+            [self.node()],
+            "case",
+            [
+                helper.make_tensor_value_info(
+                    name, helper.np_dtype_to_tensor_dtype(a.dtype), (shapes or {}).get(name, a.shape)
+                )
+                for name, a in arrays.items()
+                if name not in fixed
+            ],
+            [helper.make_tensor_value_info(f"{r.name}_out", ONNX_DTYPES[r.dtype], None) for r in program.results],
+            [numpy_helper.from_array(a, name) for name, a in arrays.items() if name in fixed],
+        )
+        imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(OPERATOR.domain, OPERATOR.version)]
+        return helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString()
+
+    def feeds(self, arrays: dict[str, Array]) -> dict[str, Array]:
+        return {name: array for name, array in arrays.items() if not (self.constant and name in ("w", "b"))}
+
+    def check(self, arrays: dict[str, Array], found: Sequence[Array], bound: float | None = None) -> None:
+        node = self.node()
+        wanted = reference(node, [arrays[name] for name in node.input])
+        assert len(found) == len(wanted)
+        for got, want in zip(found, wanted, strict=True):
+            assert got.dtype == want.dtype
+            assert got.shape == want.shape
+            scale = np.abs(want.astype(np.float64)).max()
+            error = np.abs(got.astype(np.float64) - want.astype(np.float64)).max() / scale
+            assert error < (BOUNDS[self.dtype] if bound is None else bound), f"{self}: {error:.1e}"
+
+    def run(self, seed: str = "", **provider: str) -> list[Array]:
+        arrays = self.arrays(seed)
+        found = host(ortplugin.run(make(self.model(arrays), **provider), self.feeds(arrays)))
+        self.check(arrays, found)
+        return found
+
+
+# -------------------------------------------------------------------------------------------------------------- parity
+
+
+# What becomes of infinities and NaN is cuDNN's to say: it pads channels with zeros, and its Relu makes NaN zero.
+SHARED = [case for case in CASES if case.values != "special"]
+
+
+@pytest.mark.parametrize("case", SHARED, ids=lambda case: case.name)
+def test_equals_the_reference(library: Path, case: SharedCase) -> None:
+    """Where the program is not in cuDNN's kernel, the convolution's value is rounded to its dtype before it."""
+    unit = UNIT_ROUNDOFF[case.program.parameters[0].dtype]
+    expected = expect_shared(case, unit=unit)
+    found = run(make(case.model()), case)
+    for number, result in enumerate(case.program.results):
+        if result.dtype == "bool" and unit > UNIT_ROUNDOFF["float"]:  # comparisons may turn on that rounding
+            assert (found[number] != expected.outputs[number]).mean() < 0.01
+            expected.outputs[number] = expected.wide[number] = found[number]
+    check_shared(case, found, expected)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize(
+    "program", [BARE, RELU, RESIDUAL, SILU, GELU, SCALED, SEVERAL, WIDENED, SPLIT], ids=lambda text: text[-40:]
+)
+def test_every_epilogue(library: Path, program: str, layout: str, dtype: str) -> None:
+    Conv(program, dtype, layout).run()
+
+
+# Name to attributes of Conv; x has 2 images, 16 channels.
+FORMS: dict[str, dict[str, Any]] = {
+    "1x1": {"kernel": (1, 1), "attributes": {}},
+    "1x1, stride 2": {"kernel": (1, 1), "attributes": {"strides": [2, 2]}},
+    "3x3, stride 2": {"attributes": {"pads": [1, 1, 1, 1], "strides": [2, 2]}},
+    "5x3, unequal": {"kernel": (5, 3), "attributes": {"pads": [2, 0, 1, 3], "strides": [1, 2]}},
+    "dilated": {"attributes": {"pads": [2, 2, 2, 2], "dilations": [2, 2]}},
+    "same upper": {"attributes": {"auto_pad": "SAME_UPPER", "strides": [2, 2]}},
+    "valid": {"attributes": {"auto_pad": "VALID"}},
+    "groups": {"group": 4},
+    "depthwise": {"group": 16, "filters": 16},
+    "depthwise, 5x5, stride 2": {
+        "group": 16, "filters": 16, "kernel": (5, 5), "attributes": {"pads": [2, 2, 2, 2], "strides": [2, 2]},
+    },
+    "depthwise, two of each": {"group": 16, "filters": 32},
+    "stem": {"x": (2, 3, 32, 32), "filters": 32, "kernel": (7, 7), "attributes": {"pads": [3] * 4, "strides": [2, 2]}},
+    "stem, 3x3": {"x": (2, 3, 31, 33), "filters": 16, "attributes": {"pads": [1] * 4, "strides": [2, 2]}},
+    "one channel": {"x": (3, 1, 28, 28), "filters": 16},
+    "odd channels": {"x": (2, 13, 9, 11), "filters": 27},
+    "one pixel": {"x": (5, 32, 1, 1), "filters": 48, "kernel": (1, 1), "attributes": {}},
+    "one image": {"x": (1, 64, 14, 14), "filters": 64},
+    "large": {"x": (4, 64, 56, 56), "filters": 64},
+    "a row": {"x": (2, 16, 33), "kernel": (3,), "attributes": {"pads": [1, 1]}},
+    "a row, stride 2": {"x": (2, 16, 33), "kernel": (5,), "attributes": {"pads": [2, 1], "strides": [2]}},
+    "a volume": {"x": (2, 16, 7, 8, 9), "kernel": (3, 3, 3), "attributes": {"pads": [1] * 6}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form(library: Path, form: str, layout: str, dtype: str) -> None:
+    Conv(RESIDUAL, dtype, layout, **FORMS[form]).run()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float"])
+def test_weights_that_are_inputs(library: Path, dtype: str) -> None:
+    for form in ("3x3, stride 2", "depthwise", "stem"):
+        for layout in ("NCHW", "NHWC"):
+            Conv(RESIDUAL, dtype, layout, constant=False, **FORMS[form]).run()
+
+
+def error_of(conv: Conv) -> float:
+    """Of a bare float32 convolution, relative to the largest result."""
+    arrays = conv.arrays()
+    (found,) = host(ortplugin.run(make(conv.model(arrays)), conv.feeds(arrays)))
+    node = conv.node()
+    (wanted,) = reference(node, [arrays[name] for name in node.input], rounded=False)
+    return float(np.abs(found - wanted).max() / np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("program", [BARE, RELU, SILU], ids=["bare", "relu", "silu"])
+def test_tf32_only_where_it_is_allowed(library: Path, program: str, layout: str) -> None:
+    """64 channels of 3x3: sums in float32 are off by some 1e-7, products of TF32 by some 1e-4."""
+    conv = Conv(program, "float", layout, (4, 64, 28, 28), 64)
+    assert error_of(conv) < 5e-6
+    allowed = replace(conv, attributes={**conv.attributes, "allow_tf32": 1})
+    assert error_of(allowed) < 2e-3
+
+
+# ------------------------------------------------------------------------------------------------------------ algorithm
+
+
+def algorithms(conv: Conv, arrays: dict[str, Array]) -> list[str]:
+    types = [TensorType(array.dtype, array.shape) for array in arrays.values()]
+    constant = [conv.constant and name in ("w", "b") for name in arrays]
+    return [str(each["algorithm"]) for each in device_variants(conv.node(), types, constant)]
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        Conv(RESIDUAL, x=(2, 64, 14, 14), filters=64),
+        Conv(RELU, "float", "NCHW", (2, 16, 14, 14), 32),
+        Conv(SILU, x=(2, 64, 14, 14), filters=64, group=64),
+        Conv(BARE, x=(2, 64, 14, 14), filters=64),
+    ],
+    ids=["fp16", "few channels, float", "depthwise", "bare"],
+)
+def test_every_algorithm(library: Path, conv: Conv) -> None:
+    """What --tune is offered computes the same, and is what it says: nothing warns."""
+    found = algorithms(conv, conv.arrays())
+    assert len(found) > 1
+    for algorithm in found:
+        code = "from gpu.test_conv import *\n"
+        each = replace(conv, attributes={**conv.attributes, "algorithm": algorithm})
+        each.run()
+        if algorithm in (found[0], found[-1]):
+            done = python(code + f"{each!r}.run()\n")
+            assert done.returncode == 0, done.stderr
+            assert "algorithm" not in done.stderr
+
+
+@pytest.mark.parametrize("algorithm", ["fused:engine=9999;k2=1", "split:engine=9999", "own"])
+def test_an_algorithm_that_is_not_there_is_auto(library: Path, algorithm: str) -> None:
+    conv = Conv(RESIDUAL, x=(2, 64, 14, 14), filters=64, attributes={"pads": [1] * 4, "algorithm": algorithm})
+    done = python(f"from gpu.test_conv import *\nfor _ in range(2): {conv!r}.run()\n")
+    assert done.returncode == 0, done.stderr
+    assert f"node 'conv': the algorithm '{algorithm}' is not used, but auto" in done.stderr
+    assert done.stderr.count("is not used") == 2  # once for each session
+
+
+@pytest.mark.parametrize("algorithm", ["", "fast", "auto:engine=1", "fused:", "split:engine=x", "own:engine=1"])
+def test_algorithms_that_are_none_are_refused(library: Path, algorithm: str) -> None:
+    conv = Conv(RELU, attributes={"pads": [1] * 4, "algorithm": algorithm})
+    with pytest.raises(Exception, match=re.compile("node 'conv'.*algorithm", re.DOTALL)):
+        conv.run()
+
+
+# ----------------------------------------------------------------------------------------- shapes, addresses, threads
+
+DYNAMIC = {
+    "NHWC": {"x": ("n", "h", "w", 16), "z": ("n", "p", "q", 24)},
+    "NCHW": {"x": ("n", 16, "h", "w"), "z": ("n", 24, "p", "q")},
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float"])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_shapes_may_change_from_run_to_run(library: Path, layout: str, dtype: str) -> None:
+    base = Conv(RESIDUAL, dtype, layout)
+    session = None
+    for sizes in ((2, 9, 11), (1, 9, 11), (5, 30, 7), (0, 9, 11), (64, 9, 11), (2, 9, 11)):
+        conv = replace(base, x=(sizes[0], 16, *sizes[1:]))
+        arrays = conv.arrays("same") | {name: base.arrays("same")[name] for name in "wb"}
+        if session is None:
+            session = make(base.model(arrays, DYNAMIC[layout]))
+        found = host(ortplugin.run(session, conv.feeds(arrays)))
+        if sizes[0] == 0:
+            assert found[0].shape == conv.shapes()["z"]
+        else:
+            conv.check(arrays, found)
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        Conv(RESIDUAL),
+        Conv(SPLIT),
+        Conv(SEVERAL, "float", "NCHW"),
+        Conv(RELU, group=16, filters=16),
+        Conv(RELU, "float", "NCHW", (3, 1, 28, 28), 16),
+    ],
+    ids=["fused", "split", "float", "depthwise", "few channels"],
+)
+def test_tensors_may_start_anywhere(library: Path, conv: Conv) -> None:
+    conv = replace(conv, constant=False)
+    arrays = conv.arrays()
+    session = make(conv.model(arrays))
+    for offsets in ((1, 0, 0, 0, 0), (0, 1, 0, 0, 0), (0, 0, 3, 1, 0), (0, 0, 0, 0, 1), (1, 2, 3, 4, 5)):
+        inputs = {n: at_offset(a, o) for (n, a), o in zip(arrays.items(), offsets, strict=False)}
+        blank = [np.zeros_like(a) for a in reference(conv.node(), list(arrays.values()))]
+        outputs = [at_offset(array, offsets[-1]) for array in blank]
+        binding = session.io_binding()
+        for name, array in inputs.items():
+            kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+            binding.bind_input(name, "cuda", 0, kind, list(array.shape), array.data.ptr)
+        for value, array in zip(session.get_outputs(), outputs, strict=True):
+            kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+            binding.bind_output(value.name, "cuda", 0, kind, list(array.shape), array.data.ptr)
+        cupy.cuda.get_current_stream().synchronize()
+        session.run_with_iobinding(binding)
+        conv.check(arrays, [cupy.asnumpy(array) for array in outputs])
+
+
+CHOSEN = {
+    "fused": Conv(RESIDUAL, x=(2, 64, 28, 28), filters=64),
+    "split": Conv(SPLIT, x=(2, 64, 28, 28), filters=64),
+    "scratch": Conv(WIDENED, x=(2, 64, 28, 28), filters=64),
+    "channels first": Conv(RESIDUAL, "float16", "NCHW", (2, 64, 28, 28), 64),
+    "float": Conv(RESIDUAL, "float", "NCHW", (2, 64, 28, 28), 64),
+    "few channels": Conv(RESIDUAL, "float", "NCHW", (7, 16, 14, 14), 32),
+    "depthwise": Conv(SILU, x=(2, 64, 28, 28), filters=64, group=64),
+}
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_runs_are_bit_identical(library: Path, name: str) -> None:
+    conv = CHOSEN[name]
+    arrays = conv.arrays()
+    session = make(conv.model(arrays))
+    first = host(ortplugin.run(session, conv.feeds(arrays)))
+    for _ in range(100):
+        assert same_bits(host(ortplugin.run(session, conv.feeds(arrays))), first)
+    assert same_bits(conv.run(), first)
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_a_cuda_graph_gives_the_same_bits(library: Path, name: str) -> None:
+    conv = CHOSEN[name]
+    fixed = conv.arrays()
+    plain, graph = make(conv.model(fixed)), ortplugin.session(conv.model(fixed), ["cuda"], cuda_graph=True)
+    for number in range(3):  # captured once, then replayed on other values
+        arrays = conv.arrays(f"replay {number}") | {each: fixed[each] for each in "wb"}
+        wanted = host(ortplugin.run(plain, conv.feeds(arrays)))
+        conv.check(arrays, wanted)
+        assert same_bits(host(ortplugin.run(graph, conv.feeds(arrays))), wanted)
+
+
+NEW_SHAPE_IN_CAPTURE = """
+from gpu.test_conv import *
+from ortplugin.session import onnxruntime
+stream = cupy.cuda.Stream(non_blocking=True)
+base = Conv(RESIDUAL)
+session = make(base.model(base.arrays(), DYNAMIC["NHWC"]), user_compute_stream=str(stream.ptr))
+options = onnxruntime().RunOptions()
+options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+def prepare(images):
+    conv = replace(base, x=(images, *base.x[1:]))
+    arrays = conv.arrays() | {name: base.arrays()[name] for name in "wb"}
+    binding, inputs = session.io_binding(), {n: cupy.asarray(a) for n, a in conv.feeds(arrays).items()}
+    output = cupy.zeros(conv.shapes()["z"], np.float16)
+    for name, array in inputs.items():
+        binding.bind_input(name, "cuda", 0, np.float16, list(array.shape), array.data.ptr)
+    binding.bind_output("y_out", "cuda", 0, np.float16, list(output.shape), output.data.ptr)
+    return conv, arrays, output, binding, inputs
+now, later = prepare(3), prepare(5)
+session.run_with_iobinding(now[3], options)
+cupy.cuda.Device().synchronize()
+message = "accepted"
+stream.begin_capture()
+try:
+    session.run_with_iobinding(later[3], options)
+except Exception as error:
+    message = str(error)
+try:
+    stream.end_capture()
+except cupy.cuda.runtime.CUDARuntimeError:
+    pass  # the capture was given up
+print(message)
+for conv, arrays, output, binding, inputs in (now, later):
+    session.run_with_iobinding(binding, options)
+    stream.synchronize()
+    conv.check(arrays, [cupy.asnumpy(output)])
+print("runs")
+"""
+
+
+def test_new_shapes_under_capture_are_refused(library: Path) -> None:
+    done = python(NEW_SHAPE_IN_CAPTURE)
+    assert done.returncode == 0, done.stderr
+    assert "for the first time while a CUDA graph is captured" in done.stdout
+    assert "node 'conv'" in done.stdout
+    assert done.stdout.endswith("runs\n")
+
+
+def test_many_threads_run_one_session(library: Path) -> None:
+    """Half of them with shapes of their own, half with the same, all new to the session."""
+    base = Conv(RESIDUAL)
+    fixed = base.arrays()
+    session = make(base.model(fixed, DYNAMIC["NHWC"]))
+
+    def work(number: int) -> None:
+        conv = replace(base, x=(2 if number % 2 else number + 3, *base.x[1:]))
+        arrays = conv.arrays(str(number)) | {name: fixed[name] for name in "wb"}
+        feeds = {name: cupy.asarray(array) for name, array in conv.feeds(arrays).items()}
+        first = host(ortplugin.run(session, feeds))
+        conv.check(arrays, first)
+        for _ in range(20):
+            assert same_bits(host(ortplugin.run(session, feeds)), first)
+
+    in_threads(8, work)
+
+
+def test_threads_make_sessions_at_once(library: Path) -> None:
+    def work(number: int) -> None:
+        for conv in CHOSEN.values():
+            conv.run(str(number % 2))
+
+    in_threads(6, work)
+
+
+# -------------------------------------------------------------------------------------------------------- without cuDNN
+
+WITHOUT_CUDNN = """
+from gpu.test_conv import *
+try:
+    {conv!r}.run()
+    print("ran")
+except Exception as error:
+    print(error)
+"""
+
+
+def hidden(conv: Conv) -> str:
+    """What a run prints where no cuDNN can be opened: a folder of empty files stands before the real ones."""
+    done = python(WITHOUT_CUDNN.format(conv=conv), ORTPLUGIN_CUDNN="/nonexistent/libcudnn.so.9")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_without_cudnn_the_node_and_the_package_are_named(library: Path) -> None:
+    message = hidden(Conv(RESIDUAL))
+    assert "node 'conv'" in message
+    assert "nvidia-cudnn" in message
+
+
+def test_without_cudnn_our_own_kernels_run(library: Path) -> None:
+    assert hidden(CHOSEN["depthwise"]) == "ran\n"
+    assert hidden(CHOSEN["few channels"]) == "ran\n"

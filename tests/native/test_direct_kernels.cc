@@ -1,0 +1,87 @@
+// Compiles the kernel for convolutions of few channels for a GPU architecture, and fails where the compiler spills
+// registers to local memory. Needs NVRTC but no GPU.
+//
+//   test_direct_kernels sm_90     VERBOSE=1 shows each variant
+
+#include <cstdlib>
+#include <iostream>
+#include <sstream>
+
+#include "ortplugin/ops/conv/direct.h"
+#include "tests/native/check.h"
+#include "tests/native/kernel_remarks.h"
+
+using namespace ortplugin;
+
+namespace {
+
+const char* const kRelu = "(float c, float b) => (float y) {\n  s = Add(c, b)\n  y = Relu(s)\n}";
+// Two results, a residual, operands of a row and of an image, mixed dtypes.
+const char* const kMixed =
+    "(float c, float b, float r, float16 e, float g) => (float y, float16 z) {\n  s = Add(c, b)\n  t = Add(s, r)\n"
+    "  u = Cast<to=float>(e)\n  v = Mul(t, u)\n  y = Gelu(v)\n  w = Mul(y, g)\n  z = Cast<to=float16>(w)\n}";
+
+struct Case {
+  DirectConv conv;
+  const char* program;
+  int most_vector;
+};
+
+DirectConv Square(int64_t images, int64_t channels, int64_t size, int64_t outputs, int64_t kernel, int64_t stride) {
+  DirectConv conv{};
+  conv.images = images;
+  conv.groups = 1;
+  conv.channels = channels;
+  conv.outputs = outputs;
+  for (int i = 0; i < 2; ++i) {
+    conv.image[i] = size;
+    conv.kernel[i] = kernel;
+    conv.strides[i] = stride;
+    conv.dilations[i] = 1;
+    conv.pads[i] = (kernel - 1) / 2;
+    conv.output[i] = (size + 2 * conv.pads[i] - kernel) / stride + 1;
+  }
+  return conv;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string architecture = argc == 2 ? argv[1] : "";
+  std::cout << cuda::CompilerVersion() << "\n";  // without NVRTC the test ends here and says so
+  const int number = std::atoi(architecture.substr(3).c_str());
+  const cuda::DeviceFacts device{0, number / 10, number % 10, 132, 60 << 20};
+  for (const Case& the :
+       {Case{Square(100, 1, 28, 16, 3, 1), kRelu, 16}, Case{Square(1000, 1, 28, 16, 3, 1), kRelu, 16},
+        Case{Square(100, 16, 14, 32, 3, 1), kRelu, 16}, Case{Square(1000, 16, 14, 32, 3, 1), kMixed, 16},
+        Case{Square(1000, 32, 7, 32, 3, 1), kRelu, 16}, Case{Square(8, 3, 224, 32, 7, 2), kMixed, 16},
+        Case{Square(3, 5, 33, 7, 5, 3), kMixed, 1}}) {
+    const Program program = Program::Parse(the.program);
+    const Shape full{the.conv.images, the.conv.outputs, the.conv.output[0], the.conv.output[1]};
+    std::vector<Shape> shapes{full, {the.conv.outputs, 1, 1}};
+    if (program.parameters().size() > 2)
+      shapes.insert(shapes.end(), {full, {the.conv.output[0], 1}, {the.conv.images, 1, 1, 1}});
+    const Axes axes = JoinAxes(full, shapes);
+    CHECK(FitsDirect(the.conv, DType::kFloat));
+    const DirectSchedule schedule = ScheduleDirect(the.conv, device, the.most_vector);
+    std::string log, code, failure;
+    try {
+      code = cuda::Compile(DirectSource(the.conv, program, axes, schedule), architecture, &log);
+    } catch (const Error& error) {
+      failure = std::string(error.what()).substr(0, 3000);
+    }
+    const auto variant = [&] {
+      std::ostringstream text;
+      text << architecture << " " << ToString(full) << " of " << the.conv.channels << " channels: images "
+           << schedule.images << " rows " << schedule.rows << " maps " << schedule.maps << " of " << schedule.block_maps
+           << " strip " << schedule.strip << " chunk " << schedule.chunk << " vector " << schedule.vector << " threads "
+           << schedule.threads << " blocks " << schedule.min_blocks << " registers " << test::Registers(log)
+           << " spilled " << test::Spilled(log) << " bytes " << failure;
+      return text.str();
+    };
+    if (std::getenv("VERBOSE") != nullptr) std::cout << variant() << "\n";
+    CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, variant());
+    CHECK_WITH(test::Spilled(log) == 0, variant());
+  }
+  return test::Summary();
+}

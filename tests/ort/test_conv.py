@@ -1,0 +1,429 @@
+"""FusedConv in ONNX Runtime on the CPU: its reference, ONNX Runtime's own Conv; shapes; threads; what is refused."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from conv_cases import BIAS_RELU, CASES, GEOMETRIES, RESIDUAL_RELU, Case, by_name, check, expect, made, model_of
+from layer_norm_cases import OPSET, Array, bits, typed
+from onnx import TensorProto, helper, numpy_helper
+from tampering import PROGRAM, tampered
+from threads import in_threads
+
+import ortplugin
+from ortplugin.ops.conv import OPERATOR
+
+CPU_ONLY = ["CPUExecutionProvider"]
+FLOAT = TensorProto.FLOAT
+X, W, PADDED = GEOMETRIES["3x3"]
+
+
+def options(threads: int = 0) -> onnxruntime.SessionOptions:
+    """Registered, and quiet where an error is wanted."""
+    made = onnxruntime.SessionOptions()
+    made.log_severity_level = 4
+    made.intra_op_num_threads = threads
+    ortplugin.register(made)
+    return made
+
+
+def make(model: bytes, threads: int = 0) -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(model, options(threads), providers=CPU_ONLY)
+
+
+def run(session: Any, case: Case) -> list[Array]:
+    return list(ortplugin.run(session, case.feeds()).values())  # NumPy lacks bfloat16, so not session.run
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_equals_the_reference(library: Path, case: Case) -> None:
+    session = make(case.model())
+    found = run(session, case)
+    check(case, found)
+    assert [output.shape for output in session.get_outputs()] == [list(each.shape) for each in found]
+
+
+# ONNX Runtime's Conv refuses dilations beside SAME_LOWER, and weights without channels.
+REFUSED = ("SAME_LOWER, dilated", "no ", "nothing but padding")
+
+# Its Conv on the CPU is of float, and its pointwise operators have no bfloat16.
+DECOMPOSED = [
+    case
+    for case in CASES
+    if case.program.parameters[0].dtype in ("float", "float16") and not case.name.startswith(REFUSED)
+]
+
+
+def test_most_cases_have_a_decomposition() -> None:
+    assert len(DECOMPOSED) > 250
+
+
+@pytest.mark.parametrize("case", DECOMPOSED, ids=lambda case: case.name)
+def test_the_decomposition_runs_without_the_library(case: Case) -> None:
+    """In its own precision: every operator rounds, in float16 too, where Conv alone runs in float."""
+    if case.name.startswith("large") and case.program.parameters[0].dtype == "float16":
+        return  # float16 overflows between the operators
+    model = model_of(case, nodes=OPERATOR.decompose(case.node(), OPSET))
+    session = onnxruntime.InferenceSession(model, providers=CPU_ONLY)
+    unit = 2.0**-11 if case.program.parameters[0].dtype == "float16" else 2.0**-22
+    expected = expect(case, unit=unit)
+    # ONNX Runtime's Sigmoid has an error of its own, relative to 1, which SiLU multiplies by its argument.
+    absolute = 64 * unit if "Sigmoid" in case.text else 0.0
+    check(case, run(session, case), replace(expected, slack=[each + absolute for each in expected.slack]))
+
+
+@pytest.mark.parametrize("name", [name for name in GEOMETRIES if not name.startswith(REFUSED)])
+def test_equals_onnx_runtimes_own_conv(library: Path, name: str) -> None:
+    """In float, bias and all: both are the same kernel, but for the order of the additions."""
+    x, w, attributes = GEOMETRIES[name]
+    case = made(f"own {name}", typed(BIAS_RELU, "float"), "float", x, w, **attributes)
+    arrays = case.inputs()
+    nodes = [helper.make_node("Conv", ["X", "W", "bias"], ["c"], **attributes), helper.make_node("Relu", ["c"], ["y"])]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("X", FLOAT, x)],
+        [helper.make_tensor_value_info("y", FLOAT, None)],
+        [numpy_helper.from_array(arrays[1], "W"), numpy_helper.from_array(arrays[2].reshape(-1), "bias")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=9)
+    own = onnxruntime.InferenceSession(model.SerializeToString(), providers=CPU_ONLY)
+    (wanted,) = own.run(None, {"X": arrays[0]})
+    (found,) = run(make(case.model()), case)
+    size = float(np.abs(wanted).max())
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=2.0**-20 * max(size, 1.0))
+
+
+# ------------------------------------------------------------------------------------------------------------- shapes
+
+
+@pytest.mark.parametrize(
+    ("shapes", "attributes", "wanted"),
+    [
+        ([("n", 6, 9, 11), (8, 6, 3, 3), (8, 1, 1)], {}, ["n", 8, 7, 9]),
+        ([("n", 6, "h", "w"), (8, 6, 3, 3), (8, 1, 1)], {"pads": [1, 1, 1, 1]}, ["n", 8, "h", "w"]),
+        ([("n", "c", "h", "w"), (8, 6, 3, 1), (8, 1, 1)], {"pads": [1, 0, 1, 0]}, ["n", 8, "h", "w"]),
+        ([("n", 6, "h", 11), (8, 6, 3, 3), (8, 1, 1)], {"strides": [2, 2]}, ["n", 8, None, 5]),
+        ([("n", 6, "h", "w"), (8, 6, 2, 2), (8, 1, 1)], {"auto_pad": "SAME_UPPER"}, ["n", 8, "h", "w"]),
+        (
+            [("n", 6, "h", 11), (8, 6, 2, 2), (8, 1, 1)],
+            {"auto_pad": "SAME_LOWER", "strides": [1, 2]},
+            ["n", 8, "h", 6],
+        ),
+        ([("n", 6, 9, 11), ("m", 6, "k", 3), ("m", 1, 1)], {}, ["n", None, None, 9]),
+        ([("n", 6, 9, 11), ("m", 6, "k", "l"), ("m", 1, 1)], {"kernel_shape": [3, 1]}, ["n", None, 7, 11]),
+        ([None, (8, 6, 3, 3), (8, 1, 1)], {}, [None, 8, None, None]),
+        ([None, None, None], {"strides": [1, 1, 1]}, [None, None, None, None, None]),
+        (
+            [("n", "h", 11, 6), (8, 3, 3, 6), (8,)],
+            {"layout": "NHWC", "kernel_shape": [3, 3], "pads": [1, 0, 1, 0]},
+            ["n", "h", 9, 8],
+        ),
+    ],
+)
+def test_shapes_are_inferred(
+    library: Path, shapes: Sequence[Any], attributes: dict[str, Any], wanted: list[Any]
+) -> None:
+    for dtype in ("float16", "bfloat16", "float", "double"):
+        case = Case("shapes", typed(BIAS_RELU, dtype), ((1, 6, 9, 11), (8, 6, 3, 3), (8, 1, 1)), attributes)
+        (output,) = make(case.model(shapes)).get_outputs()
+        assert len(output.shape) == len(wanted)
+        for found, size in zip(output.shape, wanted, strict=True):
+            assert found == size or (size is None and found.startswith("ortplugin_"))
+
+
+def test_shapes_may_change_from_run_to_run(library: Path) -> None:
+    text, attributes = typed(RESIDUAL_RELU, "float"), {"pads": [1, 1, 1, 1], "strides": [2, 1]}
+    for declared in (
+        [("n", 6, "h", "w"), (8, 6, 3, 3), (8, 1, 1), ("n", 8, "g", "w")],
+        [("n", "c", "h", "w"), ("m", "d", "k", "l"), ("m2", 1, 1), ("n", "m", "g", "v")],
+        [None, None, None, None],
+    ):
+        case = Case("changing", text, ((1, 6, 9, 11), (8, 6, 3, 3), (8, 1, 1), (1, 8, 5, 11)), attributes)
+        session = make(case.model(declared))
+        for batch, height, width in ((1, 9, 11), (3, 4, 5), (0, 9, 11), (1, 1, 1), (2, 33, 64)):
+            shapes = ((batch, 6, height, width), (8, 6, 3, 3), (8, 1, 1), (batch, 8, (height + 1) // 2, width))
+            each = replace(case, name=f"changing {batch} {height}", shapes=shapes)
+            check(each, run(session, each))
+
+
+def test_operands_whose_ranks_are_known_may_still_broadcast(library: Path) -> None:
+    """What looks like a bias or a residual when the session is made may be another thing in a run."""
+    attributes = {"pads": [1, 1, 1, 1]}
+    case = Case(
+        "late", typed(RESIDUAL_RELU, "float"), ((2, 6, 9, 11), (8, 6, 3, 3), (8, 1, 1), (2, 8, 9, 11)), attributes
+    )
+    session = make(case.model([("n", 6, 9, 11), (8, 6, 3, 3), ("b", 1, 1), ("n2", "m", "h", "w")]))
+    for bias, residual in (
+        ((8, 1, 1), (2, 8, 9, 11)),
+        ((1, 1, 1), (2, 8, 9, 11)),
+        ((8, 1, 1), (1, 8, 9, 11)),
+        ((8, 1, 1), (2, 1, 1, 11)),
+        ((1, 1, 1), (1, 1, 1, 1)),
+    ):
+        each = replace(case, name=f"late {bias} {residual}", shapes=(*case.shapes[:2], bias, residual))
+        check(each, run(session, each))
+
+
+@pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER"])
+def test_padding_follows_the_shape(library: Path, auto_pad: str) -> None:
+    attributes = {"auto_pad": auto_pad, "strides": [2, 3], "dilations": [1, 2]}
+    case = Case("same", typed(BIAS_RELU, "float"), ((1, 3, 8, 8), (4, 3, 4, 3), (4, 1, 1)), attributes)
+    session = make(case.model([("n", 3, "h", "w"), (4, 3, 4, 3), (4, 1, 1)]))
+    for height in range(1, 9):
+        each = replace(case, name=f"same {height}", shapes=((1, 3, height, 17 - height), *case.shapes[1:]))
+        check(each, run(session, each))
+
+
+def test_weights_may_change_from_run_to_run(library: Path) -> None:
+    """The weights of an input are never taken for the last run's."""
+    case = by_name["3x3, float16, NHWC"]
+    session = make(case.model())
+    for number in range(3):
+        each = replace(case, name=f"weights {number}")
+        check(each, run(session, each))
+
+
+# -------------------------------------------------------------------------------------------------------- wrong nodes
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A node that must be refused: words of the message beside the names of operator and node, and when."""
+
+    words: str
+    attributes: dict[str, Any] = field(default_factory=dict)
+    text: str | int | None = typed(BIAS_RELU, "float")
+    shapes: tuple[tuple[int | str, ...] | None, ...] = ((2, 6, 9, 11), (8, 6, 3, 3), (8, 1, 1))
+    dtypes: tuple[int, ...] = ()
+    outputs: tuple[str, ...] = ("y",)
+    fed: tuple[tuple[int, ...], ...] | None = None  # shapes at the run, if that is when it is refused
+
+    def model(self) -> bytes:
+        names = [f"p{i}" for i in range(len(self.shapes))]
+        attributes = dict(self.attributes) if self.text is None else {"program": self.text, **self.attributes}
+        node = helper.make_node("FusedConv", names, self.outputs, "culprit", domain="ortplugin", **attributes)
+        dtypes = self.dtypes or (FLOAT,) * len(names)
+        graph = helper.make_graph(
+            [node],
+            "g",
+            [helper.make_tensor_value_info(*each) for each in zip(names, dtypes, self.shapes, strict=True)],
+            [helper.make_tensor_value_info(name, FLOAT, None) for name in self.outputs],
+        )
+        imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
+        return helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString()
+
+
+UNKNOWN = (("n", "c", "h", "w"), ("m", "d", "k", "l"), ("b", 1, 1))
+HALF = TensorProto.FLOAT16
+WRONG = {
+    "no program": Wrong("program", text=None),
+    "a number for a program": Wrong("type", text=5),
+    "a norm": Wrong(
+        "LayerNormalization", text="(float c, float b) => (float y) { n = LayerNormalization(c) y = Add(n, b) }"
+    ),
+    "no parameter": Wrong("numbers alone", text="() => (float y) { y = Relu(1) }"),
+    "a value of integers": Wrong(
+        "floating", text="(int32 c, int32 b) => (int32 y) { y = Add(c, b) }", dtypes=(TensorProto.INT32,) * 3
+    ),
+    "an operand too many": Wrong("takes 2 inputs; it has 3", text="(float c) => (float c) {}"),
+    "an operand too few": Wrong("takes 4 inputs; it has 3", text=typed(RESIDUAL_RELU, "float")),
+    "an output too many": Wrong("1 results, the node 2 outputs", outputs=("y", "z")),
+    "weights of another dtype": Wrong("input 1 is float16", dtypes=(FLOAT, HALF, FLOAT)),
+    "a bias of another dtype": Wrong("parameter 'b' is float", dtypes=(FLOAT, FLOAT, HALF)),
+    "another auto_pad": Wrong("'SAME'", {"auto_pad": "SAME"}),
+    "auto_pad of another type": Wrong("auto_pad", {"auto_pad": 1}),
+    "pads beside auto_pad": Wrong("auto_pad SAME_UPPER; remove", {"auto_pad": "SAME_UPPER", "pads": [1, 1, 1, 1]}),
+    "too few pads": Wrong("pads has 2 numbers", {"pads": [1, 1], "strides": [1, 1]}),
+    "pads below 0": Wrong("[-1, 0, 0, 0]", {"pads": [-1, 0, 0, 0]}),
+    "pads of another type": Wrong("pads", {"pads": "1111"}),
+    "too many strides": Wrong("the attributes are of 3 spatial dimensions, X and W of 2", {"strides": [1, 1, 1]}),
+    "a stride of 0": Wrong("strides is [0, 1]", {"strides": [0, 1]}),
+    "a stride of 2^40": Wrong(str(2**40), {"strides": [2**40, 1]}),
+    "a dilation of 0": Wrong("dilations is [1, 0]", {"dilations": [1, 0]}),
+    "four spatial dimensions": Wrong("there must be 1 to 3", {"strides": [1, 1, 1, 1]}),
+    "no group": Wrong("group is 0", {"group": 0}),
+    "a group that is a text": Wrong("group", {"group": "two"}),
+    "groups that do not divide": Wrong("which 3 groups do not divide", {"group": 3}),
+    "another kernel_shape": Wrong("kernel_shape is [5, 5], but W", {"kernel_shape": [5, 5]}),
+    "a kernel of nothing": Wrong("at least 1", shapes=((2, 6, 9, 11), (8, 6, 0, 3), (8, 1, 1))),
+    "another layout": Wrong("NCWH", {"layout": "NCWH"}),
+    "channels last without kernel_shape": Wrong("kernel_shape is missing", {"layout": "NHWC"}),
+    "tf32 that is no flag": Wrong("allow_tf32 is 2", {"allow_tf32": 2}),
+    "an algorithm that is a number": Wrong("algorithm", {"algorithm": 7}),
+    "channels that disagree": Wrong("X has 7 channels, W with 1 groups is for 6",
+                                    shapes=((2, 7, 9, 11), (8, 6, 3, 3), (8, 1, 1))),
+    "channels that disagree in groups": Wrong("X has 6 channels, W with 2 groups is for 12", {"group": 2}),
+    "ranks that disagree": Wrong("one rank", shapes=((2, 6, 9), (8, 6, 3, 3), (8, 1, 1))),
+    "a matrix": Wrong("one rank", shapes=((2, 6), (8, 6), (8,))),
+    "a kernel larger than X": Wrong("pad more", shapes=((2, 6, 2, 11), (8, 6, 3, 3), (8, 1, 1))),
+    "a dilated kernel larger than X": Wrong("the kernel covers 11 elements", {"dilations": [5, 1]}),
+    "a bias of another rank": Wrong("does not broadcast", shapes=((2, 6, 9, 11), (8, 6, 3, 3), (8,))),
+    "a bias that is larger": Wrong("does not broadcast", shapes=((2, 6, 9, 11), (8, 6, 3, 3), (1, 1, 8, 1, 1))),
+    "channels that disagree at the run": Wrong(
+        "X has 7 channels", shapes=UNKNOWN, fed=((2, 7, 9, 11), (8, 6, 3, 3), (8, 1, 1))
+    ),
+    "a kernel larger than X at the run": Wrong(
+        "pad more", shapes=UNKNOWN, fed=((2, 6, 2, 11), (8, 6, 3, 3), (8, 1, 1))
+    ),
+    "a bias that does not broadcast at the run": Wrong(
+        "input 2 ('b')", shapes=UNKNOWN, fed=((2, 6, 9, 11), (8, 6, 3, 3), (7, 1, 1))
+    ),
+    "groups that do not divide at the run": Wrong(
+        "do not divide", {"group": 3}, shapes=UNKNOWN, fed=((2, 6, 9, 11), (8, 2, 3, 3), (8, 1, 1))
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_node_is_refused(library: Path, name: str) -> None:
+    wrong = WRONG[name]
+    if wrong.fed is None:
+        with pytest.raises(Exception) as caught:  # noqa: PT011, ONNX Runtime's own kinds
+            make(wrong.model())
+    else:
+        session = make(wrong.model())
+        feeds = {
+            each.name: np.ones(shape, np.float32) for each, shape in zip(session.get_inputs(), wrong.fed, strict=True)
+        }
+        with pytest.raises(Exception) as caught:  # noqa: PT011
+            session.run(None, feeds)
+    message = str(caught.value)
+    assert wrong.words in message
+    assert "culprit" in message
+    assert "FusedConv" in message
+
+
+def test_no_foreign_text_passes_in_a_program(library: Path) -> None:
+    """The program of tests/tampering.py, as an epilogue: the convolution's value is its first parameter."""
+    x, w = (1, 1, 2, 2), (1, 1, 1, 1)
+
+    def model(text: str) -> bytes:
+        node = helper.make_node(
+            "FusedConv", ["x", "w", "u"], ["y", "z", "i"], "culprit", domain="ortplugin", program=text.encode()
+        )
+        graph = helper.make_graph(
+            [node],
+            "g",
+            [helper.make_tensor_value_info("x", FLOAT, x), helper.make_tensor_value_info("w", FLOAT, w),
+             helper.make_tensor_value_info("u", TensorProto.UINT8, x)],
+            [helper.make_tensor_value_info(name, kind, None)
+             for name, kind in (("y", FLOAT), ("z", TensorProto.UINT8), ("i", TensorProto.BOOL))],
+        )  # fmt: skip
+        imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
+        return helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString()
+
+    make(model(PROGRAM))
+    tried = 0
+    for text in tampered(every=29):
+        tried += 1
+        with pytest.raises(Exception) as caught:  # noqa: PT011
+            make(model(text), 1)
+        assert all(word in str(caught.value) for word in ("culprit", "FusedConv", "line")), text
+    assert tried > 100
+
+
+# --------------------------------------------------------------------------------------------------- threads, sessions
+
+
+def test_many_threads_run_one_session(library: Path) -> None:
+    """Each with shapes and values of its own, over and over: the same bits every time."""
+    attributes = {"auto_pad": "SAME_UPPER", "strides": [2, 2]}
+    text = typed(BIAS_RELU, "float")
+    first = Case("threads", text, ((1, 6, 9, 9), (8, 6, 3, 3), (8, 1, 1)), attributes)
+    session = make(first.model([("n", 6, "h", "w"), (8, 6, 3, 3), (8, 1, 1)]))
+
+    def work(number: int) -> None:
+        case = replace(first, name=f"thread {number}", shapes=((1 + number, 6, 20 + number, 31), *first.shapes[1:]))
+        wanted = run(session, case)
+        check(case, wanted)
+        for _ in range(10):
+            assert all((bits(a) == bits(b)).all() for a, b in zip(run(session, case), wanted, strict=True))
+
+    in_threads(8, work)
+
+
+def test_sessions_come_and_go(library: Path) -> None:
+    case = by_name["constant weights: 3x3, float16, NHWC"]
+    model, expected = case.model(), expect(case)
+    kept = [make(model) for _ in range(3)]
+    for _ in range(20):
+        session = make(model)
+        check(case, run(session, case), expected)
+        del session
+    gc.collect()
+    for session in kept:
+        check(case, run(session, case), expected)
+
+
+def test_a_chain_of_convolutions(library: Path) -> None:
+    """A residual block in float16, channels last: what ONNX Runtime plans between the nodes stays intact."""
+    rng = np.random.default_rng(0)
+    weights = [rng.standard_normal((8, 3, 3, 8)).astype(np.float16) / 8 for _ in range(3)]
+    relu, residual = typed(BIAS_RELU, "float16"), typed(RESIDUAL_RELU, "float16")
+    shared = {"domain": "ortplugin", "layout": "NHWC", "kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}
+    nodes = [
+        helper.make_node("FusedConv", ["x", "w0", "b"], ["h0"], "a", program=relu, **shared),
+        helper.make_node("FusedConv", ["h0", "w1", "b"], ["h1"], "b", program=relu, **shared),
+        helper.make_node("FusedConv", ["h1", "w2", "b", "h0"], ["y"], "c", program=residual, **shared),
+    ]
+    half = TensorProto.FLOAT16
+    bias = rng.standard_normal(8).astype(np.float16)
+    initializers = [numpy_helper.from_array(each, f"w{i}") for i, each in enumerate(weights)]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", half, ["n", 9, 7, 8])],
+        [helper.make_tensor_value_info("y", half, ["n", 9, 7, 8])],
+        [*initializers, numpy_helper.from_array(bias, "b")],
+    )
+    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
+    session = make(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
+    x = rng.standard_normal((4, 9, 7, 8)).astype(np.float16)
+    (found,) = session.run(None, {"x": x})
+    values = {"x": x, "b": bias, **{f"w{i}": each for i, each in enumerate(weights)}}
+    for node in nodes:
+        (values[node.output[0]],) = OPERATOR.reference(node, [values[name] for name in node.input])
+    np.testing.assert_allclose(found.astype(np.float64), values["y"].astype(np.float64), rtol=4e-3, atol=4e-3)
+
+
+def test_float16_between_nodes_that_have_none_on_the_cpu(library: Path) -> None:
+    """ONNX Runtime computes Conv in float there, and gives a node between two of them float instead of float16."""
+    text = "(float16 c) => (float16 y) { h = Cast<to=float16>(c) y = Relu(h) }"
+    nodes = [
+        helper.make_node("Conv", ["a", "w"], ["x"]),
+        helper.make_node("FusedConv", ["x", "w"], ["y"], "between", domain="ortplugin", program=text),
+        helper.make_node("Conv", ["y", "w"], ["z"]),
+    ]
+    half = TensorProto.FLOAT16
+    rng = np.random.default_rng(0)
+    a, w = rng.standard_normal((2, 4, 9, 9)).astype(np.float16), rng.standard_normal((4, 4, 3, 3)).astype(np.float16)
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("a", half, ["n", 4, 9, 9]), helper.make_tensor_value_info("w", half, w.shape)],
+        [helper.make_tensor_value_info("z", half, ["n", 4, 3, 3])],
+    )
+    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
+    session = make(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
+    (z,) = session.run(None, {"a": a, "w": w})
+    wide = a.astype(np.float64)
+    for number in range(3):
+        plain = Case("plain", "(double c) => (double c) {}", (wide.shape, w.shape))
+        (wide,) = OPERATOR.reference(plain.node(), [wide, w.astype(np.float64)])
+        wide = np.maximum(wide, 0) if number == 1 else wide
+    assert z.dtype == np.float16
+    np.testing.assert_allclose(z.astype(np.float64), wide, rtol=2e-2, atol=2e-3 * np.abs(wide).max())
+
+
+def test_the_model_of_a_case_is_valid() -> None:
+    for case in CASES[::97]:
+        assert onnx.load_model_from_string(case.model()).graph.node[0].op_type == "FusedConv"

@@ -1,0 +1,165 @@
+"""--precision in real sessions: converted models agree with the originals, and what overflows does not."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import ortplugin
+from models.light import randomized
+from ortplugin.cli import main
+from ortplugin.errors import VerificationError
+from ortplugin.precision.ranges import measure
+
+DATA = Path(__file__).resolve().parent.parent / "data"
+# Which of tests/data, and how many Casts there may be in the result: one for each floating input and output, and those
+# between integers or bools and what computes with them. `None`: of kept operators there are some.
+MODELS = {
+    "bert_torchscript_opset17_dynamic": 1, "bert_dynamo": 1, "convnext_dynamo_dynamic": 1, "efficientnet_dynamo": 1,
+    "gpt2_dynamo": 1, "llama_torchscript_opset17": 1, "mobilenet_torchscript_opset17": 1, "swin_dynamo": 1,
+    "t5_torchscript_opset18": 1, "t5_dynamo": 1, "vit_torchscript_opset14": 1, "index_dynamo_dynamic": 1,
+    "scatter_dynamo": 2,
+}  # fmt: skip
+
+
+def casts(model: onnx.ModelProto) -> int:
+    return sum(node.op_type == "Cast" for node in model.graph.node)
+
+
+def half_weights(model: onnx.ModelProto) -> float:
+    """The share of floating weights, by element, that are float16."""
+    sizes: Counter[bool] = Counter()
+    for tensor in model.graph.initializer:
+        if tensor.data_type in (TensorProto.FLOAT, TensorProto.FLOAT16):
+            sizes[tensor.data_type == TensorProto.FLOAT16] += int(np.prod(tensor.dims))
+    return sizes[True] / sizes.total() if sizes else 1.0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_exported_models(name: str, library: Path) -> None:
+    path = DATA / f"{name}.onnx"
+    model, report = ortplugin.optimize(path, precision="fp16", verify=True, providers=["cpu"])
+    assert report.passed
+    assert half_weights(model) > 0.98  # T5's relative positions are numbers that become integers
+    assert casts(model) == MODELS[name]
+    again, second = ortplugin.optimize(model, precision="fp16")
+    assert not second.changes
+    assert again.SerializeToString(deterministic=True) == model.SerializeToString(deterministic=True)
+
+
+@pytest.mark.parametrize("name", ["bert_torchscript_opset14_fp16", "t5_dynamo_opset23_fp16", "rms_dynamo_fp16"])
+def test_back_to_float32(name: str, library: Path) -> None:
+    model, report = ortplugin.optimize(
+        DATA / f"{name}.onnx", precision="fp32", precision_io=True, verify=True, providers=["cpu"]
+    )
+    assert report.passed
+    assert half_weights(model) == 0
+    assert not report.kept
+
+
+def test_inputs_and_outputs(library: Path) -> None:
+    path = DATA / "efficientnet_dynamo.onnx"
+    model, report = ortplugin.optimize(path, precision="fp16", precision_io=True, verify=True, providers=["cpu"])
+    assert report.passed
+    assert casts(model) == 0
+    kinds = [value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)]
+    assert kinds == [TensorProto.FLOAT16] * 2
+
+
+def test_with_trained_magnitudes(library: Path) -> None:
+    model, report = ortplugin.optimize(
+        randomized("shufflenet", logits=True), precision="fp16", verify=True, providers=["cpu"]
+    )
+    assert report.passed
+    assert casts(model) == 1  # the output's is part of the classifier, which is a convolution
+    assert half_weights(model) == 1
+
+
+def growing(scale: float) -> onnx.ModelProto:
+    """A product of x, times `scale`, moved, and made small again."""
+    weight = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"], "first"),
+        helper.make_node("Mul", ["a", "large"], ["b"], "grow"),
+        helper.make_node("Transpose", ["b"], ["c"], "move"),
+        helper.make_node("Mul", ["c", "small"], ["d"], "shrink"),
+        helper.make_node("MatMul", ["d", "w"], ["y"], "second"),
+    ]
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes, "g", [value("x", TensorProto.FLOAT, [64, 64])], [value("y", TensorProto.FLOAT, [64, 64])],
+        [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(np.float32(scale), "large"),
+         numpy_helper.from_array(np.float32(1 / scale), "small")],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_activations_that_overflow_on_the_given_inputs_stay(library: Path) -> None:
+    """x of 100 makes a of some 2000 and b beyond 65504: unknown without the inputs, and then the check says so."""
+    original = growing(256.0)
+    x = 100 * np.random.default_rng(1).standard_normal((64, 64)).astype(np.float32)
+    model, report = ortplugin.optimize(original, precision="fp16", verify=True, providers=["cpu"], inputs={"x": x})
+    assert report.passed
+    reasons = {miss.node: miss.reason for miss in report.kept}
+    assert set(reasons) == {"grow (Mul)", "move (Transpose)", "shrink (Mul)"}
+    assert "'b' reaches" in reasons["grow (Mul)"]
+    assert half_weights(model) > 0.99
+
+
+def test_an_overflow_that_nobody_foresaw_is_found_and_named(library: Path) -> None:
+    """The output reaches 4096 * 30, and on the CPU too it has to be float16, as asked for."""
+    original = growing(4096.0)
+    del original.graph.node[2:]
+    original.graph.output[0].name = "b"
+    with pytest.raises(VerificationError, match=r"from the rewrite 'precision'.*--precision-skip") as failed:
+        ortplugin.optimize(original, precision="fp16", precision_io=True, verify=True, providers=["cpu"])
+    assert failed.value.report is not None
+    assert failed.value.report.guilty is not None
+    assert failed.value.report.guilty.rewrite == "precision"
+
+
+def test_a_large_constant_is_kept_and_the_model_agrees(library: Path) -> None:
+    _, report = ortplugin.optimize(growing(1e5), precision="fp16", verify=True, providers=["cpu"])
+    assert report.passed
+    assert any("the initializer 'large' holds 100000" in miss.reason for miss in report.kept)
+
+
+def test_ranges_are_the_largest_finite_magnitudes(library: Path) -> None:
+    x = np.ones((64, 64), np.float32)
+    x[0, 0], x[0, 1] = -7, np.inf
+    peaks = measure(growing(2.0), {"x": x})
+    assert peaks["x"] == 7
+    assert set(peaks) == {"x", "a", "b", "c", "d", "y"}
+    assert peaks["b"] == pytest.approx(2 * peaks["a"])
+
+
+def test_bfloat16_needs_a_gpu_to_be_verified(library: Path) -> None:
+    with pytest.raises(VerificationError, match=r"lacks bfloat16 kernels on the CPU.*--no-verify"):
+        ortplugin.optimize(growing(2.0), precision="bf16", verify=True, providers=["cpu"])
+    _, report = ortplugin.optimize(growing(2.0), precision="bf16")
+    assert report.converted == 5
+
+
+def test_on_the_command_line(library: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(growing(256.0), tmp_path / "in.onnx")
+    x = 100 * np.random.default_rng(1).standard_normal((64, 64)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=x)
+    files = [str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx")]
+    arguments = [*files, "--provider", "cpu", "--precision", "fp16"]
+    report = tmp_path / "report.json"
+    assert main([*arguments, "--inputs", str(tmp_path / "data.npz"), "--explain", "--report", str(report)]) == 0
+    text = capsys.readouterr().out
+    assert "Precision fp16: 2 converted, 3 kept their dtype (2 Mul, 1 Transpose)" in text
+    assert "'b' reaches" in text
+    assert json.loads(report.read_text())["precision"] == {"name": "fp16", "converted": 2, "kept": 3}
+    assert main([*arguments, "--precision-skip", "second,Mul", "--precision-io"]) == 0
+    assert "2 converted" not in capsys.readouterr().out
+    for wrong in (["--precision-io"], ["--precision", "fp16", "--restore"], ["--precision", "fp8"]):
+        assert main([*files, *wrong]) == 2
+        assert capsys.readouterr().err.count("\n") == 1

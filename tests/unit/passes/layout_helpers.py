@@ -1,0 +1,44 @@
+"""What the tests of the layout pass share: models of convolutions, and these with channels last."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from pass_helpers import assert_same_outputs, model, operators, run_pass
+
+from ortplugin.passes.base import PassResult
+from ortplugin.passes.channels_last import CHANNELS_LAST_ALWAYS
+from ortplugin.passes.fuse_conv import FUSE_CONV
+
+VALUES = np.array([((7 * i) % 13 - 6) / 8 for i in range(144)])
+W = "float[4,4,3,3] w = {" + ", ".join(map(str, VALUES)) + "}"
+FP16 = "float16[4,4,3,3] w = {" + ", ".join(map(str, VALUES.astype(np.float16).view(np.uint16))) + "}"  # as bits
+SAME = "Conv<pads = [1, 1, 1, 1]>"
+
+
+def graph(
+    nodes: str, constants: str = "", inputs: str = "", out: str = "float[N,4,5,6] y", x: str = "float[N,4,5,6] x"
+) -> str:
+    """c = Conv(x, w), the nodes, y = Conv(last, w): `nodes` make `last` from c."""
+    weight = (FP16 if x.startswith("float16") else W) + (f", {constants}" if constants else "")
+    return f"g ({x}{inputs}) => ({out}) <{weight}> {{ c = {SAME}(x, w)  {nodes} }}"
+
+
+def between(nodes: str, constants: str = "", inputs: str = "", out: str = "[A,B,C,D]") -> onnx.ModelProto:
+    """`nodes` between two convolutions: they make `last` from c."""
+    return model(graph(f"{nodes}  y = {SAME}(last, w)", constants, inputs, f"float{out} y"))
+
+
+def change(original: onnx.ModelProto, rng: np.random.Generator) -> tuple[onnx.ModelProto, PassResult]:
+    """The model with channels last, checked to give the same."""
+    before, _ = run_pass(original, FUSE_CONV)
+    optimized, result = run_pass(before, CHANNELS_LAST_ALWAYS)
+    assert_same_outputs(original, optimized, rng)
+    return optimized, result
+
+
+def inner(optimized: onnx.ModelProto) -> list[str]:
+    """The operators between the first and the last Transpose, which are at the ends of the graph."""
+    found = operators(optimized)
+    assert (found[0], found[-1]) == ("Transpose", "Transpose"), found
+    return found[1:-1]

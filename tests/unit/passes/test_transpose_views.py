@@ -1,0 +1,62 @@
+"""Transposes that are views."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass
+
+from ortplugin.passes.transpose_views import TRANSPOSE_VIEWS
+
+
+def graph(dims: str, perm: str, rank: int) -> str:
+    out = ",".join("ABCDE"[:rank])
+    return f"g (float[{dims}] x) => (float[{out}] y) {{ y = Transpose{f'<perm = {perm}>' if perm else ''}(x) }}"
+
+
+@pytest.mark.parametrize(
+    ("dims", "perm"),
+    [
+        ("N,1,1,7", "[0, 3, 1, 2]"),
+        ("N,7,1,1", "[0, 2, 3, 1]"),
+        ("N,1,7", "[0, 2, 1]"),
+        ("1,N", ""),
+        ("1,N,M", "[1, 0, 2]"),
+        ("2,1,3,1,4", "[0, 2, 4, 1, 3]"),
+    ],
+)
+def test_views(dims: str, perm: str, rng: np.random.Generator) -> None:
+    original = model(graph(dims, perm, dims.count(",") + 1))
+    optimized, result = run_pass(original, TRANSPOSE_VIEWS)
+    assert operators(optimized) == ["Reshape"]
+    assert len(result.changes) == 1
+    assert_same_outputs(original, optimized, rng)
+
+
+@pytest.mark.parametrize(
+    ("dims", "perm"),
+    [
+        ("N,2,1,7", "[0, 3, 1, 2]"),
+        ("N,M,1", "[1, 0, 2]"),
+        ("1,N,M,1,K", "[1, 2, 0, 4, 3]"),  # two unknown lengths elsewhere
+        ("N,1,7", "[0, 1, 2]"),
+        ("0,1,7", "[0, 2, 1]"),
+    ],
+)
+def test_what_stays(dims: str, perm: str) -> None:
+    assert_unchanged(model(graph(dims, perm, dims.count(",") + 1)), [TRANSPOSE_VIEWS])
+
+
+@pytest.mark.parametrize("perms", [("[2, 0, 1]", "[1, 0, 2]"), ("[2, 0, 1]", "[1, 2, 0]"), ("", "[0, 2, 1]"), ("", "")])
+def test_two_become_one(perms: tuple[str, str], rng: np.random.Generator) -> None:
+    first, last = (f"<perm = {perm}>" if perm else "" for perm in perms)
+    text = f"g (float[N,4,5] x) => (float[A,B,C] y) {{ a = Transpose{first}(x)  y = Transpose{last}(a) }}"
+    optimized, _ = run_pass(model(text), TRANSPOSE_VIEWS)
+    assert operators(optimized) == ["Transpose"]
+    assert_same_outputs(model(text), optimized, rng)
+
+
+def test_one_that_others_need_stays() -> None:
+    text = """g (float[N,4,5] x) => (float[A,B,C] y, float[5,4,N] a) {
+        a = Transpose(x)  y = Transpose<perm = [0, 2, 1]>(a) }"""
+    assert_unchanged(model(text), [TRANSPOSE_VIEWS])
