@@ -82,6 +82,9 @@ class Plan {
   virtual const PlanText& text() const = 0;
   virtual size_t workspace_bytes() const = 0;
   virtual bool is_deterministic() const = 0;  // the same bits in every run
+  // Whether its kernels were compiled for it at run time: such plans take epilogues of every kind, but many are slower
+  // than a plan that is not, without the epilogue, and a pointwise kernel after it.
+  virtual bool is_compiled_here() const = 0;
   // Asynchronous, on ORT's stream; any thread. Nothing is allocated on the device or compiled, so it may be captured in
   // a CUDA graph once the plan has run outside of one. Throws Error with the problem and cuDNN's own words.
   virtual void Run(cuda::Stream stream, const Arguments& arguments) const = 0;
