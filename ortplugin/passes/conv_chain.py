@@ -69,8 +69,9 @@ def chain_of(scope: Scope, conv: gs.Node) -> tuple[list[Member], list[gs.Tensor]
         if member.program.statements and 0 < len(left) <= allowed and _fits(members):
             best, outputs = len(members), left
         follow(member.outputs)
-    if best < len(members):
-        kept = [member.node for member in members[: best + 1]]
+    left_out = [member for member in members[best:] if member.program.statements]
+    if left_out:
+        kept = [member.node for member in (*members[:best], left_out[0])]
         used = next((u for each in members[:best] for t in each.outputs if (u := scope.used_beyond(t, kept))), "")
         misses.append(Missed(label(kept[-1]), used or "together with what is before it, it exceeds a program's limits"))
     return members[:best], outputs, misses
