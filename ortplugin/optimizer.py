@@ -44,6 +44,7 @@ from .passes.nested_slices import NESTED_SLICES
 from .passes.norm_epilogue import NORM_EPILOGUE
 from .passes.norm_prologue import NORM_PROLOGUE
 from .passes.pointwise_views import POINTWISE_VIEWS
+from .passes.pool_precision import POOL_PRECISION
 from .passes.remove_identities import REMOVE_IDENTITIES
 from .passes.scatter_transpose import SCATTER_TRANSPOSE
 from .passes.shape_arithmetic import SHAPE_ARITHMETIC
@@ -85,6 +86,7 @@ PIPELINE: tuple[Pass, ...] = (
     BATCH_NORM_POINTWISE,  # those that no weights have taken in, for epilogues and FusedPointwise; see LAST
     FUSE_CONV,  # once weights have taken in what they can, which these passes look for around a Conv; see LAST
     CHANNELS_LAST,  # before the epilogues, which it lets read what else has its channels last
+    POOL_PRECISION,  # of what that made, before the Casts are drawn into others
     MATMUL_TO_CONV,  # needs convolutions with channels last beside it
     GEMM_TO_CONV,  # likewise
     CONV_EPILOGUE,  # before what it draws in is fused on its own

@@ -300,6 +300,8 @@ GEOMETRIES: dict[str, Geometry] = {
         (6, 2, 1, 3, 2),
         {"group": 2, "strides": [1, 2, 2], "pads": [0, 1, 1, 0, 0, 1], "dilations": [1, 2, 1]},
     ),
+    "1-D, one element with strides": ((2, 6, 20), (8, 6, 1), {"strides": [3]}),
+    "3-D, one element with strides": ((2, 5, 5, 6, 7), (6, 5, 1, 1, 1), {"strides": [2, 3, 2]}),
     "no images": ((0, 6, 9, 11), (8, 6, 3, 3), {"pads": [1, 1, 1, 1]}),
     "no rows": ((2, 6, 9, 11), (0, 6, 3, 3), {}),
     "no channels": ((2, 0, 5, 5), (4, 0, 3, 3), {"pads": [1, 1, 1, 1]}),

@@ -17,6 +17,7 @@ from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.pointwise import NotPointwiseError
 from ortplugin.graph.shapes import show
+from ortplugin.passes.conv_extents import same_lengths
 from ortplugin.passes.driver import Missed
 from ortplugin.passes.fuse_pointwise import member_of
 from ortplugin.passes.fused_conv import is_channels_last, member_of_conv
@@ -69,8 +70,9 @@ def chain_of(scope: Scope, conv: gs.Node) -> tuple[list[Member], list[gs.Tensor]
         if member.program.statements and 0 < len(left) <= allowed and _fits(members):
             best, outputs = len(members), left
         follow(member.outputs)
-    if best < len(members):
-        kept = [member.node for member in members[: best + 1]]
+    left_out = [member for member in members[best:] if member.program.statements]
+    if left_out:
+        kept = [member.node for member in (*members[:best], left_out[0])]
         used = next((u for each in members[:best] for t in each.outputs if (u := scope.used_beyond(t, kept))), "")
         misses.append(Missed(label(kept[-1]), used or "together with what is before it, it exceeds a program's limits"))
     return members[:best], outputs, misses
@@ -117,12 +119,13 @@ def _drawable(scope: Scope, node: gs.Node, conv: gs.Node, members: list[Member])
             if parameter.name in member.rounded:
                 raise NotPointwiseError(f"'{tensor.name}' has to be rounded to {parameter.dtype} before it")
             continue
-        if not scope.broadcasts_to(tensor, whole) or (any(inside) and scope.rank(tensor) not in (0, 1)):
+        same = scope.same_shape(tensor, whole) or same_lengths(scope, tensor, whole)
+        if not (same or scope.broadcasts_to(tensor, whole)) or (any(inside) and scope.rank(tensor) not in (0, 1)):
             shapes = f"{show(scope.shape(tensor))} does not surely broadcast to {show(scope.shape(whole))}"
             raise NotPointwiseError(f"'{tensor.name}' of shape {shapes}")
         if scope.depends_on(tensor, conv):
             raise NotPointwiseError(f"'{tensor.name}', which it also reads, depends on the convolution")
-        if scope.same_shape(tensor, whole):
+        if same:
             names[parameter.name] = fresh_name("residual", [*member.program.dtypes, *names.values()])
     if any(inside) != all(inside):
         raise NotPointwiseError("it reads the convolution's value and a view of it")

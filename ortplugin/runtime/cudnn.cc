@@ -150,7 +150,7 @@ std::vector<PlanText> ListPlans(const cuda::DeviceFacts& device, const Problem& 
     std::vector<PlanText> texts;
     try {
       const Graph graph(problem, target.handle);
-      ForEachCandidate(graph, target, [&](const PlanText& text) {
+      ForEachCandidate(graph, target, [&](const PlanText& text, bool) {
         texts.push_back(text);
         return false;
       });

@@ -44,6 +44,12 @@ bool Graph::HasEpilogue() const {
                                  program->results()[0] == program->parameters()[0]);
 }
 
+bool Graph::HasErf() const {
+  return std::any_of(pointwise_.nodes.begin(), pointwise_.nodes.end(), [](const PointwiseNode& node) {
+    return node.mode == abi::PointwiseMode::kGelu || node.mode == abi::PointwiseMode::kErf;
+  });
+}
+
 std::vector<const void*> Graph::Addresses(const Arguments& arguments) const {
   std::vector<const void*> addresses;
   addresses.reserve(ids_.size());

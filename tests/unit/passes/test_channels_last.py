@@ -112,6 +112,25 @@ def test_what_works_in_either_order(nodes: str, expected: list[str], rng: np.ran
     assert inner(optimized) == ["FusedConv", *expected, "FusedConv"]
 
 
+@pytest.mark.parametrize(
+    ("opset", "nodes", "constants", "expected"),
+    [
+        (18, "a = ReduceMax(c, i)  last = Sub(c, a)", "int64[1] i = {1}", ["ReduceMax", "Sub"]),
+        (18, "last = Pad(c, p, , i)", "int64[4] p = {1, 2, 0, 1}, int64[2] i = {-1, 2}", ["Pad"]),
+        (18, "a, b = Split<axis = -3, num_outputs = 2>(c)  last = Concat<axis = -3>(b, a)", "", ["Split", "Concat"]),
+        (23, "a = Softmax<axis = -3>(c)  last = Gelu(a)", "", ["Softmax", "Gelu"]),
+        (11, "a = ReduceSum<axes = [1]>(c)  last = Sub(c, a)", "", ["ReduceSum", "Sub"]),
+        (11, "a, b = Split<axis = 1, split = [3, 1]>(c)  last = Concat<axis = 1>(b, a)", "", ["Split", "Concat"]),
+        (11, "last = Softmax<axis = 1>(c)", "", ["Transpose", "Softmax", "Transpose"]),  # over all axes from there on
+    ],
+)
+def test_opsets(opset: int, nodes: str, constants: str, expected: list[str], rng: np.random.Generator) -> None:
+    original = between(nodes, constants)
+    original.opset_import[0].version = opset
+    optimized, _ = change(original, rng)
+    assert inner(optimized) == ["FusedConv", *expected, "FusedConv"]
+
+
 def between_one(nodes: str, constants: str) -> onnx.ModelProto:
     original = between(nodes, constants)
     original.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
