@@ -1,7 +1,6 @@
 #include "ortplugin/ops/conv/depthwise.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <sstream>
 
 #include "ortplugin/runtime/kernel_sources.h"
@@ -37,73 +36,65 @@ bool FitsDepthwise(const Program& program, const ConvProblem& problem) {
 DepthwiseSchedule ScheduleDepthwise(const Program& program, const ConvProblem& problem,
                                     const cuda::DeviceFacts& device) {
   (void)program;
-  const bool is_float = problem.dtype == DType::kFloat;
-  const int kernel = static_cast<int>(problem.kernel_height), stride = static_cast<int>(problem.strides[0]);
-  DepthwiseSchedule best{};
-  best.vector = 2;
-  // The largest tile that leaves so many threads for each multiprocessor.
+  const bool is_float = problem.dtype == DType::kFloat, is_strided = problem.strides[0] == 2;
+  const int kernel = static_cast<int>(problem.kernel_height);
+  // The first tile that leaves so many threads for each multiprocessor.
   struct Choice {
     int tile_h, tile_w;
     int64_t threads;
     bool fits;
   };
-  const bool sevens = problem.out_width % 7 == 0, one_seven = problem.out_width == 7;
-  const Choice of_three[] = {{4, 4, 485, stride == 1}, {1, 7, 150, one_seven},  {2, 4, 300, true},
-                             {2, 2, 83, true},         {1, 2, 68, stride == 1}, {2, 1, 68, true}};
-  const Choice of_five[] = {{4, 4, 340, is_float && stride == 1},
-                            {2, 7, 230, sevens},
-                            {2, 8, 230, !sevens},
-                            {1, 7, 110, sevens},
-                            {2, 4, 150, true},
-                            {2, 2, 120, true},
-                            {2, 1, 83, true}};
-  const Choice of_seven[] = {{4, 7, 300, is_float && sevens},
-                             {2, 7, 120, sevens},
-                             {2, 8, 160, !sevens},
-                             {1, 7, 110, sevens},
-                             {2, 4, 120, true},
-                             {2, 2, 120, true},
-                             {2, 1, 83, true}};
+  const bool sevens = problem.out_width % 7 == 0, is_seven = problem.out_width == 7;
+  const std::vector<Choice> of_three = {{2, 8, 300, is_strided && !is_float},
+                                        {1, 7, 300, is_strided && is_float && sevens},
+                                        {4, 7, 480, !is_strided && sevens},
+                                        {4, 4, 400, !is_strided},
+                                        {1, 7, 150, is_seven},
+                                        {2, 4, 300, true},
+                                        {2, 2, 83, true},
+                                        {1, 2, 68, !is_strided},
+                                        {2, 1, 68, true}};
+  const std::vector<Choice> of_five = {{4, 4, 340, !is_strided}, {2, 7, 230, sevens}, {2, 8, 230, !sevens},
+                                       {1, 7, 110, sevens},      {2, 4, 150, true},   {2, 2, 120, true},
+                                       {2, 1, 83, true}};
+  const std::vector<Choice> of_seven = {{4, 7, 300, sevens}, {2, 7, 120, sevens}, {2, 8, 160, !sevens},
+                                        {1, 7, 110, sevens}, {2, 4, 120, true},   {2, 2, 120, true},
+                                        {2, 1, 83, true}};
+  DepthwiseSchedule best{};
+  best.vector = 2;
   best.tile_h = best.tile_w = 1;
-  const auto choose = [&](const auto& choices) {
-    for (const Choice& choice : choices) {
-      DepthwiseSchedule option = best;
-      option.tile_h = choice.tile_h;
-      option.tile_w = choice.tile_w;
-      if (!choice.fits || choice.tile_h > problem.out_height || choice.tile_w > problem.out_width) continue;
-      if (Tiles(problem, option) * (problem.channels / best.vector) < choice.threads * device.multiprocessors) continue;
-      best = option;
-      return;
-    }
-  };
-  kernel == 3 ? choose(of_three) : kernel == 5 ? choose(of_five) : choose(of_seven);
-  const int pixels = best.tile_h * best.tile_w;
-  const int64_t threads = Tiles(problem, best) * (problem.channels / best.vector);
-  const bool is_large = threads >= int64_t{300} * device.multiprocessors;
-  const int rows = (best.tile_h - 1) * stride + kernel;
-  best.ahead = pixels >= 14 || (kernel == 3 && is_large) ? (is_large && kernel != 5 ? 1 : 2) : kernel == 7 ? 2 : rows;
-  if (kernel == 5 && stride == 2 && pixels >= 7) best.ahead = pixels >= 14 ? 1 : 2;
-  best.wide_weights = !is_float && kernel >= 5 && pixels >= 7;
-  int64_t block = pixels >= 14 || (kernel == 3 && is_large) ? 64 : 128;
-  int most_lanes = kernel == 7 ? 8 : 16;
-  // A large image of which a quarter is used at a time: what counts is how memory is read.
-  const int64_t bytes = problem.batch * problem.height * problem.width * problem.channels * (is_float ? 4 : 2);
-  if (kernel == 3 && stride == 2 && bytes > int64_t{8} << 20 && problem.channels % 8 == 0) {
-    best = {is_float ? 4 : 8, 2, 2, 0, 0, 1, false};
-    block = 64;
-  }
-
-  // Threads along the channels: as few idle ones as possible, then as many side by side as possible.
   const int64_t vectors = problem.channels / best.vector;
-  int64_t least = INT64_MAX;
-  for (int lanes = static_cast<int>(std::min<int64_t>(most_lanes, vectors)); lanes * 2 > most_lanes || lanes == vectors;
-       --lanes) {
-    const int64_t covered = DivideUp(vectors, lanes) * lanes;
-    if (covered >= least) continue;
-    least = covered;
-    best.lanes = lanes;
+  for (const Choice& choice : kernel == 3 ? of_three : kernel == 5 ? of_five : of_seven) {
+    if (!choice.fits || choice.tile_h > problem.out_height || choice.tile_w > problem.out_width) continue;
+    DepthwiseSchedule option = best;
+    option.tile_h = choice.tile_h;
+    option.tile_w = choice.tile_w;
+    if (Tiles(problem, option) * vectors < choice.threads * device.multiprocessors) continue;
+    // A tile that hangs over the edges wastes work.
+    const int64_t covered = DivideUp(problem.out_height, choice.tile_h) * choice.tile_h *
+                            DivideUp(problem.out_width, choice.tile_w) * choice.tile_w;
+    if (choice.tile_h * choice.tile_w >= 7 && covered * 5 > problem.out_height * problem.out_width * 6) continue;
+    best = option;
+    break;
   }
-  best.tiles = static_cast<int>(std::max<int64_t>(1, block / best.lanes));
+  const int pixels = best.tile_h * best.tile_w;
+  const bool is_large = pixels >= 7;
+  // Rows ahead hide the latency of memory; where there are threads enough for that, registers are worth more.
+  if (pixels < 7) {
+    best.ahead = kernel == 7 ? 2 : (best.tile_h - 1) * static_cast<int>(problem.strides[0]) + kernel;
+  } else if (best.tile_h == 1) {
+    best.ahead = kernel == 7 || is_strided ? (kernel == 3 ? 3 : 2) : kernel;
+  } else {
+    const bool is_crowded = Tiles(problem, best) * vectors >= int64_t{250} * device.multiprocessors;
+    best.ahead = (is_strided && pixels >= 14) || (kernel == 7 && is_crowded) || (kernel == 3 && pixels == 8) ? 1 : 2;
+  }
+  best.wide_weights = !is_float && kernel >= 5 && is_large;
+
+  // Threads along the channels: together they read whole sectors of memory, and as few as possible are idle.
+  const int64_t most_lanes = kernel == 7 && best.tile_h < 4 ? 8 : 16;
+  best.lanes = static_cast<int>(std::min(most_lanes, vectors));
+  if (DivideUp(vectors, 8) * 8 < DivideUp(vectors, best.lanes) * best.lanes) best.lanes = 8;
+  best.tiles = !is_large ? std::max(1, 128 / best.lanes) : kernel == 7 && best.lanes > 8 ? 4 : 8;
   return best;
 }
 

@@ -73,15 +73,28 @@ StemSchedule ScheduleStem(const Program& program, const ConvProblem& problem, co
   const bool is_small = SizesOf(problem, 1, 8).products <= 5;
   best.tile_h = is_small ? 4 : 1;
   best.parts = is_small && groups == 1 ? 2 : 1;
-  best.warps = groups * (is_small ? std::max(1, (groups == 1 ? 4 : 12) / groups) : std::max(1, 4 / groups));
+  best.warps = groups * (is_small ? std::max(1, (groups == 1   ? 4
+                                                 : groups == 2 ? 8
+                                                               : 12) /
+                                                    groups)
+                                  : std::max(1, 4 / groups));
   best.blocks = is_small ? (best.warps > 8 ? 1 : best.warps > 4 ? 2 : 4) : 3;
-  const int most_width = is_small ? 64 : 128;
+  const int most_width = is_small && groups != 2 ? 64 : 128;
   for (int64_t pieces = 1;; ++pieces) {
     best.tile_w = static_cast<int>(DivideUp(DivideUp(problem.out_width, pieces), 8) * 8);
     if (best.tile_w == 8) break;
     const bool is_spread =
         !is_small || best.tile_w <= 16 || Tiles(problem, best) * 5 >= int64_t{4} * device.multiprocessors;
     if (best.tile_w <= most_width && is_spread && SharedBytes(problem, best) <= kMostShared) break;
+  }
+  // With much to do, copying the next part of the image while one works pays.
+  if (is_small && groups > 2 && Tiles(problem, best) >= int64_t{4} * device.multiprocessors) {
+    StemSchedule steady = best;
+    steady.warps = groups;
+    steady.tile_h = 1;
+    steady.parts = steady.buffers = 2;
+    steady.blocks = 4;
+    if (SharedBytes(problem, steady) <= kMostShared) best = steady;
   }
   return best;
 }
