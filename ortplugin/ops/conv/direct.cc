@@ -39,7 +39,7 @@ int64_t SharedBytes(const DirectConv& conv, const DirectSchedule& s) {
   return 4 * (s.chunk * Taps(conv) * WeightPitch(s) + std::max<int64_t>(s.chunk * s.images * s.image_pitch, staged));
 }
 int64_t Registers(const DirectConv& conv, const DirectSchedule& s) {
-  return s.maps * s.strip + Window(conv, s) + s.maps + 36;
+  return std::max<int64_t>(s.maps * s.strip + Window(conv, s) + s.maps + 36, 80);  // the loads in front need as many
 }
 bool IsWhole(const DirectConv& conv, const DirectSchedule& s) { return s.rows >= conv.output[0]; }
 
@@ -231,6 +231,11 @@ std::string DirectSource(const DirectConv& conv, const Program& program, const A
   define("VECTOR", schedule.vector);
   define("THREADS", schedule.threads);
   define("MIN_BLOCKS", schedule.min_blocks);
+  define("CONSTANT_WEIGHTS", conv.constant_weights);
+  // Vectors of operands that a thread loads before it needs the first, as far as registers are left.
+  int64_t held = 1;
+  for (size_t i = 1; i < inputs; ++i) held += static_cast<int64_t>(SizeOf(type(i))) * schedule.vector;
+  define("AHEAD", std::clamp<int64_t>(128 / held, 1, 4));
   text << "typedef " << StorageType(type(0)) << " storage_t;\n"
        << "typedef unsigned " << (schedule.wide ? "long long" : "int") << " index_t;\n\n"
        << "struct Arguments {\n  const void* in[" << inputs + 1 << "];\n  void* out[" << outputs

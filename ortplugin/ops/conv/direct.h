@@ -15,6 +15,7 @@ struct DirectConv {
   int64_t images, groups;
   int64_t channels, outputs;                                                  // of a group
   int64_t image[2], output[2], kernel[2], strides[2], dilations[2], pads[2];  // height, width; pads: before
+  bool constant_weights;                                                      // no kernel in front writes them
 };
 
 struct DirectSchedule {
