@@ -19,6 +19,7 @@ take turns. The error is the largest difference from the float32 network, over i
 from __future__ import annotations
 
 import argparse
+import copy
 import gc
 import json
 import statistics
@@ -100,6 +101,7 @@ def torch_replay(model: Any, image: Any, stream: Any, *, channels_last: bool) ->
     """A function that replays the compiled module's CUDA graph on the stream, and the tensor of its output."""
     import torch
 
+    model = copy.deepcopy(model)  # another layout would move its parameters away from under an earlier graph
     if channels_last:
         model, image = model.to(memory_format=torch.channels_last), image.to(memory_format=torch.channels_last)
     else:

@@ -10,7 +10,9 @@ set(kernel_files
   kFusedPointwiseSource=${root}/ortplugin/ops/pointwise/pointwise.cu
   kSumToSource=${root}/ortplugin/ops/sum_to/sum_to.cu
   kOwnKernelSource=${root}/ortplugin/ops/conv/own_kernels.cuh
-  kDepthwiseSource=${root}/ortplugin/ops/conv/depthwise.cu)
+  kDepthwiseSource=${root}/ortplugin/ops/conv/depthwise.cu
+  kPoolSource=${root}/ortplugin/ops/pool/pool.cu
+  kResizeSource=${root}/ortplugin/ops/pool/pool_resize.cu)
 set(embedded ${CMAKE_CURRENT_BINARY_DIR}/kernel_sources.cc)
 list(JOIN kernel_files "," kernel_inputs)
 list(TRANSFORM kernel_files REPLACE "^[^=]*=" "" OUTPUT_VARIABLE kernel_paths)

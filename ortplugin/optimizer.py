@@ -29,12 +29,14 @@ from .passes.fold_batch_norm import FOLD_BATCH_NORM
 from .passes.fold_constants import FOLD_CONSTANTS
 from .passes.fold_pad import FOLD_PAD
 from .passes.fuse_conv import FUSE_CONV
+from .passes.fuse_conv_grad import FUSE_CONV_GRAD
 from .passes.fuse_layer_norm import FUSE_LAYER_NORM
 from .passes.fuse_pointwise import FUSE_POINTWISE
 from .passes.fuse_rms_norm import FUSE_RMS_NORM
 from .passes.fuse_scatter import FUSE_SCATTER
 from .passes.fuse_sum_to import FUSE_SUM_TO
 from .passes.inline_if import INLINE_IF
+from .passes.lone_pointwise import LONE_POINTWISE
 from .passes.masked_fill import MASKED_FILL
 from .passes.matmul_to_conv import MATMUL_TO_CONV
 from .passes.nested_slices import NESTED_SLICES
@@ -85,13 +87,15 @@ PIPELINE: tuple[Pass, ...] = (
     MATMUL_TO_CONV,  # needs convolutions with channels last beside it
     CONV_EPILOGUE,  # before what it draws in is fused on its own
     TRANSPOSE_VIEWS,  # what is left of vectors after the layout is chosen; see LAST
+    FUSE_CONV_GRAD,  # before sums and pointwise operators take what makes a gradient
     FUSE_SUM_TO,  # before other pointwise operators take what makes the summands; see LAST
     POINTWISE_VIEWS,  # before what it brings together is fused; see LAST
-    FUSE_POINTWISE,  # last, and see LAST: it takes whatever pointwise operators the others left
+    FUSE_POINTWISE,  # see LAST: it takes whatever pointwise operators the others left
+    LONE_POINTWISE,  # last, and see LAST: what found no neighbour
 )
 
 # These wait for a round in which nothing before them changes anything: what they fuse is hidden from the other passes.
-LAST = (BATCH_NORM_POINTWISE, FUSE_CONV, TRANSPOSE_VIEWS, FUSE_SUM_TO, POINTWISE_VIEWS, FUSE_POINTWISE)
+LAST = (BATCH_NORM_POINTWISE, FUSE_CONV, TRANSPOSE_VIEWS, FUSE_SUM_TO, POINTWISE_VIEWS, FUSE_POINTWISE, LONE_POINTWISE)
 
 LAYOUTS = ("auto", "nchw", "nhwc")
 

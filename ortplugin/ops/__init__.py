@@ -8,6 +8,8 @@ from ortplugin.ops.conv_grad import OPERATOR as CONV_GRAD
 from ortplugin.ops.conv_transpose import OPERATOR as FUSED_CONV_TRANSPOSE
 from ortplugin.ops.layer_norm import OPERATOR as FUSED_LAYER_NORM
 from ortplugin.ops.pointwise import OPERATOR as FUSED_POINTWISE
+from ortplugin.ops.pool import OPERATOR as FUSED_POOL
+from ortplugin.ops.pool.resize import OPERATOR as FUSED_RESIZE
 from ortplugin.ops.scatter import SCATTER_ELEMENTS, SCATTER_ND, UPDATE_SLICE
 from ortplugin.ops.sum_to import OPERATOR as FUSED_SUM_TO
 
@@ -23,6 +25,8 @@ OPERATORS: tuple[Operator, ...] = (
     FUSED_CONV,
     FUSED_CONV_TRANSPOSE,
     CONV_GRAD,
+    FUSED_POOL,
+    FUSED_RESIZE,
 )
 
 

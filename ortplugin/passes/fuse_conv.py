@@ -1,4 +1,4 @@
-"""Conv becomes FusedConv, with its bias in the program.
+"""Conv becomes FusedConv and ConvTranspose FusedConvTranspose, with their bias in the program.
 
     y = Conv(x, w, b)             becomes      y = FusedConv(x, w, Reshape(b, [M, 1, 1]))
 
@@ -11,19 +11,19 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
-from ortplugin.graph.shapes import show
+from ortplugin.graph.shapes import Dim, show
 from ortplugin.passes.decomposed_norm import unsupported
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 from ortplugin.passes.emit import unsqueeze
 from ortplugin.passes.fused_conv import biased, conv_dtype, conv_node, problem_of
 from ortplugin.passes.fused_norm import unknown_rank
 
-FUSED = {"Conv": "FusedConv"}  # with one contract: see fused_conv.py
+FUSED = {"Conv": "FusedConv", "ConvTranspose": "FusedConvTranspose"}  # with one contract: see fused_conv.py
 KEPT = ("auto_pad", "dilations", "group", "kernel_shape", "output_padding", "output_shape", "pads", "strides")
 
 
 def fuse(scope: Scope, node: gs.Node) -> Outcome:
-    """Replaces one Conv."""
+    """Replaces one Conv or ConvTranspose."""
     op = FUSED.get(scope.op(node))
     if op is None or len(node.inputs) < 2:
         return None
@@ -34,7 +34,7 @@ def fuse(scope: Scope, node: gs.Node) -> Outcome:
     if reason is None and dtype is None:
         reason = f"'{x.name}' and '{w.name}' are not known to have one floating dtype"
     if reason is None and bias is not None:
-        reason = _bias_problem(scope, bias, w, dtype)
+        reason = _bias_problem(scope, bias, _channels(scope, node, w), dtype)
     if reason is not None:
         return Missed(label(node), reason)
     assert dtype is not None
@@ -57,9 +57,19 @@ def fuse(scope: Scope, node: gs.Node) -> Outcome:
     return Applied(labels, new)
 
 
-def _bias_problem(scope: Scope, bias: gs.Tensor, w: gs.Tensor, dtype: str | None) -> str | None:
+def _channels(scope: Scope, node: gs.Node, w: gs.Tensor) -> Dim:
+    """The channels of the result."""
+    shape = scope.shape(w)
+    if shape is None or len(shape) < 2:
+        return None
+    if scope.op(node) == "Conv":
+        return shape[0]
+    return shape[1] * int(node.attrs.get("group", 1)) if isinstance(shape[1], int) else None
+
+
+def _bias_problem(scope: Scope, bias: gs.Tensor, channels: Dim, dtype: str | None) -> str | None:
     """Why the bias can't be an operand of the program; None if it can: one number of that dtype for each channel."""
-    shape, channels = scope.shape(bias), (scope.shape(w) or (None,))[0]
+    shape = scope.shape(bias)
     known = shape is not None and len(shape) == 1
     if shape is None or not known or (isinstance(shape[0], int) and isinstance(channels, int) and shape[0] != channels):
         return f"its bias '{bias.name}' has the shape {show(shape)}, not {show((channels,))}"
@@ -68,4 +78,4 @@ def _bias_problem(scope: Scope, bias: gs.Tensor, w: gs.Tensor, dtype: str | None
     return None
 
 
-FUSE_CONV = RulePass("fuse-conv", "Conv becomes FusedConv, with its bias in the program", fuse)
+FUSE_CONV = RulePass("fuse-conv", "Conv and ConvTranspose become fused ones, with their bias in the program", fuse)

@@ -9,6 +9,8 @@ extern const char kLayerNormSource[];       // ops/layer_norm/layer_norm.cu
 extern const char kFusedPointwiseSource[];  // ops/pointwise/pointwise.cu
 extern const char kConvDirectSource[];      // ops/conv/direct.cu
 extern const char kSumToSource[];           // ops/sum_to/sum_to.cu
+extern const char kPoolSource[];            // ops/pool/pool.cu
+extern const char kResizeSource[];          // ops/pool/pool_resize.cu
 extern const char kScatterSource[];         // ops/scatter/scatter.cu
 extern const char kScatterSortSource[];     // ops/scatter/scatter_sort.cu
 extern const char kOwnKernelSource[];       // ops/conv/own_kernels.cuh

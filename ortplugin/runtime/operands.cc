@@ -296,16 +296,18 @@ std::string IndexMap::OffsetOf(size_t tensor) const {
   Fail("no offset was asked for tensor ", tensor);
 }
 
+std::array<uint64_t, 2> MakeDivider(uint64_t divisor, bool wide) {
+  const unsigned __int128 one = 1;
+  uint64_t shift = 0;
+  while (one << shift < divisor) ++shift;
+  const unsigned __int128 multiplier = (((one << shift) - divisor) << (wide ? 64 : 32)) / divisor + 1;
+  return {static_cast<uint64_t>(multiplier), shift};
+}
+
 std::vector<uint64_t> IndexMap::Numbers() const {
   std::vector<uint64_t> numbers;
-  for (const size_t axis : quotients_) {
-    const unsigned __int128 divisor = suffix_[axis], one = 1;
-    uint64_t shift = 0;
-    while (one << shift < divisor) ++shift;
-    const unsigned __int128 multiplier = (((one << shift) - divisor) << (wide_ ? 64 : 32)) / divisor + 1;
-    numbers.push_back(static_cast<uint64_t>(multiplier));
-    numbers.push_back(shift);
-  }
+  for (const size_t axis : quotients_)
+    for (const uint64_t number : MakeDivider(suffix_[axis], wide_)) numbers.push_back(number);
   for (const std::vector<Run>& runs : offsets_)
     for (const Run& run : runs) {
       numbers.push_back(run.period);

@@ -3,6 +3,7 @@
 // and writes them. A tensor may broadcast in any way ONNX allows; what costs index arithmetic is said by its Access.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -133,6 +134,9 @@ struct Phase {
   std::vector<size_t> parameters;  // numbers of the parameters that it reads
   std::vector<size_t> results;     // numbers of the results that it writes
 };
+
+// The numbers of common.cuh's Divider: exact for indices below 2^31, or 2^63 where `wide`.
+std::array<uint64_t, 2> MakeDivider(uint64_t divisor, bool wide);
 
 std::string StorageType(DType dtype);  // "half_t"
 std::string ComputeType(DType dtype);  // "float"

@@ -226,6 +226,12 @@ std::vector<int64_t> ShapeContext::ints_attribute(const char* name) const {
   return ReadAttribute<int64_t, std::vector<int64_t>>(api_, attribute, ort::kAttrInts, name);
 }
 
+std::vector<float> ShapeContext::floats_attribute(const char* name) const {
+  const ort::OpAttr* attribute = FindAttribute(api_, context_, name);
+  if (attribute == nullptr) return {};
+  return ReadAttribute<float, std::vector<float>>(api_, attribute, ort::kAttrFloats, name);
+}
+
 void ShapeContext::set_output(size_t index, const TensorType& type) {
   ort::TensorInfo* info = nullptr;
   Check(api_, ort::CreateTensorTypeAndShapeInfo(api_, &info));
@@ -359,6 +365,17 @@ std::vector<int64_t> NodeInfo::ints_attribute(const char* name) const {
   if (missing != nullptr || count == 0) CheckAbsent(api_, info_, name);
   std::vector<int64_t> numbers(missing != nullptr ? 0 : count);
   if (!numbers.empty()) Check(api_, ort::KernelInfoGetAttributeArray_int64(api_, info_, name, numbers.data(), &count));
+  return numbers;
+}
+
+std::vector<float> NodeInfo::floats_attribute(const char* name) const {
+  size_t count = 0;
+  ort::Status* missing =
+      ort::KernelInfoGetAttributeArray_float(api_, info_, name, static_cast<float*>(nullptr), &count);
+  if (missing != nullptr) ort::ReleaseStatus(api_, missing);
+  if (missing != nullptr || count == 0) CheckAbsent(api_, info_, name);
+  std::vector<float> numbers(missing != nullptr ? 0 : count);
+  if (!numbers.empty()) Check(api_, ort::KernelInfoGetAttributeArray_float(api_, info_, name, numbers.data(), &count));
   return numbers;
 }
 

@@ -52,6 +52,7 @@ class ShapeContext {
   std::string string_attribute(const char* name, const char* absent) const;
   int64_t int_attribute(const char* name, int64_t absent) const;
   std::vector<int64_t> ints_attribute(const char* name) const;  // empty where it is absent
+  std::vector<float> floats_attribute(const char* name) const;  // likewise
   void set_output(size_t index, const TensorType& type);
 
  private:
@@ -76,6 +77,7 @@ class NodeInfo {
   std::string string_attribute(const char* name, const char* absent) const;
   int64_t int_attribute(const char* name, int64_t absent) const;
   std::vector<int64_t> ints_attribute(const char* name) const;
+  std::vector<float> floats_attribute(const char* name) const;
   // ORT's allocator of the memory that the node's provider computes in; the caller owns it.
   ort::Allocator* allocator() const;
   int device() const;  // the number of the provider's device

@@ -10,6 +10,7 @@
 #include "ortplugin/ops/conv_transpose/conv_transpose.h"
 #include "ortplugin/ops/layer_norm/layer_norm.h"
 #include "ortplugin/ops/pointwise/pointwise.h"
+#include "ortplugin/ops/pool/pool.h"
 #include "ortplugin/ops/scatter/scatter.h"
 #include "ortplugin/ops/sum_to/sum_to.h"
 #include "ortplugin/runtime/ort.h"
@@ -19,8 +20,8 @@ namespace {
 
 // One operator a line.
 const Operator* const kOperators[] = {
-    &kFusedLayerNorm, &kScatterND, &kScatterElements,    &kUpdateSlice, &kFusedPointwise,
-    &kFusedSumTo,     &kFusedConv, &kFusedConvTranspose, &kConvGrad,
+    &kFusedLayerNorm, &kScatterND,          &kScatterElements, &kUpdateSlice, &kFusedPointwise, &kFusedSumTo,
+    &kFusedConv,      &kFusedConvTranspose, &kConvGrad,        &kFusedPool,   &kFusedResize,
 };
 
 constexpr const char* kDomain = "ortplugin";

@@ -1,10 +1,11 @@
 #include "ortplugin/ops/conv_grad/conv_grad.h"
 
 #include <algorithm>
-#include <cstring>
+#include <optional>
 #include <sstream>
 
 #include "ortplugin/runtime/evaluator.h"
+#include "ortplugin/runtime/program_pass.h"
 
 namespace ortplugin {
 namespace {
@@ -334,8 +335,9 @@ void Store(const T* lanes, DType dtype, const Shape& shape, bool channels_last, 
 
 class CpuConvGrad : public Kernel {
  public:
-  explicit CpuConvGrad(const NodeInfo& info) : node_(GradNode::Read(info)), sums_(node_.Sums()) {
+  explicit CpuConvGrad(const NodeInfo& info) : node_(GradNode::Read(info)) {
     CheckGrad(node_, info);
+    if (node_.wants_b) sums_ = node_.Sums();
   }
 
   void Compute(Run& run) const override {
@@ -351,31 +353,33 @@ class CpuConvGrad : public Kernel {
       shapes.push_back(inputs[i].shape);
     }
     const GradShape shape = FitGrad(node_, shapes);
-    std::vector<char> z_memory, b_memory;
+    std::vector<char> memory;  // for dZ
     const std::vector<Tensor> arguments(inputs.begin() + static_cast<std::ptrdiff_t>(operands), inputs.end());
-    const void* z = node_.is_bare() ? arguments[0].data : nullptr;
+    const std::vector<Shape> given(shapes.begin() + static_cast<std::ptrdiff_t>(operands), shapes.end());
     size_t next = 0;
     void* dx = node_.wants_x ? run.output(next++, shape.x) : nullptr;
     void* dw = node_.wants_w ? run.output(next++, shape.w) : nullptr;
-    if (node_.has_sums()) {
-      const std::vector<Shape> given(shapes.begin() + static_cast<std::ptrdiff_t>(operands), shapes.end());
-      const SumShape sum_shape = FitSums(sums_, given);
-      const auto memory = [](std::vector<char>& bytes, const Shape& of, DType dtype) {
-        bytes.resize(static_cast<size_t>(ElementCount(of)) * SizeOf(dtype));
-        return bytes.data();
-      };
-      char* db = node_.wants_b ? static_cast<char*>(run.output(next++, sum_shape.results.back()))
-                               : memory(b_memory, sum_shape.results.back(), node_.weight_dtype);
-      std::vector<char*> results;
-      if (node_.stores_z()) {
-        results.push_back(node_.wants_z ? static_cast<char*>(run.output(next++, shape.z))
-                                        : memory(z_memory, shape.z, node_.dtype()));
-        z = results[0];
-      }
-      for (size_t r = 1; r < node_.program.results().size(); ++r)
-        results.push_back(static_cast<char*>(run.output(next++, shape.z)));
-      results.push_back(db);
-      ComputeSums(sums_, sum_shape, arguments, results, run);
+    std::optional<SumShape> sum_shape;
+    if (sums_) sum_shape = FitSums(*sums_, given);
+    void* db = sums_ ? run.output(next++, sum_shape->results.back()) : nullptr;
+    const void* z = arguments[0].data;
+    std::vector<void*> results;
+    if (node_.stores_z()) {
+      if (!node_.wants_z) memory.resize(static_cast<size_t>(ElementCount(shape.z)) * SizeOf(node_.dtype()));
+      results.push_back(node_.wants_z ? run.output(next++, shape.z) : memory.data());
+      z = results[0];
+    }
+    for (size_t r = 1; r < node_.program.results().size(); ++r) results.push_back(run.output(next++, shape.z));
+    if (sums_) {
+      std::vector<char*> written;
+      for (void* result : results) written.push_back(static_cast<char*>(result));
+      written.push_back(static_cast<char*>(db));
+      ComputeSums(*sums_, *sum_shape, arguments, written, run);
+    } else if (!results.empty() && ElementCount(shape.z) > 0) {
+      std::vector<ProgramPass::Input> parameters;
+      for (const Tensor& each : arguments) parameters.push_back({each.data, *FromOrt(each.type)});
+      const Axes axes = JoinAxes(shape.z, given);
+      ProgramPass(node_.program, axes, ElementCount(shape.z), parameters, results).Run(run);
     }
     if (dx == nullptr && dw == nullptr) return;
     const void* x = node_.has_x ? inputs[0].data : nullptr;
@@ -422,7 +426,7 @@ class CpuConvGrad : public Kernel {
   }
 
   GradNode node_;
-  SumProgram sums_;
+  std::optional<SumProgram> sums_;  // where dB is wanted
 };
 
 }  // namespace

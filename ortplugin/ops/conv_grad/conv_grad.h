@@ -36,11 +36,9 @@ struct GradNode {
   size_t gradients() const;                                                                    // among the outputs
   // dZ is the program's parameter itself, and need not be written.
   bool is_bare() const { return program.statements().empty() && program.parameters().size() == 1 && !wants_z; }
-  // Whether there is something to do before the convolutions.
-  bool has_sums() const { return !is_bare() || wants_b; }
-  // The program of that: its results are dZ, unless bare or nobody needs it; those of the program after the first; and
-  // dB, which is there even where it is not wanted.
+  // dZ is written, to an output or to scratch memory. Without dB it always is, unless bare.
   bool stores_z() const { return !is_bare() && (wants_x || wants_w || wants_z); }
+  // The program with dB as its last result, and without dZ where that is not stored.
   SumProgram Sums() const;
 };
 

@@ -1,10 +1,409 @@
+// ConvGrad on the GPU: dZ, and dB with it, on the kernels of FusedPointwise and FusedSumTo; dX and dW on cuDNN.
+
+#include <algorithm>
+#include <exception>
+#include <numeric>
+#include <optional>
+#include <utility>
+
+#include "ortplugin/ops/conv/geometry.h"
 #include "ortplugin/ops/conv_grad/conv_grad.h"
+#include "ortplugin/ops/pointwise/pointwise.h"
+#include "ortplugin/runtime/cuda.h"
+#include "ortplugin/runtime/cudnn.h"
+#include "ortplugin/runtime/plan_cache.h"
 
 namespace ortplugin {
+namespace {
 
-std::unique_ptr<Kernel> CreateCudaConvGrad(const NodeInfo& info) {
-  (void)info;
-  Fail("this build of ortplugin has no ConvGrad for CUDA; run the model on the CPU provider");
+// Plans that need more memory than this besides the tensors are left out.
+constexpr size_t kMostWorkspace = size_t{256} << 20;
+constexpr size_t kAlignment = 256;  // of what stands in scratch memory
+
+size_t RoundUp(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+size_t Bytes(const Shape& shape, DType dtype) {
+  return RoundUp(static_cast<size_t>(ElementCount(shape)) * SizeOf(dtype));
 }
+
+Program Parse(const std::string& from, const std::string& to, const std::string& body) {
+  return Program::Parse("(" + from + " x) => (" + to + " y) { y = " + body + " }");
+}
+
+// A kernel over one tensor of the full shape: its elements in another dtype.
+struct Conversion {
+  size_t bytes;  // of what it writes
+  PointwisePlan plan;
+};
+Conversion Convert(const Shape& shape, DType from, DType to, const cuda::DeviceFacts& gpu) {
+  const Program program = Parse(NameOf(from), NameOf(to), std::string("Cast<to=") + NameOf(to) + ">(x)");
+  return {Bytes(shape, to), PlanPointwise(program, FitPointwise(program, {shape}), gpu, kMostVector)};
+}
+
+// Zeros: the sum of no rows.
+SumPlan Zeros(const Shape& shape, DType dtype, const cuda::DeviceFacts& gpu) {
+  const SumProgram sums = SumProgram::Parse(std::string("(") + NameOf(dtype) + " x) => (" + NameOf(dtype) +
+                                            " y) { y = SumTo<axes=\"0\", keepdims=0>(x) }");
+  return PlanSums(sums, {{0, ElementCount(shape)}}, gpu, true);
+}
+
+// dX or dW for one combination of shapes.
+struct Part {
+  std::optional<SumPlan> zeros;  // where there is nothing to add up
+  std::shared_ptr<const cudnn::Plan> plan;
+  std::optional<Conversion> first, second;  // the plan's inputs, where they are converted
+  std::optional<Conversion> result;         // from what the plan writes
+  size_t made_bytes = 0;                    // of that, where it is converted
+
+  size_t scratch_bytes() const {
+    size_t bytes = made_bytes + (plan != nullptr ? RoundUp(plan->workspace_bytes()) : 0);
+    for (const std::optional<Conversion>* each : {&first, &second})
+      if (*each) bytes += (*each)->bytes;
+    return bytes;
+  }
+};
+
+// Everything of one combination of input shapes.
+struct Plan {
+  GradShape shape;
+  std::optional<SumPlan> sums;
+  std::optional<PointwisePlan> pointwise;
+  std::optional<Part> data, weight;
+  size_t z_bytes = 0;  // of dZ in scratch memory
+
+  // Tensors whose addresses are no multiples of 16: copied into scratch memory first, or out of it last.
+  struct Copy {
+    size_t tensor;  // number of the input, or behind these of the output
+    size_t bytes;
+    PointwisePlan plan;
+  };
+  std::vector<Copy> copies;
+  size_t scratch_bytes = 0;  // dZ, then what dZ, dX and dW need one after the other, then copies
+  size_t step_bytes = 0;
+};
+
+class CudaConvGrad : public Kernel {
+ public:
+  explicit CudaConvGrad(const NodeInfo& info)
+      : node_(GradNode::Read(info)), api_(info.api()), device_(cuda::Device(info.device())) {
+    const std::vector<TensorType> types = CheckGrad(node_, info);
+    if (node_.wants_b) sums_ = node_.Sums();
+    allocator_ = info.allocator();
+    try {
+      Check(api_, ort::AllocatorGetInfo(api_, static_cast<const ort::Allocator*>(allocator_), &memory_));
+      Prepare(types);
+    } catch (...) {
+      ort::ReleaseAllocator(api_, allocator_);
+      throw;
+    }
+  }
+  ~CudaConvGrad() override { ort::ReleaseAllocator(api_, allocator_); }
+  CudaConvGrad(const CudaConvGrad&) = delete;
+  CudaConvGrad& operator=(const CudaConvGrad&) = delete;
+
+  void Compute(Run& run) const override {
+    const size_t operands = node_.operands(), inputs = operands + node_.program.parameters().size();
+    std::vector<void*> addresses;
+    std::vector<Shape> shapes;
+    for (size_t i = 0; i < inputs; ++i) {
+      Tensor input = run.input(i);
+      const DType wanted = InputType(i);
+      if (input.type != ToOrt(wanted))
+        Fail("input ", i, " is ", NameOfOrt(input.type), " but the node's program says ", NameOf(wanted));
+      addresses.push_back(const_cast<void*>(input.data));
+      shapes.push_back(std::move(input.shape));
+    }
+    const cuda::Stream stream = run.stream();
+    const Plan* plan = plans_.Find(shapes, {});
+    const GradShape fit = plan == nullptr ? FitGrad(node_, shapes) : GradShape();
+    const std::vector<Shape> results = OutputShapes(plan == nullptr ? fit : plan->shape);
+    for (size_t r = 0; r < results.size(); ++r) addresses.push_back(run.output(r, results[r]));
+    if (std::all_of(results.begin(), results.end(), [](const Shape& each) { return ElementCount(each) == 0; })) return;
+    std::vector<size_t> unaligned;  // tensors that the caller put elsewhere than ORT does
+    for (size_t i = 0; i < addresses.size(); ++i)
+      if (reinterpret_cast<uintptr_t>(addresses[i]) % 16 != 0) unaligned.push_back(i);
+    if (!unaligned.empty()) plan = plans_.Find(shapes, unaligned);
+    if (plan == nullptr) {
+      if (cuda::IsCapturing(device_, stream))
+        Fail(
+            "these input shapes come for the first time while a CUDA graph is captured, when nothing can be "
+            "compiled: run once with them before the capture");
+      plan = &Make(shapes, unaligned);
+    }
+    if (plan->scratch_bytes == 0) return Launch(*plan, stream, addresses, nullptr);
+    // ORT's allocator hands freed memory only to later work of the same stream, so it may be freed after the launches.
+    void* scratch = run.scratch(memory_, plan->scratch_bytes);
+    std::exception_ptr failure;
+    try {
+      Launch(*plan, stream, addresses, static_cast<char*>(scratch));
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    Check(api_, ort::AllocatorFree(api_, allocator_, scratch));
+    if (failure != nullptr) std::rethrow_exception(failure);
+  }
+
+ private:
+  DType InputType(size_t i) const {
+    const size_t operands = node_.operands();
+    return i < operands ? node_.dtype() : node_.program.value(node_.program.parameters()[i - operands]).dtype;
+  }
+
+  // dX, dW, dB, dZ as far as they are wanted, the program's results after the first.
+  std::vector<Shape> OutputShapes(const GradShape& shape) const {
+    std::vector<Shape> shapes;
+    if (node_.wants_x) shapes.push_back(shape.x);
+    if (node_.wants_w) shapes.push_back(shape.w);
+    if (node_.wants_b) shapes.push_back({shape.z[node_.channels_last ? shape.z.size() - 1 : 1]});
+    if (node_.wants_z) shapes.push_back(shape.z);
+    shapes.insert(shapes.end(), node_.program.results().size() - 1, shape.z);
+    return shapes;
+  }
+  DType OutputType(size_t r) const {
+    if (node_.wants_x && r-- == 0) return node_.dtype();
+    if (node_.wants_w && r-- == 0) return node_.weight_dtype;
+    if (node_.wants_b && r-- == 0) return node_.weight_dtype;
+    return node_.program.value(node_.program.results()[node_.wants_z ? r : r + 1]).dtype;
+  }
+
+  // Starts to work on the plans for the shapes that the model declares, so that sessions with many convolutions make
+  // theirs at the same time.
+  void Prepare(const std::vector<TensorType>& types) {
+    if (!node_.wants_x && !node_.wants_w) return;
+    cudnn::Version();  // throws where there is none
+    std::vector<Shape> shapes;
+    for (const TensorType& type : types) {
+      if (!type.has_shape || std::count(type.shape.begin(), type.shape.end(), -1) > 0) return;
+      shapes.push_back(type.shape);
+    }
+    const GradShape shape = FitGrad(node_, shapes);
+    if (ElementCount(shape.z) == 0) return;
+    const auto prepare = [&](const cudnn::Problem& problem, const std::string& algorithm) {
+      const std::optional<cudnn::PlanText> text = Text(algorithm);
+      cudnn::Prepare(device_, problem, kMostWorkspace, text ? &*text : nullptr);
+    };
+    if (node_.wants_x && ElementCount(shape.x) > 0) prepare(DataProblem(shape), node_.data_algorithm);
+    if (node_.wants_w && ElementCount(shape.w) > 0)
+      prepare(WeightProblem(shape, node_.dtype(), node_.weight_dtype), node_.weight_algorithm);
+  }
+
+  static std::optional<cudnn::PlanText> Text(const std::string& algorithm) {
+    if (algorithm == "auto") return std::nullopt;
+    return cudnn::PlanText::Parse(algorithm);
+  }
+
+  cudnn::Tensor TensorOf(const Shape& shape) const {
+    return node_.channels_last ? cudnn::ChannelsLast(ChannelsFirst(shape)) : cudnn::ChannelsFirst(shape);
+  }
+
+  cudnn::Problem ProblemOf(const GradShape& shape) const {
+    cudnn::Problem problem;
+    problem.dtype = node_.dtype();
+    problem.allow_tf32 = node_.allow_tf32;
+    problem.x = TensorOf(node_.transposed ? shape.z : shape.x);
+    problem.y = TensorOf(node_.transposed ? shape.x : shape.z);
+    problem.w = TensorOf(shape.w);
+    problem.strides = node_.strides;
+    problem.dilations = node_.dilations;
+    problem.pads_begin = node_.begin;
+    problem.groups = node_.group;
+    for (size_t axis = 0; axis < node_.rank(); ++axis) {
+      // Of a transposed convolution whose output_padding reaches the stride, what no element of X has a part in.
+      const ContractionAxis& each = shape.contraction.axes[axis];
+      const int64_t least = (each.small - 1) * each.stride + (each.kernel - 1) * each.dilation + 1 - each.begin;
+      const int64_t end = node_.end[axis], rest = each.large - (least - end);
+      problem.pads_end.push_back(end - rest / each.stride * each.stride);
+    }
+    return problem;
+  }
+
+  cudnn::Problem DataProblem(const GradShape& shape) const {
+    cudnn::Problem problem = ProblemOf(shape);
+    problem.direction = node_.transposed ? cudnn::Direction::kForward : cudnn::Direction::kDataGradient;
+    return problem;
+  }
+
+  // From X and dZ of dtype `from` to dW of dtype `to`.
+  cudnn::Problem WeightProblem(const GradShape& shape, DType from, DType to) const {
+    cudnn::Problem problem = ProblemOf(shape);
+    problem.direction = cudnn::Direction::kWeightGradient;
+    problem.dtype = from;
+    if (from == to || to == DType::kDouble) return problem;
+    problem.program = std::make_shared<const Program>(
+        Parse(NameOf(from), NameOf(to), std::string("Cast<to=") + NameOf(to) + ">(x)"));
+    problem.results = {problem.w};
+    return problem;
+  }
+
+  cudnn::Found Find(const cudnn::Problem& problem, const std::string& algorithm) const {
+    const std::optional<cudnn::PlanText> text = Text(algorithm);
+    if (text) {
+      const cudnn::Found found = cudnn::FindPlan(device_, problem, kMostWorkspace, &*text);
+      if (found.plan != nullptr) return found;  // else it was tuned for another GPU or library
+    }
+    return cudnn::FindPlan(device_, problem, kMostWorkspace);
+  }
+
+  Part MakeData(const GradShape& shape) const {
+    Part part;
+    if (ElementCount(shape.x) == 0) return part;
+    if (ElementCount(shape.z) == 0) {
+      part.zeros = Zeros(shape.x, node_.dtype(), device_);
+      return part;
+    }
+    const cudnn::Problem problem = DataProblem(shape);
+    const cudnn::Found found = Find(problem, node_.data_algorithm);
+    if (found.plan == nullptr) Fail(cudnn::Version(), " has no plan for ", problem.ToString(), ": ", found.refusal);
+    part.plan = found.plan;
+    return part;
+  }
+
+  Part MakeWeight(const GradShape& shape) const {
+    Part part;
+    const DType given = node_.dtype(), wanted = node_.weight_dtype;
+    if (ElementCount(shape.w) == 0) return part;
+    if (ElementCount(shape.z) == 0 || ElementCount(shape.x) == 0) {
+      part.zeros = Zeros(shape.w, wanted, device_);
+      return part;
+    }
+    std::string refusal;
+    const auto find = [&](DType from, DType to) {
+      const cudnn::Problem problem = WeightProblem(shape, from, to);
+      const cudnn::Found found = Find(problem, node_.weight_algorithm);
+      part.plan = found.plan;
+      if (found.plan == nullptr) refusal += (refusal.empty() ? "" : "; ") + problem.ToString() + ": " + found.refusal;
+      return found.plan != nullptr;
+    };
+    const auto convert_result = [&](DType from) {
+      part.result = Convert(shape.w, from, wanted, device_);
+      part.made_bytes = Bytes(shape.w, from);
+    };
+    const bool narrow = SizeOf(given) == 2;
+    if (given == wanted) {
+      find(given, given);
+    } else if (!narrow || wanted != DType::kFloat || !find(given, wanted)) {
+      // More digits than dZ has come of float32 operands only, and these hold 16-bit floats exactly, TF32 too.
+      const DType made = narrow ? DType::kFloat : given;
+      if (narrow) {
+        const Shape &large = node_.transposed ? shape.z : shape.x, &small = node_.transposed ? shape.x : shape.z;
+        part.first = Convert(large, given, made, device_);
+        part.second = Convert(small, given, made, device_);
+      }
+      find(made, made);
+      if (made != wanted) convert_result(made);
+    }
+    if (part.plan == nullptr) Fail(cudnn::Version(), " has no plan for ", refusal);
+    return part;
+  }
+
+  const Plan& Make(const std::vector<Shape>& shapes, const std::vector<size_t>& unaligned) const {
+    auto plan = std::make_unique<Plan>();
+    plan->shape = FitGrad(node_, shapes);
+    const GradShape& shape = plan->shape;
+    const std::vector<Shape> given(shapes.begin() + static_cast<std::ptrdiff_t>(node_.operands()), shapes.end());
+    if (sums_) {
+      plan->sums = PlanSums(*sums_, given, device_, true);
+      plan->step_bytes = RoundUp(plan->sums->scratch_bytes);
+    } else if (!node_.is_bare() && ElementCount(shape.z) > 0) {
+      plan->pointwise = PlanPointwise(node_.program, FitPointwise(node_.program, given), device_, kMostVector);
+    }
+    if (node_.stores_z() && !node_.wants_z) plan->z_bytes = Bytes(shape.z, node_.dtype());
+    if (node_.wants_x) plan->data = MakeData(shape);
+    if (node_.wants_w) plan->weight = MakeWeight(shape);
+    for (const std::optional<Part>* part : {&plan->data, &plan->weight})
+      if (*part) plan->step_bytes = std::max(plan->step_bytes, (*part)->scratch_bytes());
+    plan->scratch_bytes = plan->z_bytes + plan->step_bytes;
+    const std::vector<Shape> outputs = OutputShapes(shape);
+    for (const size_t tensor : unaligned) {
+      const bool is_input = tensor < shapes.size();
+      const Shape& of = is_input ? shapes[tensor] : outputs[tensor - shapes.size()];
+      if (ElementCount(of) == 0) continue;
+      const std::string name = NameOf(is_input ? InputType(tensor) : OutputType(tensor - shapes.size()));
+      const Program copy = Program::Parse("(" + name + " x) => (" + name + " x) {}");
+      const size_t bytes = Bytes(of, copy.value(copy.parameters()[0]).dtype);
+      plan->copies.push_back({tensor, bytes, PlanPointwise(copy, FitPointwise(copy, {of}), device_, 1)});
+      plan->scratch_bytes += bytes;
+    }
+    return plans_.Keep(shapes, unaligned, std::move(plan));
+  }
+
+  void Launch(const Plan& plan, cuda::Stream stream, std::vector<void*> addresses, char* scratch) const {
+    const size_t operands = node_.operands(), inputs = operands + node_.program.parameters().size();
+    char* const z_memory = scratch;
+    char* const step = scratch + plan.z_bytes;
+    char* copied = step + plan.step_bytes;
+    std::vector<std::pair<const Plan::Copy*, void*>> later;
+    for (const Plan::Copy& copy : plan.copies) {
+      void*& address = addresses[copy.tensor];
+      if (copy.tensor < inputs) {
+        RunPointwise(copy.plan, device_, stream, {address}, {copied});
+      } else {
+        later.emplace_back(&copy, address);
+      }
+      address = copied;
+      copied += copy.bytes;
+    }
+
+    size_t next = inputs;
+    void* const dx = node_.wants_x ? addresses[next++] : nullptr;
+    void* const dw = node_.wants_w ? addresses[next++] : nullptr;
+    void* const db = node_.wants_b ? addresses[next++] : nullptr;
+    const void* z = addresses[operands];
+    std::vector<void*> results;
+    if (node_.stores_z()) {
+      results.push_back(node_.wants_z ? addresses[next++] : z_memory);
+      z = results[0];
+    }
+    results.insert(results.end(), addresses.begin() + static_cast<std::ptrdiff_t>(next), addresses.end());
+    const std::vector<const void*> given(addresses.begin() + static_cast<std::ptrdiff_t>(operands),
+                                         addresses.begin() + static_cast<std::ptrdiff_t>(inputs));
+    if (plan.sums) {
+      results.push_back(db);
+      RunSums(*plan.sums, device_, stream, given, results, step);
+    } else if (plan.pointwise) {
+      RunPointwise(*plan.pointwise, device_, stream, given, results);
+    }
+    const void* const x = node_.has_x ? addresses[0] : nullptr;
+    const void* const w = node_.has_w ? addresses[operands - 1] : nullptr;
+    if (plan.data) RunPart(*plan.data, stream, z, w, dx, step);
+    if (plan.weight) RunPart(*plan.weight, stream, node_.transposed ? z : x, node_.transposed ? x : z, dw, step);
+    for (const auto& [copy, address] : later)
+      RunPointwise(copy->plan, device_, stream, {addresses[copy->tensor]}, {address});
+  }
+
+  void RunPart(const Part& part, cuda::Stream stream, const void* first, const void* second, void* result,
+               char* scratch) const {
+    if (part.zeros) RunSums(*part.zeros, device_, stream, {nullptr}, {result}, scratch);
+    if (part.plan == nullptr) return;
+    cudnn::Arguments arguments{};
+    arguments.inputs[0] = first;
+    arguments.inputs[1] = second;
+    const std::pair<const Conversion*, size_t> conversions[] = {{part.first ? &*part.first : nullptr, 0},
+                                                                {part.second ? &*part.second : nullptr, 1}};
+    for (const auto& [conversion, number] : conversions) {
+      if (conversion == nullptr) continue;
+      RunPointwise(conversion->plan, device_, stream, {arguments.inputs[number]}, {scratch});
+      arguments.inputs[number] = scratch;
+      scratch += conversion->bytes;
+    }
+    void* const made = part.result ? scratch : result;
+    scratch += part.made_bytes;
+    arguments.results = &made;
+    arguments.workspace = scratch;
+    part.plan->Run(stream, arguments);
+    if (part.result) RunPointwise(part.result->plan, device_, stream, {made}, {result});
+  }
+
+  GradNode node_;
+  std::optional<SumProgram> sums_;  // where dB is wanted
+  const ort::Api* api_;
+  ort::Allocator* allocator_ = nullptr;
+  const ort::MemoryInfo* memory_ = nullptr;
+  const cuda::DeviceFacts& device_;
+  mutable PlanCache<Plan, std::vector<size_t>> plans_;  // by the tensors that are not aligned
+};
+
+}  // namespace
+
+std::unique_ptr<Kernel> CreateCudaConvGrad(const NodeInfo& info) { return std::make_unique<CudaConvGrad>(info); }
 
 }  // namespace ortplugin

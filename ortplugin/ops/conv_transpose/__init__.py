@@ -19,6 +19,7 @@ Errors: as FusedConv's; pads that leave nothing of the result.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ import onnx
 
 from ortplugin.graph.shapes import Shape
 from ortplugin.ops.base import DOMAIN, Operator, TensorType
+from ortplugin.ops.conv.algorithms import device_variants
 from ortplugin.ops.conv_epilogue import check_attributes, decompose_around, infer_results, read_epilogue
 from ortplugin.ops.conv_geometry import ConvAttributes, out_shape, read_attributes
 from ortplugin.ops.conv_transpose import reference as reference_module
@@ -90,4 +92,5 @@ OPERATOR = Operator(
     infer_shapes=infer_shapes,
     decompose=decompose,
     reference=reference,
+    device_variants=partial(device_variants, transposed=True),
 )

@@ -86,4 +86,27 @@ struct SumPieces {
 // `resident`: blocks that the GPU runs at once.
 SumPieces CutSums(const SumGroup& group, const SumSchedule& schedule, int64_t resident);
 
+// One group, ready to launch.
+struct SumStage {
+  std::vector<size_t> inputs, outputs;  // of the node, in the order of the arguments
+  cuda::Function sum, add;              // add: null where there is one chunk
+  cuda::LaunchShape sum_launch, add_launch;
+  std::vector<uint64_t> arguments;  // pointers are filled in at each launch
+  std::vector<size_t> partial;      // where each sum's chunks are in the scratch memory, in bytes
+};
+
+// All groups for one combination of input shapes.
+struct SumPlan {
+  std::vector<Shape> results;
+  std::vector<SumStage> stages;
+  size_t scratch_bytes;
+};
+
+// Compiles the kernels. `aligned`: every tensor's address is a multiple of 16.
+SumPlan PlanSums(const SumProgram& program, const std::vector<Shape>& inputs, const cuda::DeviceFacts& gpu,
+                 bool aligned);
+// Asynchronous. `scratch`: the plan's bytes, aligned to 16.
+void RunSums(const SumPlan& plan, const cuda::DeviceFacts& gpu, cuda::Stream stream,
+             const std::vector<const void*>& inputs, const std::vector<void*>& outputs, char* scratch);
+
 }  // namespace ortplugin

@@ -318,21 +318,76 @@ namespace {
 // Where the kernel cache complains: kernels are made during runs too, when ORT offers no log.
 void Warn(const std::string& message) { std::fprintf(stderr, "ortplugin: %s\n", message.c_str()); }
 
-// One group, ready to launch.
-struct Stage {
-  std::vector<size_t> inputs, outputs;  // of the node, in the order of the arguments
-  cuda::Function sum, add;              // add: null where there is one chunk
-  cuda::LaunchShape sum_launch, add_launch;
-  std::vector<uint64_t> arguments;  // pointers are filled in at each launch
-  std::vector<size_t> partial;      // where each sum's chunks are in the scratch memory, in bytes
-};
+SumStage MakeStage(const SumProgram& sums, const SumGroup& group, const cuda::DeviceFacts& gpu, bool aligned,
+                   size_t& scratch_bytes) {
+  const SumSchedule schedule = ScheduleSums(sums, group, gpu, aligned);
+  const std::string source = SumSource(sums, group, schedule);
+  SumStage stage{};
+  stage.sum = cuda::Load(gpu, source, "sum_to", Warn);
+  const int threads = schedule.kept_threads * schedule.summed_threads;
+  const int resident = cuda::BlocksPerMultiprocessor(gpu, stage.sum, threads);
+  if (resident == 0) Fail("the kernel does not fit a multiprocessor of this GPU");
+  const SumPieces pieces = CutSums(group, schedule, int64_t{resident} * gpu.multiprocessors);
+  constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
+  stage.sum_launch = {static_cast<unsigned>(std::min(pieces.kept_blocks * pieces.chunks, kMostBlocks)),
+                      static_cast<unsigned>(threads)};
+  const int64_t adders = std::min(PowerUp(DivideUp(pieces.chunks, 4)), int64_t{kThreads / 2});
+  if (pieces.chunks > 1) {
+    stage.add = cuda::Load(gpu, source, "add_chunks", Warn);
+    stage.add_launch = {static_cast<unsigned>(std::min(DivideUp(group.kept_elements, kThreads / adders), kMostBlocks)),
+                        kThreads};
+  }
+  stage.inputs = group.parameters;
+  stage.outputs = group.results;
+  for (const size_t s : group.sums) {
+    const std::vector<size_t>& results = sums.sums[s].results;
+    stage.outputs.insert(stage.outputs.end(), results.begin(), results.end());
+    stage.partial.push_back(scratch_bytes);
+    if (pieces.chunks > 1) scratch_bytes += static_cast<size_t>(pieces.chunks * group.kept_elements) * 8;
+  }
+  stage.arguments.resize(std::max<size_t>(1, stage.inputs.size()) + stage.outputs.size() + stage.partial.size());
+  const int64_t unit = schedule.vector;
+  for (const int64_t number :
+       {group.kept_elements / (schedule.along ? 1 : unit), group.summed_elements / (schedule.along ? unit : 1),
+        pieces.kept_blocks, pieces.chunk_size, pieces.chunks, group.kept_elements, adders})
+    stage.arguments.push_back(static_cast<uint64_t>(number));
+  for (const IndexMap& map : {KeptMap(group, schedule), SummedMap(group, schedule)}) {
+    const std::vector<uint64_t> numbers = map.Numbers();
+    stage.arguments.insert(stage.arguments.end(), numbers.begin(), numbers.end());
+  }
+  constexpr size_t kMostArguments = 4096 / sizeof(uint64_t);
+  if (stage.arguments.size() > kMostArguments)
+    Fail("the inputs broadcast along too many axes in too many ways for the ", kMostArguments,
+         " numbers that a kernel takes: ", stage.arguments.size(), ". Split the node");
+  return stage;
+}
 
-// All groups for one combination of input shapes.
-struct Plan {
-  std::vector<Shape> results;
-  std::vector<Stage> stages;
-  size_t scratch_bytes;
-};
+}  // namespace
+
+SumPlan PlanSums(const SumProgram& sums, const std::vector<Shape>& inputs, const cuda::DeviceFacts& gpu, bool aligned) {
+  const SumShape fit = FitSums(sums, inputs);
+  SumPlan plan{fit.results, {}, 0};
+  for (const SumGroup& group : GroupSums(sums, fit, inputs))
+    if (group.kept_elements > 0) plan.stages.push_back(MakeStage(sums, group, gpu, aligned, plan.scratch_bytes));
+  return plan;
+}
+
+void RunSums(const SumPlan& plan, const cuda::DeviceFacts& gpu, cuda::Stream stream,
+             const std::vector<const void*>& inputs, const std::vector<void*>& outputs, char* scratch) {
+  for (const SumStage& stage : plan.stages) {
+    std::vector<uint64_t> arguments = stage.arguments;
+    size_t at = 0;
+    for (const size_t i : stage.inputs) arguments[at++] = reinterpret_cast<uintptr_t>(inputs[i]);
+    at = std::max<size_t>(at, 1);
+    for (const size_t r : stage.outputs) arguments[at++] = reinterpret_cast<uintptr_t>(outputs[r]);
+    for (const size_t offset : stage.partial) arguments[at++] = reinterpret_cast<uintptr_t>(scratch + offset);
+    void* parameters[] = {arguments.data()};
+    cuda::LaunchNext(gpu, stage.sum, stage.sum_launch, stream, parameters);
+    if (stage.add != nullptr) cuda::LaunchNext(gpu, stage.add, stage.add_launch, stream, parameters);
+  }
+}
+
+namespace {
 
 class CudaSumTo : public Kernel {
  public:
@@ -354,19 +409,20 @@ class CudaSumTo : public Kernel {
   CudaSumTo& operator=(const CudaSumTo&) = delete;
 
   void Compute(Run& run) const override {
-    std::vector<Tensor> inputs;
+    std::vector<const void*> inputs;
     std::vector<Shape> shapes;
     bool aligned = true;
     for (size_t i = 0; i < sums_.program.parameters().size(); ++i) {
-      inputs.push_back(run.input(i));
-      CheckType(sums_.program, i, inputs[i].type);
-      shapes.push_back(inputs[i].shape);
-      aligned = aligned && reinterpret_cast<uintptr_t>(inputs[i].data) % 16 == 0;
+      const Tensor input = run.input(i);
+      CheckType(sums_.program, i, input.type);
+      inputs.push_back(input.data);
+      shapes.push_back(input.shape);
+      aligned = aligned && reinterpret_cast<uintptr_t>(input.data) % 16 == 0;
     }
     const cuda::Stream stream = run.stream();
     // Outputs bound by the caller may start anywhere, which is known once the shapes are.
     std::vector<Shape> fit;
-    const Plan* plan = plans_.Find(shapes, aligned);
+    const SumPlan* plan = plans_.Find(shapes, aligned);
     if (plan == nullptr) fit = FitSums(sums_, shapes).results;
     const std::vector<Shape>& results = plan != nullptr ? plan->results : fit;
     std::vector<void*> outputs;
@@ -385,12 +441,12 @@ class CudaSumTo : public Kernel {
             "compiled: run once with them before the capture");
       plan = &Make(shapes, all_aligned);
     }
-    if (plan->scratch_bytes == 0) return Launch(*plan, inputs, outputs, nullptr, stream);
+    if (plan->scratch_bytes == 0) return RunSums(*plan, *device_, stream, inputs, outputs, nullptr);
     // ORT's allocator hands freed memory only to later work of the same stream, so it may be freed after the launches.
     void* scratch = run.scratch(memory_, plan->scratch_bytes);
     std::exception_ptr failure;
     try {
-      Launch(*plan, inputs, outputs, static_cast<char*>(scratch), stream);
+      RunSums(*plan, *device_, stream, inputs, outputs, static_cast<char*>(scratch));
     } catch (...) {
       failure = std::current_exception();
     }
@@ -399,21 +455,6 @@ class CudaSumTo : public Kernel {
   }
 
  private:
-  void Launch(const Plan& plan, const std::vector<Tensor>& inputs, const std::vector<void*>& outputs, char* scratch,
-              cuda::Stream stream) const {
-    for (const Stage& stage : plan.stages) {
-      std::vector<uint64_t> arguments = stage.arguments;
-      size_t at = 0;
-      for (const size_t i : stage.inputs) arguments[at++] = reinterpret_cast<uintptr_t>(inputs[i].data);
-      at = std::max<size_t>(at, 1);
-      for (const size_t r : stage.outputs) arguments[at++] = reinterpret_cast<uintptr_t>(outputs[r]);
-      for (const size_t offset : stage.partial) arguments[at++] = reinterpret_cast<uintptr_t>(scratch + offset);
-      void* parameters[] = {arguments.data()};
-      cuda::LaunchNext(*device_, stage.sum, stage.sum_launch, stream, parameters);
-      if (stage.add != nullptr) cuda::LaunchNext(*device_, stage.add, stage.add_launch, stream, parameters);
-    }
-  }
-
   // Compiles for the shapes that the model declares, so that errors come with the session and runs find the kernels
   // there. Where a guessed dimension is wrong or fits nothing, the first run compiles.
   void Prepare(const NodeInfo& info) {
@@ -424,57 +465,8 @@ class CudaSumTo : public Kernel {
       Make(*shapes, true);
   }
 
-  const Plan& Make(const std::vector<Shape>& shapes, bool aligned) const {
-    const SumShape fit = FitSums(sums_, shapes);
-    auto plan = std::make_unique<Plan>();
-    plan->results = fit.results;
-    plan->scratch_bytes = 0;
-    for (const SumGroup& group : GroupSums(sums_, fit, shapes))
-      if (group.kept_elements > 0) plan->stages.push_back(MakeStage(group, aligned, plan->scratch_bytes));
-    return plans_.Keep(shapes, aligned, std::move(plan));
-  }
-
-  Stage MakeStage(const SumGroup& group, bool aligned, size_t& scratch_bytes) const {
-    const SumSchedule schedule = ScheduleSums(sums_, group, *device_, aligned);
-    const std::string source = SumSource(sums_, group, schedule);
-    Stage stage{};
-    stage.sum = cuda::Load(*device_, source, "sum_to", Warn);
-    const int threads = schedule.kept_threads * schedule.summed_threads;
-    const int resident = cuda::BlocksPerMultiprocessor(*device_, stage.sum, threads);
-    if (resident == 0) Fail("the kernel does not fit a multiprocessor of this GPU");
-    const SumPieces pieces = CutSums(group, schedule, int64_t{resident} * device_->multiprocessors);
-    constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
-    stage.sum_launch = {static_cast<unsigned>(std::min(pieces.kept_blocks * pieces.chunks, kMostBlocks)),
-                        static_cast<unsigned>(threads)};
-    const int64_t adders = std::min(PowerUp(DivideUp(pieces.chunks, 4)), int64_t{kThreads / 2});
-    if (pieces.chunks > 1) {
-      stage.add = cuda::Load(*device_, source, "add_chunks", Warn);
-      stage.add_launch = {
-          static_cast<unsigned>(std::min(DivideUp(group.kept_elements, kThreads / adders), kMostBlocks)), kThreads};
-    }
-    stage.inputs = group.parameters;
-    stage.outputs = group.results;
-    for (const size_t s : group.sums) {
-      const std::vector<size_t>& results = sums_.sums[s].results;
-      stage.outputs.insert(stage.outputs.end(), results.begin(), results.end());
-      stage.partial.push_back(scratch_bytes);
-      if (pieces.chunks > 1) scratch_bytes += static_cast<size_t>(pieces.chunks * group.kept_elements) * 8;
-    }
-    stage.arguments.resize(std::max<size_t>(1, stage.inputs.size()) + stage.outputs.size() + stage.partial.size());
-    const int64_t unit = schedule.vector;
-    for (const int64_t number :
-         {group.kept_elements / (schedule.along ? 1 : unit), group.summed_elements / (schedule.along ? unit : 1),
-          pieces.kept_blocks, pieces.chunk_size, pieces.chunks, group.kept_elements, adders})
-      stage.arguments.push_back(static_cast<uint64_t>(number));
-    for (const IndexMap& map : {KeptMap(group, schedule), SummedMap(group, schedule)}) {
-      const std::vector<uint64_t> numbers = map.Numbers();
-      stage.arguments.insert(stage.arguments.end(), numbers.begin(), numbers.end());
-    }
-    constexpr size_t kMostArguments = 4096 / sizeof(uint64_t);
-    if (stage.arguments.size() > kMostArguments)
-      Fail("the inputs broadcast along too many axes in too many ways for the ", kMostArguments,
-           " numbers that a kernel takes: ", stage.arguments.size(), ". Split the node");
-    return stage;
+  const SumPlan& Make(const std::vector<Shape>& shapes, bool aligned) const {
+    return plans_.Keep(shapes, aligned, std::make_unique<SumPlan>(PlanSums(sums_, shapes, *device_, aligned)));
   }
 
   SumProgram sums_;
@@ -482,7 +474,7 @@ class CudaSumTo : public Kernel {
   ort::Allocator* allocator_;
   const ort::MemoryInfo* memory_ = nullptr;
   const cuda::DeviceFacts* device_ = nullptr;
-  mutable PlanCache<Plan, bool> plans_;
+  mutable PlanCache<SumPlan, bool> plans_;
 };
 
 }  // namespace

@@ -1,0 +1,225 @@
+"""Pools and resizing of images, as convolutional networks have them.
+
+Measures, in one run: FusedPool and FusedResize on tensors with channels last (or first, where a case says so) inside
+ONNX Runtime, ONNX Runtime's own operators with channels first, PyTorch with channels last, and a device copy, scaled to
+the bytes that the operator must move. Every step has tensors of its own; a network finds a small one in the cache, and
+so do all contenders here. Checks the outputs against float64 in the same run. Writes results/pool.json.
+
+    python benchmarks/pool.py                  measure, write, print
+    python benchmarks/pool.py --readme         the same, then fill docs/benchmarks.md
+    python benchmarks/pool.py --from benchmarks/results/pool.json --readme    no measuring
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+import timing
+from ortplugin.ops import DOMAIN, find
+
+STEPS = 11  # each on tensors of its own
+ROUNDS = 9
+COLUMNS = {
+    "ort": "ORT's operators",
+    "torch": "torch, channels last",
+    "ortplugin": "**ortplugin**",
+    "copy": "device copy of the bytes",
+}
+DTYPES = {"float16": (TensorProto.FLOAT16, np.float16), "float": (TensorProto.FLOAT, np.float32)}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operator on a tensor [batch, height, width, channels], or [batch, channels, height, width] if `nchw`."""
+
+    name: str
+    op: str
+    given: dict[str, Any]
+    sizes: tuple[int, int, int, int]  # batch, height, width, channels
+    dtype: str = "float16"
+    nchw: bool = False
+
+    def shape(self, nchw: bool) -> tuple[int, ...]:
+        n, h, w, c = self.sizes
+        return (n, c, h, w) if nchw else (n, h, w, c)
+
+    def node(self, nchw: bool) -> onnx.NodeProto:
+        layout = "NCHW" if nchw else "NHWC"
+        return helper.make_node(self.op, ["x"], ["y"], "node", domain=DOMAIN, layout=layout, **self.given)
+
+    def reference(self, x: Any) -> Any:
+        operator = find(DOMAIN, self.op)
+        assert operator is not None
+        return operator.reference(self.node(self.nchw), [x.astype(np.float64)])[0]
+
+    def model(self, count: int, *, fused: bool) -> bytes:
+        """A model of `count` steps that share nothing: ours, or ONNX's with channels first."""
+        operator, kind = find(DOMAIN, self.op), DTYPES[self.dtype][0]
+        assert operator is not None
+        nodes, inputs, outputs = [], [], []
+        shape = self.shape(self.nchw if fused else True)
+        for step in range(count):
+            made = [self.node(self.nchw)] if fused else operator.decompose(self.node(True), 19)
+            for node in made:
+                for names in (node.input, node.output):
+                    names[:] = [f"{name}{step}" if name else "" for name in names]
+                node.name = f"{node.name}/{step}"
+            nodes += made
+            inputs.append(helper.make_tensor_value_info(f"x{step}", kind, shape))
+            outputs.append(helper.make_tensor_value_info(f"y{step}", kind, None))
+        graph = helper.make_graph(nodes, "steps", inputs, outputs)
+        opsets = [helper.make_opsetid("", 19), helper.make_opsetid(DOMAIN, 1)]
+        model: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+        return model.SerializeToString()
+
+    def torch_step(self) -> Callable[..., Any]:
+        from torch.nn import functional
+
+        kind = self.given.get("kind", "resize")
+        if kind.startswith("global"):
+            return lambda x: x.mean((2, 3), keepdim=True) if kind == "global_average" else x.amax((2, 3), keepdim=True)
+        if kind == "resize":
+            size = self.given.get("sizes") or [
+                int(n * s) for n, s in zip(self.sizes[1:3], self.given["scales"], strict=True)
+            ]
+            if self.given.get("mode") == "linear":
+                return lambda x: functional.interpolate(x, size, mode="bilinear", align_corners=False)
+            return lambda x: functional.interpolate(x, size, mode="nearest")
+        pool = functional.max_pool2d if kind == "max" else functional.avg_pool2d
+        pads = self.given.get("pads", [0])[:1] * 2
+        return lambda x: pool(x, self.given["kernel_shape"], self.given.get("strides", [1, 1]), pads)
+
+
+STEM = {"kind": "max", "kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
+HALF = {"kind": "average", "kernel_shape": [2, 2], "strides": [2, 2]}
+SMOOTH = {"kind": "average", "kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "count_include_pad": 1}
+MEAN = {"kind": "global_average"}
+TWICE = {"mode": "linear", "scales": [2.0, 2.0]}
+NEAREST = {"scales": [2.0, 2.0], "nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"}
+
+CASES = (
+    *(Case("max 3x3 by 2", "FusedPool", STEM, (n, 112, 112, 64)) for n in (1, 8, 64)),
+    Case("max 3x3 by 2, NCHW", "FusedPool", STEM, (8, 112, 112, 64), "float", nchw=True),
+    Case("average 2x2 by 2", "FusedPool", HALF, (8, 56, 56, 128)),
+    Case("average 2x2 by 2", "FusedPool", HALF, (8, 14, 14, 512)),
+    Case("average 3x3", "FusedPool", SMOOTH, (8, 35, 35, 192)),
+    Case("global average", "FusedPool", MEAN, (1, 112, 112, 32)),
+    Case("global average", "FusedPool", MEAN, (8, 112, 112, 32)),
+    Case("global average", "FusedPool", MEAN, (8, 56, 56, 96)),
+    Case("global average", "FusedPool", MEAN, (8, 28, 28, 240)),
+    Case("global average", "FusedPool", MEAN, (8, 14, 14, 672)),
+    Case("global average", "FusedPool", MEAN, (8, 7, 7, 1152)),
+    Case("global average", "FusedPool", MEAN, (1, 7, 7, 2048)),
+    Case("global average", "FusedPool", MEAN, (64, 7, 7, 2048)),
+    Case("global average, NCHW", "FusedPool", MEAN, (8, 56, 56, 96), nchw=True),
+    Case("linear, twice", "FusedResize", TWICE, (4, 112, 112, 64)),
+    Case("linear, 8 times", "FusedResize", {"mode": "linear", "sizes": [224, 224]}, (4, 28, 28, 21)),
+    Case("linear, 8 times, NCHW", "FusedResize", {"mode": "linear", "sizes": [224, 224]}, (4, 28, 28, 21), nchw=True),
+    Case("nearest, twice", "FusedResize", NEAREST, (4, 112, 112, 64)),
+)
+
+
+def check(case: Case, x: Any, results: dict[str, Any]) -> None:
+    """Raises SystemExit where a result is off by more than its dtype's rounding and the arithmetic's."""
+    import cupy
+
+    wanted = case.reference(cupy.asnumpy(x[:1]))
+    wanted = wanted if not case.nchw else np.moveaxis(wanted, 1, -1)
+    unit = float(np.finfo(DTYPES[case.dtype][1]).eps)
+    for name, result in results.items():
+        first = cupy.asnumpy(cupy.asarray(result)[:1]).astype(np.float64)
+        first = first if name == "ortplugin" and not case.nchw else np.moveaxis(first, 1, -1)
+        error = float(np.abs(first - wanted).max()) / float(np.abs(wanted).max())
+        if not error <= 2 * unit + 1e-6:
+            raise SystemExit(f"{case.name} {case.sizes}: {name} is off by {error:.1e}")
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """One row of the table: microseconds of each contender."""
+    import cupy
+
+    cupy.random.seed(case.sizes[0] + case.sizes[1])
+    numpy = DTYPES[case.dtype][1]
+    arrays = [
+        cupy.random.standard_normal(case.shape(case.nchw), np.float32).astype(numpy) for _ in range(STEPS)
+    ]  # in the layout that ours has
+    first = [a if case.nchw else cupy.ascontiguousarray(cupy.moveaxis(a, -1, 1)) for a in arrays]
+    cupy.cuda.Device().synchronize()
+    contenders, results = {}, {}
+    for name, fused, feeds in (("ortplugin", True, arrays), ("ort", False, first)):
+        contenders[name], results[name] = timing.session_steps(
+            lambda count, fused=fused: case.model(count, fused=fused), [{"x": a} for a in feeds], plugin=fused
+        )
+    try:
+        import torch
+    except ImportError:
+        pass
+    else:
+        last = arrays if not case.nchw else [cupy.ascontiguousarray(cupy.moveaxis(a, 1, -1)) for a in arrays]
+        tensors = [{"x": torch.from_dlpack(a).permute(0, 3, 1, 2)} for a in last]
+        contenders["torch"], results["torch"] = timing.torch_steps(case.torch_step(), tensors)
+        copies = [{"x": torch.from_dlpack(a)} for a in arrays]
+        contenders["copy"], _ = timing.torch_steps(lambda x: x.clone(), copies)
+    times = timing.microseconds(contenders, STEPS, ROUNDS)
+    check(case, arrays[0], results)
+    elements = math.prod(case.sizes) + results["ortplugin"].size
+    if "copy" in times:
+        times["copy"] *= elements / (2 * math.prod(case.sizes))
+    row = {"case": case.name, "dtype": case.dtype, "sizes": list(case.sizes),
+           "bytes": elements * np.dtype(numpy).itemsize, "microseconds": times}  # fmt: skip
+    del contenders, results, arrays, first
+    gc.collect()
+    cupy.get_default_memory_pool().free_all_blocks()
+    return row
+
+
+def table(record: dict[str, Any]) -> str:
+    """The record as a Markdown table."""
+    present = [column for column in COLUMNS if column in record["rows"][0]["microseconds"]]
+    lines = [
+        "| operator | N, H, W, C | " + " | ".join(COLUMNS[column] for column in present) + " |",
+        "|---|---|" + "---:|" * len(present),
+    ]
+    for row in record["rows"]:
+        cells = " | ".join(f"{row['microseconds'][column]:.1f}" for column in present)
+        lines.append(f"| {row['case']}, {row['dtype']} | {', '.join(map(str, row['sizes']))} | {cells} |")
+    where = record["environment"]
+    lines += [
+        "",
+        f"Microseconds of a step, medians; {where['gpu']}, driver {where['driver']}, ONNX Runtime "
+        f"{where['onnxruntime']}, PyTorch {where.get('torch', 'absent')}, commit {where['commit'][:12]}, "
+        f"{where['date']}. Measured by `python benchmarks/pool.py`.",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--readme", action="store_true", help="fill the table in docs/benchmarks.md")
+    parser.add_argument("--from", dest="source", type=Path, help="use these results instead of measuring")
+    parser.add_argument("--out", type=Path, default=timing.RESULTS, help="folder of the results")
+    parser.add_argument("--commit", default="", help="what was measured, where git can't tell")
+    args = parser.parse_args()
+    if args.source:
+        record = json.loads(args.source.read_text())
+    else:
+        record = {"environment": timing.environment(args.commit), "rows": [measure(case) for case in CASES]}
+        timing.write("pool", record, args.out)
+    print(table(record))
+    if args.readme:
+        timing.fill_readme("pool", table(record))
+
+
+if __name__ == "__main__":
+    main()

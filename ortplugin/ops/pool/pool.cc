@@ -1,0 +1,315 @@
+#include "ortplugin/ops/pool/pool.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace ortplugin {
+namespace {
+
+constexpr int64_t kLargest = (int64_t{1} << 31) - 1;  // of every number: products of two have no overflow then
+
+// The place of `word` in `words`.
+template <size_t N>
+size_t Choose(const char* attribute, const std::string& word, const char* const (&words)[N]) {
+  std::string known;
+  for (size_t i = 0; i < N; ++i) {
+    if (word == words[i]) return i;
+    known += (i ? ", " : "") + std::string(words[i]);
+  }
+  Fail("the attribute '", attribute, "' is '", word, "' but must be one of ", known);
+}
+
+template <typename Source>
+bool Flag(const Source& source, const char* name) {
+  const int64_t value = source.int_attribute(name, 0);
+  if (value != 0 && value != 1) Fail("the attribute '", name, "' is ", value, " but must be 0 or 1");
+  return value != 0;
+}
+
+// `count` numbers; `absent` of them where the attribute is.
+template <typename Source>
+std::vector<int64_t> Numbers(const Source& source, const char* name, size_t count, int64_t least, int64_t absent) {
+  std::vector<int64_t> numbers = source.ints_attribute(name);
+  if (numbers.empty()) return std::vector<int64_t>(count, absent);
+  if (numbers.size() != count)
+    Fail("the attribute '", name, "' has ", numbers.size(), " numbers, ", ToString(numbers), ", but takes ", count);
+  for (const int64_t number : numbers)
+    if (number < least || number > kLargest)
+      Fail("the attribute '", name, "' is ", ToString(numbers), "; its numbers must be from ", least, " to ", kLargest);
+  return numbers;
+}
+
+constexpr const char* kLayouts[] = {"NCHW", "NHWC"};
+
+void CheckSpatial(const char* name, size_t spatial) {
+  if (spatial == 0 || spatial > kMostSpatial)
+    Fail("the attribute '", name, "' has ", spatial, " numbers; there must be 1 to ", kMostSpatial);
+}
+
+template <typename Source>
+PoolAttributes ParsePool(const Source& source) {
+  constexpr const char* kKinds[] = {"max", "average", "global_average", "global_max"};
+  constexpr const char* kAutoPads[] = {"NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"};
+  PoolAttributes the;
+  const size_t kind = Choose("kind", source.string_attribute("kind"), kKinds);
+  the.is_max = kind == 0 || kind == 3;
+  the.is_global = kind >= 2;
+  the.channels_last = Choose("layout", source.string_attribute("layout", "NCHW"), kLayouts) == 1;
+  the.auto_pad = kAutoPads[Choose("auto_pad", source.string_attribute("auto_pad", "NOTSET"), kAutoPads)];
+  the.ceil_mode = Flag(source, "ceil_mode");
+  the.count_include_pad = Flag(source, "count_include_pad");
+  the.kernel = source.ints_attribute("kernel_shape");
+  if (the.is_global) {
+    bool has_windows = the.auto_pad != "NOTSET" || the.ceil_mode || the.count_include_pad || !the.kernel.empty();
+    for (const char* name : {"strides", "dilations", "pads"})
+      has_windows = has_windows || !source.ints_attribute(name).empty();
+    if (has_windows) Fail("attributes of windows stand beside kind '", kKinds[kind], "', which has none; remove them");
+    return the;
+  }
+  if (the.kernel.empty()) Fail("the attribute 'kernel_shape' is missing");
+  const size_t spatial = the.kernel.size();
+  CheckSpatial("kernel_shape", spatial);
+  the.kernel = Numbers(source, "kernel_shape", spatial, 1, 1);
+  the.strides = Numbers(source, "strides", spatial, 1, 1);
+  the.dilations = Numbers(source, "dilations", spatial, 1, 1);
+  the.pads = Numbers(source, "pads", 2 * spatial, 0, 0);
+  if (the.is_max && the.count_include_pad)
+    Fail("count_include_pad is 1 beside kind 'max', which counts nothing; remove it");
+  const bool is_same = the.auto_pad == "SAME_UPPER" || the.auto_pad == "SAME_LOWER";
+  if (the.auto_pad != "NOTSET" && *std::max_element(the.pads.begin(), the.pads.end()) > 0)
+    Fail("pads is ", ToString(the.pads), " beside auto_pad ", the.auto_pad, "; remove one of them");
+  if (is_same && *std::max_element(the.dilations.begin(), the.dilations.end()) > 1)
+    Fail("dilations is ", ToString(the.dilations), " beside auto_pad ", the.auto_pad, "; write the pads instead");
+  for (size_t i = 0; i < the.pads.size(); ++i)
+    if (the.pads[i] >= the.kernel[i % spatial])
+      Fail("pads is ", ToString(the.pads), ", but each must be smaller than the kernel, ", ToString(the.kernel));
+  return the;
+}
+
+PoolWindow WindowOf(const PoolAttributes& attributes, size_t axis, int64_t size) {
+  if (size == 0) Fail("spatial axis ", axis, " of the input has no elements, so nothing can be pooled");
+  PoolWindow the;
+  the.size = size;
+  if (attributes.is_global) {
+    the.kernel = size;
+    return the;
+  }
+  the.kernel = attributes.kernel[axis];
+  the.stride = attributes.strides[axis];
+  the.dilation = attributes.dilations[axis];
+  the.begin = attributes.pads[axis];
+  the.end = attributes.pads[axis + attributes.kernel.size()];
+  const int64_t extent = (the.kernel - 1) * the.dilation + 1;
+  if (attributes.auto_pad == "SAME_UPPER" || attributes.auto_pad == "SAME_LOWER") {
+    const int64_t outs = (size + the.stride - 1) / the.stride;
+    const int64_t total = std::max<int64_t>((outs - 1) * the.stride + extent - size, 0);
+    the.begin = attributes.auto_pad == "SAME_UPPER" ? total / 2 : total - total / 2;
+    the.end = total - the.begin;
+  }
+  const int64_t room = size + the.begin + the.end - extent;
+  if (room < 0)
+    Fail("the kernel spans ", extent, " elements on spatial axis ", axis, ", but the padded input has only ",
+         size + the.begin + the.end);
+  the.out = room / the.stride + 1;
+  if (attributes.ceil_mode) {
+    the.out = (room + the.stride - 1) / the.stride + 1;
+    if ((the.out - 1) * the.stride >= size + the.begin) --the.out;  // it would begin in the padding
+  }
+  return the;
+}
+
+// Where an input of `rank` dimensions has its spatial ones. Throws Error where it has another number than `spatial`; 0:
+// 1 to 3.
+size_t FirstSpatial(size_t rank, size_t spatial, bool channels_last) {
+  const bool fits = spatial > 0 ? rank == spatial + 2 : rank > 2 && rank <= kMostSpatial + 2;
+  if (!fits && spatial > 0) Fail("the input has ", rank, " dimensions, but must have ", spatial + 2);
+  if (!fits) Fail("the input has ", rank, " dimensions, but must have 3 to ", kMostSpatial + 2);
+  return channels_last ? 1 : 2;
+}
+
+// Calls out(axis, size) for each spatial size that is known and puts its result in its place.
+template <typename Out>
+void SetSizes(TensorType& type, size_t spatial, bool channels_last, int64_t unknown, Out out) {
+  const size_t first = FirstSpatial(type.shape.size(), spatial, channels_last);
+  for (size_t axis = 0; axis + 2 < type.shape.size(); ++axis) {
+    int64_t& size = type.shape[first + axis];
+    size = size < 0 ? (unknown == 0 ? -1 : out(axis, unknown)) : out(axis, size);
+    if (first + axis < type.symbols.size()) type.symbols[first + axis].clear();
+  }
+}
+
+void InferPool(ShapeContext& context) {
+  const PoolAttributes attributes = PoolAttributes::Parse(context);
+  if (context.input_count() != 1) Fail("the node has ", context.input_count(), " inputs, but must have 1");
+  TensorType type = context.input(0);
+  if (type.type != ort::kUndefined) CheckPoolType(attributes, type.type);
+  if (type.has_shape)
+    SetSizes(type, attributes.kernel.size(), attributes.channels_last, attributes.is_global ? 1 : 0,
+             [&](size_t axis, int64_t size) { return WindowOf(attributes, axis, size).out; });
+  context.set_output(0, type);
+}
+
+template <typename Source>
+ResizeAttributes ParseResize(const Source& source) {
+  constexpr const char* kModes[] = {"nearest", "linear"};
+  constexpr const char* kCoordinates[] = {"half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners"};
+  constexpr const char* kNearestModes[] = {"round_prefer_floor", "round_prefer_ceil", "floor", "ceil"};
+  const char* const kCoordinate = "coordinate_transformation_mode";
+  ResizeAttributes the;
+  the.is_linear = Choose("mode", source.string_attribute("mode", "nearest"), kModes) == 1;
+  the.coordinates =
+      static_cast<Coordinates>(Choose(kCoordinate, source.string_attribute(kCoordinate, "half_pixel"), kCoordinates));
+  the.nearest = static_cast<NearestMode>(
+      Choose("nearest_mode", source.string_attribute("nearest_mode", "round_prefer_floor"), kNearestModes));
+  the.channels_last = Choose("layout", source.string_attribute("layout", "NCHW"), kLayouts) == 1;
+  the.sizes = source.ints_attribute("sizes");
+  the.scales = source.floats_attribute("scales");
+  if (the.sizes.empty() == the.scales.empty()) Fail("it needs the attribute 'sizes' or 'scales', and not both");
+  CheckSpatial(the.sizes.empty() ? "scales" : "sizes", the.spatial());
+  if (!the.sizes.empty()) the.sizes = Numbers(source, "sizes", the.sizes.size(), 1, 1);
+  for (const float scale : the.scales)
+    if (!(scale > 0) || scale > std::numeric_limits<float>::max())
+      Fail("the attribute 'scales' has ", scale, "; its numbers must be positive");
+  return the;
+}
+
+int64_t OutSize(const ResizeAttributes& attributes, size_t axis, int64_t size) {
+  if (size == 0) Fail("spatial axis ", axis, " of the input has no elements, so it can't be resized");
+  if (!attributes.sizes.empty()) return attributes.sizes[axis];
+  const float out = static_cast<float>(size) * attributes.scales[axis];
+  if (!(out >= 1 && out <= static_cast<float>(kLargest)))
+    Fail("the scale ", attributes.scales[axis], " makes ", out, " elements of the ", size, " on spatial axis ", axis,
+         "; there must be 1 to ", kLargest);
+  return static_cast<int64_t>(out);
+}
+
+void InferResize(ShapeContext& context) {
+  const ResizeAttributes attributes = ResizeAttributes::Parse(context);
+  if (context.input_count() != 1) Fail("the node has ", context.input_count(), " inputs, but must have 1");
+  TensorType type = context.input(0);
+  if (type.type != ort::kUndefined) CheckResizeType(attributes, type.type);
+  if (type.has_shape)
+    SetSizes(type, attributes.spatial(), attributes.channels_last, attributes.sizes.empty() ? 0 : 1,
+             [&](size_t axis, int64_t size) { return OutSize(attributes, axis, size); });
+  context.set_output(0, type);
+}
+
+}  // namespace
+
+// Shape inference refuses it too, but ORT goes on without it.
+static const NodeInfo& OneInput(const NodeInfo& info) {
+  if (info.input_count() != 1 || info.output_count() != 1)
+    Fail("the node has ", info.input_count(), " inputs and ", info.output_count(), " outputs, but must have 1 of each");
+  return info;
+}
+
+PoolAttributes PoolAttributes::Parse(const NodeInfo& info) { return ParsePool(OneInput(info)); }
+PoolAttributes PoolAttributes::Parse(const ShapeContext& context) { return ParsePool(context); }
+ResizeAttributes ResizeAttributes::Parse(const NodeInfo& info) { return ParseResize(OneInput(info)); }
+ResizeAttributes ResizeAttributes::Parse(const ShapeContext& context) { return ParseResize(context); }
+
+void CheckPoolType(const PoolAttributes& attributes, ort::ElementType type) {
+  const std::optional<DType> dtype = FromOrt(type);
+  const bool is_byte = type == ort::kInt8 || type == ort::kUInt8;
+  if (dtype && (IsFloating(*dtype) || (is_byte && attributes.is_max))) return;
+  Fail("the input is ", NameOfOrt(type), ", of which there is no ", attributes.is_max ? "maximum" : "average",
+       "; cast it");
+}
+
+void CheckResizeType(const ResizeAttributes& attributes, ort::ElementType type) {
+  const std::optional<DType> dtype = FromOrt(type);
+  const bool is_integer = type == ort::kInt8 || type == ort::kUInt8 || type == ort::kInt32;
+  if (dtype && (IsFloating(*dtype) || (is_integer && !attributes.is_linear))) return;
+  Fail("the input is ", NameOfOrt(type), ", of which there is no ", attributes.is_linear ? "linear" : "nearest",
+       " resizing; cast it");
+}
+
+PoolShape FitPool(const PoolAttributes& attributes, const Shape& input) {
+  const size_t first = FirstSpatial(input.size(), attributes.kernel.size(), attributes.channels_last);
+  const size_t spatial = input.size() - 2;
+  PoolShape shape{input, input[0], 1, {}, true};
+  (attributes.channels_last ? shape.inner : shape.outer) *= attributes.channels_last ? input.back() : input[1];
+  for (size_t axis = 0; axis < spatial; ++axis) {
+    const PoolWindow window = WindowOf(attributes, axis, input[first + axis]);
+    shape.windows[kMostSpatial - spatial + axis] = window;
+    shape.output[first + axis] = window.out;
+    shape.is_global = shape.is_global && window.out == 1 && window.begin == 0 && window.end == 0 &&
+                      window.dilation == 1 && window.kernel == window.size;
+  }
+  ElementCount(shape.output);
+  return shape;
+}
+
+ResizeShape FitResize(const ResizeAttributes& attributes, const Shape& input) {
+  const size_t first = FirstSpatial(input.size(), attributes.spatial(), attributes.channels_last);
+  const size_t spatial = input.size() - 2;
+  ResizeShape shape{input, input[0], 1, {}};
+  (attributes.channels_last ? shape.inner : shape.outer) *= attributes.channels_last ? input.back() : input[1];
+  for (size_t axis = 0; axis < spatial; ++axis) {
+    ResizeAxis& the = shape.axes[kMostSpatial - spatial + axis];
+    the.size = input[first + axis];
+    the.out = shape.output[first + axis] = OutSize(attributes, axis, the.size);
+    const float scale = attributes.scales.empty() ? static_cast<float>(the.out) / static_cast<float>(the.size)
+                                                  : attributes.scales[axis];
+    the.divisor = scale;
+    the.is_constant = false;
+    switch (attributes.coordinates) {
+      case Coordinates::kHalfPixel:
+        the.shift = 0.5f;
+        break;
+      case Coordinates::kPyTorchHalfPixel:
+        the.shift = 0.5f;
+        the.is_constant = the.out == 1;
+        break;
+      case Coordinates::kAsymmetric:
+        break;
+      case Coordinates::kAlignCorners:
+        the.factor = static_cast<float>(the.size - 1);
+        the.divisor = static_cast<float>(the.out - 1);
+        the.is_constant = the.out == 1;
+        break;
+    }
+  }
+  ElementCount(shape.output);
+  return shape;
+}
+
+float ResizeAxis::At(int64_t o) const {
+  return is_constant ? 0 : (static_cast<float>(o) + shift) * factor / divisor - shift;
+}
+
+int64_t NearestOf(NearestMode mode, float at, int64_t size) {
+  float rounded = at;
+  switch (mode) {
+    case NearestMode::kRoundPreferFloor:
+      rounded = std::ceil(at - 0.5f);
+      break;
+    case NearestMode::kRoundPreferCeil:
+      rounded = std::floor(at + 0.5f);
+      break;
+    case NearestMode::kFloor:
+      rounded = std::floor(at);
+      break;
+    case NearestMode::kCeil:
+      rounded = std::ceil(at);
+      break;
+  }
+  return std::clamp(static_cast<int64_t>(rounded), int64_t{0}, size - 1);
+}
+
+const Operator kFusedPool = {
+    "FusedPool",
+    InferPool,
+    CreateCpuPool,
+    CreateCudaPool,
+};
+
+const Operator kFusedResize = {
+    "FusedResize",
+    InferResize,
+    CreateCpuResize,
+    CreateCudaResize,
+};
+
+}  // namespace ortplugin

@@ -1,0 +1,279 @@
+// FusedPool on the CPU: elements become lanes (evaluator.h), float for the 16-bit dtypes, and loops over channels or
+// over rows of pixels vectorise. What is added to what depends on the shapes alone.
+
+#include <algorithm>
+#include <limits>
+#include <type_traits>
+
+#include "ortplugin/ops/pool/pool.h"
+#include "ortplugin/runtime/evaluator.h"
+#include "ortplugin/runtime/operand_lanes.h"
+
+namespace ortplugin {
+namespace {
+
+int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+constexpr int64_t kTaskWork = 32768;  // elements that are read, about: worth a thread's waking
+
+// `count` elements as lanes: where they lie, or in `scratch`.
+template <typename T>
+const T* LanesOf(DType dtype, const char* elements, size_t count, T* scratch) {
+  if (IsLanes(dtype)) return reinterpret_cast<const T*>(elements);
+  LoadLanes(dtype, elements, count, scratch);
+  return scratch;
+}
+
+template <typename T>
+T Lowest() {
+  return std::is_floating_point_v<T> ? -std::numeric_limits<T>::infinity() : std::numeric_limits<T>::lowest();
+}
+
+template <bool is_max, typename T>
+T Combine(T a, T b) {
+  if constexpr (is_max) return a > b || a != a ? a : b;
+  return static_cast<T>(a + b);
+}
+
+// One run over a tensor [outer, spatial.., inner].
+template <typename T, bool is_max>
+class PoolPass {
+ public:
+  PoolPass(const PoolShape& shape, bool count_include_pad, DType dtype, const void* input, void* output)
+      : shape_(shape),
+        w_(shape.windows),
+        dtype_(dtype),
+        size_(static_cast<int64_t>(SizeOf(dtype))),
+        input_(static_cast<const char*>(input)),
+        output_(static_cast<char*>(output)) {
+    for (size_t axis = 0; axis < kMostSpatial; ++axis)
+      for (int64_t o = 0; !is_max && o < w_[axis].out; ++o)
+        counts_[axis].push_back(w_[axis].Count(o, count_include_pad));
+  }
+
+  void Compute(Run& run) const {
+    if (shape_.is_global && shape_.inner == 1) return Images(run);
+    if (shape_.is_global) return GlobalChannels(run);
+    // Rows of output pixels, as many as are worth a task.
+    const int64_t rows = shape_.outer * w_[0].out * w_[1].out;
+    const int64_t work = w_[0].kernel * w_[1].kernel * w_[2].kernel * w_[2].out * shape_.inner;
+    const int64_t step = std::max<int64_t>(1, kTaskWork / std::max<int64_t>(1, work));
+    const auto task = [&](size_t number) {
+      std::vector<T> lanes(shape_.inner == 1 ? static_cast<size_t>(w_[2].size + w_[2].out) : 2 * kBlock);
+      const int64_t first = static_cast<int64_t>(number) * step;
+      for (int64_t row = first; row < std::min(rows, first + step); ++row)
+        shape_.inner == 1 ? RowOfPixels(row, lanes.data()) : RowOfChannels(row, lanes.data());
+    };
+    Tasks(run, DivideUp(rows, step), task);
+  }
+
+ private:
+  static void Tasks(Run& run, int64_t count, const std::function<void(size_t)>& task) {
+    if (count == 1) return task(0);
+    run.parallel_for(static_cast<size_t>(count), task);
+  }
+
+  static T Start() { return is_max ? Lowest<T>() : T(0); }
+
+  // The part of a window's kernel that lies inside the tensor.
+  struct Taps {
+    int64_t first, last;
+  };
+  static Taps Inside(const PoolWindow& w, int64_t o) {
+    const int64_t start = o * w.stride - w.begin;
+    const int64_t first = start >= 0 ? 0 : DivideUp(-start, w.dilation);
+    return {first, std::min(w.kernel, w.size > start ? DivideUp(w.size - start, w.dilation) : 0)};
+  }
+
+  // For each row of the input that a row of output pixels needs.
+  template <typename Body>
+  void ForRows(int64_t row, Body body) const {
+    const int64_t h = row % w_[1].out, d = row / w_[1].out % w_[0].out, image = row / (w_[1].out * w_[0].out);
+    const Taps taps_d = Inside(w_[0], d), taps_h = Inside(w_[1], h);
+    for (int64_t kd = taps_d.first; kd < taps_d.last; ++kd)
+      for (int64_t kh = taps_h.first; kh < taps_h.last; ++kh) {
+        const int64_t at_d = d * w_[0].stride - w_[0].begin + kd * w_[0].dilation;
+        const int64_t at_h = h * w_[1].stride - w_[1].begin + kh * w_[1].dilation;
+        body(input_ + ((image * w_[0].size + at_d) * w_[1].size + at_h) * w_[2].size * shape_.inner * size_);
+      }
+  }
+
+  int64_t RowCount(int64_t row) const {
+    return counts_[0][static_cast<size_t>(row / w_[1].out % w_[0].out)] *
+           counts_[1][static_cast<size_t>(row % w_[1].out)];
+  }
+
+  static void Divide(T* lanes, int64_t count, int64_t by) {
+    const T divisor = static_cast<T>(std::max<int64_t>(1, by));
+    for (int64_t i = 0; i < count; ++i) lanes[i] = static_cast<T>(lanes[i] / divisor);
+  }
+
+  // Channels first: a row of pixels at a time. `lanes`: room for a row of the input and one of the output.
+  void RowOfPixels(int64_t row, T* lanes) const {
+    T* const sums = lanes + w_[2].size;
+    const PoolWindow& w = w_[2];
+    std::fill_n(sums, w.out, Start());
+    ForRows(row, [&](const char* elements) {
+      const T* x = LanesOf(dtype_, elements, static_cast<size_t>(w.size), lanes);
+      for (int64_t k = 0; k < w.kernel; ++k) {
+        const int64_t offset = k * w.dilation - w.begin;
+        const int64_t first = offset >= 0 ? 0 : DivideUp(-offset, w.stride);
+        const int64_t last = offset >= w.size ? 0 : std::min(w.out, (w.size - 1 - offset) / w.stride + 1);
+        if (w.stride == 1) {
+          for (int64_t o = first; o < last; ++o) sums[o] = Combine<is_max>(sums[o], x[o + offset]);
+        } else if (w.stride == 2) {
+          for (int64_t o = first; o < last; ++o) sums[o] = Combine<is_max>(sums[o], x[2 * o + offset]);
+        } else {
+          for (int64_t o = first; o < last; ++o) sums[o] = Combine<is_max>(sums[o], x[w.stride * o + offset]);
+        }
+      }
+    });
+    if constexpr (!is_max) {
+      const int64_t count = RowCount(row);
+      for (int64_t o = 0; o < w.out; ++o) Divide(sums + o, 1, count * counts_[2][static_cast<size_t>(o)]);
+    }
+    StoreLanes(dtype_, sums, static_cast<size_t>(w.out), output_ + row * w.out * size_);
+  }
+
+  // Channels last: the channels of a pixel at a time. `lanes`: room for two blocks.
+  void RowOfChannels(int64_t row, T* lanes) const {
+    T* const sums = lanes + kBlock;
+    const PoolWindow& w = w_[2];
+    for (int64_t o = 0; o < w.out; ++o) {
+      const Taps taps = Inside(w, o);
+      for (int64_t c = 0; c < shape_.inner; c += kBlock) {
+        const int64_t count = std::min<int64_t>(kBlock, shape_.inner - c);
+        std::fill_n(sums, count, Start());
+        ForRows(row, [&](const char* elements) {
+          for (int64_t k = taps.first; k < taps.last; ++k) {
+            const int64_t at = o * w.stride - w.begin + k * w.dilation;
+            const T* x = LanesOf(dtype_, elements + (at * shape_.inner + c) * size_, static_cast<size_t>(count), lanes);
+            for (int64_t i = 0; i < count; ++i) sums[i] = Combine<is_max>(sums[i], x[i]);
+          }
+        });
+        if constexpr (!is_max) Divide(sums, count, RowCount(row) * counts_[2][static_cast<size_t>(o)]);
+        StoreLanes(dtype_, sums, static_cast<size_t>(count), output_ + ((row * w.out + o) * shape_.inner + c) * size_);
+      }
+    }
+  }
+
+  // What sums over many elements run in.
+  using Sum = std::conditional_t<is_max, T, double>;
+
+  void Store(Sum total, T count, char* to) const {
+    T lane = static_cast<T>(total);
+    if constexpr (!is_max) lane = static_cast<T>(total / static_cast<double>(count));
+    StoreLanes(dtype_, &lane, 1, to);
+  }
+
+  // Channels first, each image one window: its elements lie side by side.
+  void Images(Run& run) const {
+    const int64_t pixels = shape_.pixels(), step = std::max<int64_t>(1, kTaskWork / pixels);
+    Tasks(run, DivideUp(shape_.outer, step), [&](size_t task) {
+      std::vector<T> lanes(kBlock);
+      const int64_t first = static_cast<int64_t>(task) * step;
+      for (int64_t image = first; image < std::min(shape_.outer, first + step); ++image) {
+        Sum total = is_max ? static_cast<Sum>(Lowest<T>()) : Sum(0);
+        for (int64_t at = 0; at < pixels; at += kBlock) {
+          const auto count = static_cast<size_t>(std::min<int64_t>(kBlock, pixels - at));
+          const T* x = LanesOf(dtype_, input_ + (image * pixels + at) * size_, count, lanes.data());
+          if constexpr (is_max) {
+            for (size_t i = 0; i < count; ++i) total = Combine<true>(total, x[i]);
+          } else {
+            total += SumLanes(dtype_, x, count);
+          }
+        }
+        Store(total, static_cast<T>(pixels), output_ + image * size_);
+      }
+    });
+  }
+
+  // Channels last, each image one window. An image is cut into parts by its size alone; parts are added in order.
+  void GlobalChannels(Run& run) const {
+    constexpr int64_t kSegment = 64;  // pixels whose sum is taken in T
+    const int64_t pixels = shape_.pixels(), blocks = DivideUp(shape_.inner, kBlock);
+    const int64_t width = std::min<int64_t>(kBlock, shape_.inner);
+    const int64_t part = DivideUp(std::max<int64_t>(kSegment, 2 * kTaskWork / width), kSegment) * kSegment;
+    const int64_t parts = DivideUp(pixels, part);
+    std::vector<Sum> totals(static_cast<size_t>(shape_.outer * parts * shape_.inner));
+    Tasks(run, shape_.outer * parts * blocks, [&](size_t task) {
+      const auto number = static_cast<int64_t>(task);
+      const int64_t c = number % blocks * static_cast<int64_t>(kBlock), first = number / blocks % parts * part;
+      const int64_t image = number / (blocks * parts), last = std::min(pixels, first + part);
+      const int64_t count = std::min<int64_t>(kBlock, shape_.inner - c);
+      Sum* const total = totals.data() + number / blocks * shape_.inner + c;
+      std::fill_n(total, count, is_max ? static_cast<Sum>(Lowest<T>()) : Sum(0));
+      std::vector<T> lanes(2 * kBlock);
+      T* const sums = lanes.data() + kBlock;
+      for (int64_t at = first; at < last; at += kSegment) {
+        std::fill_n(sums, count, Start());
+        for (int64_t pixel = at; pixel < std::min(last, at + kSegment); ++pixel) {
+          const T* x = LanesOf(dtype_, input_ + ((image * pixels + pixel) * shape_.inner + c) * size_,
+                               static_cast<size_t>(count), lanes.data());
+          for (int64_t i = 0; i < count; ++i) sums[i] = Combine<is_max>(sums[i], x[i]);
+        }
+        for (int64_t i = 0; i < count; ++i) total[i] = Combine<is_max>(total[i], static_cast<Sum>(sums[i]));
+      }
+    });
+    for (int64_t image = 0; image < shape_.outer; ++image)
+      for (int64_t c = 0; c < shape_.inner; ++c) {
+        const Sum* const first = totals.data() + image * parts * shape_.inner + c;
+        Sum total = first[0];
+        for (int64_t p = 1; p < parts; ++p) total = Combine<is_max>(total, first[p * shape_.inner]);
+        Store(total, static_cast<T>(pixels), output_ + (image * shape_.inner + c) * size_);
+      }
+  }
+
+  const PoolShape& shape_;
+  const std::array<PoolWindow, kMostSpatial>& w_;
+  DType dtype_;
+  int64_t size_;
+  const char* input_;
+  char* output_;
+  std::vector<int64_t> counts_[kMostSpatial];  // of an average: the elements of each window along an axis
+};
+
+class CpuPool : public Kernel {
+ public:
+  explicit CpuPool(const NodeInfo& info) : attributes_(PoolAttributes::Parse(info)) {
+    const TensorType input = info.input(0);
+    if (input.type != ort::kUndefined) CheckPoolType(attributes_, input.type);
+  }
+
+  void Compute(Run& run) const override {
+    const Tensor input = run.input(0);
+    CheckPoolType(attributes_, input.type);
+    const PoolShape shape = FitPool(attributes_, input.shape);
+    void* output = run.output(0, shape.output);
+    if (shape.outer == 0 || shape.inner == 0) return;
+    switch (*FromOrt(input.type)) {
+      case DType::kDouble:
+        return Pool<double>(run, shape, input, output);
+      case DType::kInt8:
+        return PoolPass<int8_t, true>(shape, false, DType::kInt8, input.data, output).Compute(run);
+      case DType::kUInt8:
+        return PoolPass<uint8_t, true>(shape, false, DType::kUInt8, input.data, output).Compute(run);
+      default:
+        return Pool<float>(run, shape, input, output);
+    }
+  }
+
+ private:
+  template <typename T>
+  void Pool(Run& run, const PoolShape& shape, const Tensor& input, void* output) const {
+    const DType dtype = *FromOrt(input.type);
+    if (attributes_.is_max) {
+      PoolPass<T, true>(shape, false, dtype, input.data, output).Compute(run);
+    } else {
+      PoolPass<T, false>(shape, attributes_.count_include_pad, dtype, input.data, output).Compute(run);
+    }
+  }
+
+  PoolAttributes attributes_;
+};
+
+}  // namespace
+
+std::unique_ptr<Kernel> CreateCpuPool(const NodeInfo& info) { return std::make_unique<CpuPool>(info); }
+
+}  // namespace ortplugin

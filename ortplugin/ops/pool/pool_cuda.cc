@@ -1,0 +1,382 @@
+// FusedPool and FusedResize on the GPU: which variant of pool.cu or pool_resize.cu a node and its shape get, its
+// source, and the launch.
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <sstream>
+#include <tuple>
+
+#include "ortplugin/ops/pool/pool.h"
+#include "ortplugin/runtime/kernel_sources.h"
+#include "ortplugin/runtime/operands.h"
+#include "ortplugin/runtime/plan_cache.h"
+
+namespace ortplugin {
+namespace {
+
+int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t PowerUp(int64_t n) {
+  int64_t power = 1;
+  while (power < n) power *= 2;
+  return power;
+}
+
+constexpr int64_t kNarrow = int64_t{1} << 31;
+
+// The most elements, a power of two, of an access of at most 16 bytes that divides `along` and the addresses.
+int VectorOf(DType dtype, int64_t along, int alignment) {
+  auto vector = static_cast<int64_t>(std::min(16, alignment)) / static_cast<int64_t>(SizeOf(dtype));
+  while (vector > 1 && along % vector != 0) vector /= 2;
+  return static_cast<int>(std::max<int64_t>(1, vector));
+}
+
+// What every address is a multiple of, in bytes, up to 16.
+int AlignmentOf(const void* x, const void* y) {
+  const uintptr_t address = reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(y) | 16;
+  return static_cast<int>(address & (~address + 1));
+}
+
+void CheckSize(int64_t reach, size_t axis) {
+  if (reach >= kNarrow)
+    Fail("spatial axis ", axis, " reaches ", reach, " elements, more than the 2^31 - 1 that the GPU's kernel counts");
+}
+
+void DescribeTypes(std::ostream& text, DType dtype, bool is_max) {
+  const bool is_byte = dtype == DType::kInt8 || dtype == DType::kUInt8;
+  text << "typedef " << StorageType(dtype) << " T;\n"
+       << "typedef " << (is_byte ? "int" : ComputeType(dtype)) << " compute_t;\n"
+       << "typedef " << ComputeType(dtype) << " widest_t;\n";
+  if (is_max && dtype == DType::kFloat16) text << "#define PAIRS \"f16x2\"\n";
+  if (is_max && dtype == DType::kBFloat16) text << "#define PAIRS \"bf16x2\"\n";
+}
+
+void Push(std::vector<uint64_t>& block, const std::array<uint64_t, 2>& numbers) {
+  block.insert(block.end(), numbers.begin(), numbers.end());
+}
+
+uint64_t Pair(int64_t low, int64_t high) {
+  return static_cast<uint32_t>(low) | static_cast<uint64_t>(static_cast<uint32_t>(high)) << 32;
+}
+
+}  // namespace
+
+// ---- FusedPool ------------------------------------------------------------------------------------------------------
+
+PoolSchedule SchedulePool(const PoolShape& shape, DType dtype, const cuda::DeviceFacts& gpu, int alignment) {
+  PoolSchedule best{};
+  best.threads = 256;
+  best.cluster = best.lanes = best.items = 1;
+  const int64_t in = shape.outer * shape.pixels() * shape.inner;
+  if (!shape.is_global) {
+    best.vector = shape.inner == 1 ? 1 : VectorOf(dtype, shape.inner, alignment);
+    const int64_t count = shape.outer * shape.out_pixels() * shape.inner / best.vector;
+    best.wide = std::max(in / best.vector, count) >= kNarrow - best.threads;
+    best.blocks = DivideUp(count, best.threads);
+    for (const PoolWindow& w : shape.windows)
+      best.padded =
+          best.padded || w.begin > 0 || (w.out - 1) * w.stride - w.begin + (w.kernel - 1) * w.dilation >= w.size;
+    return best;
+  }
+  // A block has a few vectors of channels of one image, as few as give every multiprocessor work, but accesses of 64
+  // bytes side by side. Then the blocks of a cluster share the pixels.
+  best.along = shape.inner == 1;
+  best.items = 4;
+  const int64_t pixels = shape.pixels();
+  best.vector = VectorOf(dtype, best.along ? pixels : shape.inner, alignment);
+  best.wide = pixels * shape.inner / best.vector >= kNarrow;
+  const int64_t vectors = shape.inner / (best.along ? 1 : best.vector);
+  const int64_t steps = pixels / (best.along ? best.vector : 1);
+  int64_t chunks = 1;
+  if (best.along) {
+    best.group = static_cast<int>(std::clamp<int64_t>(PowerUp(DivideUp(steps, best.items)), 8, best.threads));
+    chunks = 1;
+  } else {
+    const int64_t least = std::max<int64_t>(1, 64 / (best.vector * static_cast<int64_t>(SizeOf(dtype))));
+    int64_t lanes = std::min<int64_t>(32, PowerUp(vectors));
+    while (lanes > least && shape.outer * DivideUp(vectors, lanes) < gpu.multiprocessors) lanes /= 2;
+    best.lanes = static_cast<int>(lanes);
+    if (steps * lanes >= 4096) best.threads = 512;
+    best.group = best.threads = static_cast<int>(std::clamp<int64_t>(PowerUp(steps) * lanes, 32, best.threads));
+    chunks = DivideUp(vectors, lanes);
+  }
+  const int groups = best.threads / best.group;
+  best.blocks = DivideUp(shape.outer * chunks, groups);
+  const int64_t rows = best.group / best.lanes;
+  while (gpu.major >= 9 && best.cluster < 8 && best.group == best.threads &&
+         best.blocks * best.cluster < gpu.multiprocessors && steps >= 4 * rows * best.cluster)
+    best.cluster *= 2;
+  best.blocks *= best.cluster;
+  return best;
+}
+
+std::string PoolSource(const PoolAttributes& attributes, const PoolShape& shape, DType dtype,
+                       const PoolSchedule& schedule) {
+  std::ostringstream text;
+  text << kCommonSource << "\n";
+  DescribeTypes(text, dtype, attributes.is_max);
+  text << "typedef unsigned " << (schedule.wide ? "long long" : "int") << " index_t;\n"
+       << "#define IS_MAX " << attributes.is_max << "\n#define VECTOR " << schedule.vector << "\n#define THREADS "
+       << schedule.threads << "\n#define WINDOWS " << !shape.is_global << "\n";
+  if (shape.is_global) {
+    text << "#define ALONG " << schedule.along << "\n#define GROUP " << schedule.group << "\n#define LANES "
+         << schedule.lanes << "\n#define CLUSTER " << schedule.cluster << "\n#define ITEMS " << schedule.items << "\n";
+  } else {
+    int64_t taps = 1;
+    bool is_dilated = false;
+    for (size_t axis = 0; axis < kMostSpatial; ++axis) {
+      const PoolWindow& w = shape.windows[axis];
+      const char name = "DHW"[axis];
+      text << "#define KERNEL_" << name << " " << w.kernel << "\n#define STRIDE_" << name << " " << w.stride
+           << "\n#define DILATION_" << name << " " << w.dilation << "\n#define BEGIN_" << name << " " << w.begin
+           << "\n";
+      taps = std::min(taps, kNarrow) * w.kernel;
+      is_dilated = is_dilated || w.dilation > 1;
+    }
+    constexpr int64_t kMostUnrolled = 64;
+    text << "#define UNROLL " << (taps <= kMostUnrolled) << "\n#define PADDED " << schedule.padded
+         << "\n#define DILATED " << is_dilated << "\n#define COUNT_PADDING " << attributes.count_include_pad << "\n";
+  }
+  text << "\n" << kPoolSource;
+  return text.str();
+}
+
+std::vector<uint64_t> PoolArguments(const PoolShape& shape, const PoolSchedule& schedule) {
+  std::vector<uint64_t> block(2);  // the pointers
+  const auto add = [&](int64_t number) { block.push_back(static_cast<uint64_t>(number)); };
+  if (shape.is_global) {
+    const int64_t inner = shape.inner / (schedule.along ? 1 : schedule.vector);
+    const double share = 1.0 / static_cast<double>(shape.pixels());
+    add(shape.outer);
+    add(shape.pixels() / (schedule.along ? schedule.vector : 1));
+    add(inner);
+    add(DivideUp(inner, schedule.lanes));
+    uint64_t bits;
+    std::memcpy(&bits, &share, sizeof(bits));
+    block.push_back(bits);
+    return block;
+  }
+  const int64_t inner = shape.inner / schedule.vector;
+  add(shape.outer * shape.out_pixels() * inner);
+  add(inner);
+  for (const PoolWindow& w : shape.windows) add(w.size);
+  for (const PoolWindow& w : shape.windows) add(w.out);
+  for (const PoolWindow& w : shape.windows) add(w.end);
+  Push(block, MakeDivider(static_cast<uint64_t>(inner), schedule.wide));
+  for (const size_t axis : {2, 1, 0})
+    Push(block, MakeDivider(static_cast<uint64_t>(shape.windows[axis].out), schedule.wide));
+  return block;
+}
+
+// ---- FusedResize ----------------------------------------------------------------------------------------------------
+
+ResizeSchedule ScheduleResize(const ResizeAttributes& attributes, const ResizeShape& shape, DType dtype,
+                              const cuda::DeviceFacts& gpu, int alignment) {
+  ResizeSchedule best{};
+  best.threads = 256;
+  best.along = shape.inner == 1;
+  best.images = 1;
+  best.vector = VectorOf(dtype, best.along ? shape.axes[2].out : shape.inner, alignment);
+  // Of linear arithmetic a thread has as much as its registers hold.
+  if (best.along && attributes.is_linear) best.vector = std::min(best.vector, 4);
+  int64_t count = shape.outer * shape.out_pixels() * shape.inner / best.vector;
+  // Where pixels lie is worked out once for several images, as long as every multiprocessor has threads enough.
+  while (best.along && best.images < 8 && best.images < shape.outer &&
+         count / (2 * best.images) >= int64_t{gpu.multiprocessors} * 1024)
+    best.images *= 2;
+  if (best.along) count = DivideUp(shape.outer, best.images) * shape.out_pixels() / best.vector;
+  best.count = count;
+  best.blocks = DivideUp(count, best.threads);
+  const int64_t image = std::max(shape.pixels(), shape.out_pixels()) * shape.inner;
+  best.wide = std::max(image, count) >= kNarrow - best.threads;
+  return best;
+}
+
+std::string ResizeSource(const ResizeAttributes& attributes, const ResizeShape& shape, DType dtype,
+                         const ResizeSchedule& schedule) {
+  constexpr const char* kNearest[] = {"ceilf(__fsub_rn(at, 0.5f))", "floorf(__fadd_rn(at, 0.5f))", "floorf(at)",
+                                      "ceilf(at)"};
+  int axes = 1;
+  for (size_t axis = 0; axis < 2; ++axis)
+    if (axes == 1 && (shape.axes[axis].size > 1 || shape.axes[axis].out > 1)) axes = 3 - static_cast<int>(axis);
+  std::ostringstream text;
+  text << kCommonSource << "\n";
+  DescribeTypes(text, dtype, false);
+  text << "typedef unsigned " << (schedule.wide ? "long long" : "int") << " index_t;\n"
+       << "#define VECTOR " << schedule.vector << "\n#define ALONG " << schedule.along << "\n#define IMAGES "
+       << schedule.images << "\n#define IS_LINEAR " << attributes.is_linear << "\n#define SHIFT "
+       << (shape.axes[2].shift == 0 ? "0.0f" : "0.5f") << "\n#define NEAREST(at) "
+       << kNearest[static_cast<size_t>(attributes.nearest)] << "\n#define AXES " << axes << "\n#define THREADS "
+       << schedule.threads << "\n\n"
+       << kResizeSource;
+  return text.str();
+}
+
+std::vector<uint64_t> ResizeArguments(const ResizeShape& shape, const ResizeSchedule& schedule) {
+  std::vector<uint64_t> block(2);  // the pointers
+  const auto add = [&](int64_t number) { block.push_back(static_cast<uint64_t>(number)); };
+  const int64_t inner = schedule.along ? 1 : shape.inner / schedule.vector;
+  add(schedule.count);
+  add(shape.outer);
+  add(inner);
+  for (const ResizeAxis& axis : shape.axes) {
+    const float factor = axis.is_constant ? 0 : axis.factor, divisor = axis.is_constant ? 1 : axis.divisor;
+    uint32_t bits[2];
+    std::memcpy(&bits[0], &factor, 4);
+    std::memcpy(&bits[1], &divisor, 4);
+    block.push_back(Pair(bits[0], bits[1]));
+    block.push_back(Pair(axis.size, axis.out));
+  }
+  Push(block, MakeDivider(static_cast<uint64_t>(inner), schedule.wide));
+  Push(block,
+       MakeDivider(static_cast<uint64_t>(shape.axes[2].out / (schedule.along ? schedule.vector : 1)), schedule.wide));
+  for (const size_t axis : {1, 0}) Push(block, MakeDivider(static_cast<uint64_t>(shape.axes[axis].out), schedule.wide));
+  return block;
+}
+
+// ---- kernels --------------------------------------------------------------------------------------------------------
+
+namespace {
+
+// Where the kernel cache complains: kernels are made during runs too, when ORT offers no log.
+void Warn(const std::string& message) { std::fprintf(stderr, "ortplugin: %s\n", message.c_str()); }
+
+// A kernel for one input shape, ready to launch.
+struct Plan {
+  Shape output;
+  cuda::Function kernel;
+  cuda::LaunchShape launch;
+  std::vector<uint64_t> arguments;  // the first two are the pointers, filled in at each launch
+};
+
+struct Variant {
+  ort::ElementType type;
+  int alignment;
+  bool operator<(const Variant& other) const {
+    return std::tie(type, alignment) < std::tie(other.type, other.alignment);
+  }
+};
+
+// What both operators share: X to Y, a plan for each shape, dtype and alignment.
+class CudaImages : public Kernel {
+ public:
+  explicit CudaImages(const NodeInfo& info) : device_(cuda::Device(info.device())) {}
+
+  void Compute(Run& run) const override {
+    const Tensor input = run.input(0);
+    CheckInput(input.type);
+    const cuda::Stream stream = run.stream();
+    // The output's address is known once its shape is. Almost always it is a multiple of 16.
+    const int alignment = AlignmentOf(input.data, nullptr);
+    const Plan* plan = plans_.Find({input.shape}, {input.type, alignment});
+    const Shape shape = plan != nullptr ? plan->output : OutputShape(input.shape);
+    void* output = run.output(0, shape);
+    if (ElementCount(shape) == 0) return;
+    const int both = AlignmentOf(input.data, output);
+    if (both != alignment) plan = plans_.Find({input.shape}, {input.type, both});
+    if (plan == nullptr) {
+      if (cuda::IsCapturing(device_, stream))
+        Fail(
+            "these input shapes come for the first time while a CUDA graph is captured, when nothing can be "
+            "compiled: run once with them before the capture");
+      plan = &Make(input.shape, {input.type, both});
+    }
+    std::vector<uint64_t> arguments = plan->arguments;
+    arguments[0] = reinterpret_cast<uintptr_t>(input.data);
+    arguments[1] = reinterpret_cast<uintptr_t>(output);
+    void* parameters[] = {arguments.data()};
+    cuda::LaunchNext(device_, plan->kernel, plan->launch, stream, parameters);
+  }
+
+ protected:
+  virtual void CheckInput(ort::ElementType type) const = 0;
+  virtual Shape OutputShape(const Shape& input) const = 0;
+  struct Made {
+    std::string source;
+    int64_t blocks;
+    int threads;
+    std::vector<uint64_t> arguments;
+  };
+  virtual Made Prepare(const Shape& input, DType dtype, int alignment) const = 0;
+
+  // Compiles for the shape that the model declares, so that errors come with the session and runs find the kernel
+  // there.
+  void Warm(const TensorType& input) const {
+    if (input.type == ort::kUndefined) return;
+    CheckInput(input.type);
+    if (!input.has_shape || std::count(input.shape.begin(), input.shape.end(), -1) > 0) return;
+    if (ElementCount(OutputShape(input.shape)) > 0) Make(input.shape, {input.type, 16});
+  }
+
+  const cuda::DeviceFacts& device_;
+
+ private:
+  const Plan& Make(const Shape& input, const Variant& variant) const {
+    const Made made = Prepare(input, *FromOrt(variant.type), variant.alignment);
+    if (made.blocks >= kNarrow) Fail("the output takes ", made.blocks, " blocks, more than a launch has");
+    auto plan = std::make_unique<Plan>();
+    plan->output = OutputShape(input);
+    plan->arguments = made.arguments;
+    plan->kernel = cuda::Load(device_, made.source, KernelName(input), Warn);
+    plan->launch = {static_cast<unsigned>(made.blocks), static_cast<unsigned>(made.threads)};
+    return plans_.Keep({input}, variant, std::move(plan));
+  }
+  virtual const char* KernelName(const Shape& input) const = 0;
+
+  mutable PlanCache<Plan, Variant> plans_;
+};
+
+class CudaPool : public CudaImages {
+ public:
+  explicit CudaPool(const NodeInfo& info) : CudaImages(info), attributes_(PoolAttributes::Parse(info)) {
+    Warm(info.input(0));
+  }
+
+ private:
+  void CheckInput(ort::ElementType type) const override { CheckPoolType(attributes_, type); }
+  Shape OutputShape(const Shape& input) const override { return FitPool(attributes_, input).output; }
+  const char* KernelName(const Shape& input) const override {
+    return FitPool(attributes_, input).is_global ? "pool_global" : "pool";
+  }
+  Made Prepare(const Shape& input, DType dtype, int alignment) const override {
+    const PoolShape shape = FitPool(attributes_, input);
+    for (size_t axis = 0; axis < kMostSpatial; ++axis) {
+      const PoolWindow& w = shape.windows[axis];
+      CheckSize(w.size + w.begin + w.end + w.kernel * w.dilation + w.stride, axis);
+    }
+    const PoolSchedule schedule = SchedulePool(shape, dtype, device_, alignment);
+    return {PoolSource(attributes_, shape, dtype, schedule), schedule.blocks, schedule.threads,
+            PoolArguments(shape, schedule)};
+  }
+
+  PoolAttributes attributes_;
+};
+
+class CudaResize : public CudaImages {
+ public:
+  explicit CudaResize(const NodeInfo& info) : CudaImages(info), attributes_(ResizeAttributes::Parse(info)) {
+    Warm(info.input(0));
+  }
+
+ private:
+  void CheckInput(ort::ElementType type) const override { CheckResizeType(attributes_, type); }
+  Shape OutputShape(const Shape& input) const override { return FitResize(attributes_, input).output; }
+  const char* KernelName(const Shape&) const override { return "resize"; }
+  Made Prepare(const Shape& input, DType dtype, int alignment) const override {
+    const ResizeShape shape = FitResize(attributes_, input);
+    for (size_t axis = 0; axis < kMostSpatial; ++axis)
+      CheckSize(std::max(shape.axes[axis].size, shape.axes[axis].out) + 16, axis);
+    const ResizeSchedule schedule = ScheduleResize(attributes_, shape, dtype, device_, alignment);
+    return {ResizeSource(attributes_, shape, dtype, schedule), schedule.blocks, schedule.threads,
+            ResizeArguments(shape, schedule)};
+  }
+
+  ResizeAttributes attributes_;
+};
+
+}  // namespace
+
+std::unique_ptr<Kernel> CreateCudaPool(const NodeInfo& info) { return std::make_unique<CudaPool>(info); }
+std::unique_ptr<Kernel> CreateCudaResize(const NodeInfo& info) { return std::make_unique<CudaResize>(info); }
+
+}  // namespace ortplugin

@@ -1,0 +1,137 @@
+"""FusedConvTranspose in ONNX Runtime on a GPU: equal to its reference in every form, dtype, layout and algorithm, at
+odd addresses, with shapes that change, the same bits in every run and under CUDA graphs. Its kernel is FusedConv's,
+whose tests have the rest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conv_transpose_cases import BARE, BIAS_RELU, CASES, GEOMETRIES, RESIDUAL, Case, by_name, check
+from layer_norm_cases import typed
+from onnx import helper
+
+import ortplugin
+from gpu.device import at_offset, host, make, run, same_bits
+from ortplugin.ops.base import TensorType
+from ortplugin.ops.conv_transpose import OPERATOR
+
+cupy = pytest.importorskip("cupy")
+
+UP = {"strides": [2, 2], "pads": [1, 1, 1, 1]}
+MISH = "(T c, T b, T r) => (T y) { a = Add(c, b) m = Mish(a) y = Sub(m, r) }"
+LARGE_CASES = tuple(
+    Case(f"large: {name}, {layout}, {dtype}", typed(text, dtype), x, w, operands, layout, attributes)
+    for name, text, x, w, operands, attributes in (
+        ("DCGAN", BIAS_RELU, (4, 256, 8, 8), (256, 128, 4, 4), ((128, 1, 1),), UP),
+        ("3x3", BARE, (4, 64, 28, 28), (64, 64, 3, 3), (), {"pads": [1, 1, 1, 1]}),
+        ("1x1 / 2", BARE, (4, 64, 14, 14), (64, 32, 1, 1), (), {"strides": [2, 2], "output_padding": [1, 1]}),
+        ("kernel is stride", BIAS_RELU, (4, 64, 14, 14), (64, 32, 2, 2), ((32, 1, 1),), {"strides": [2, 2]}),
+        ("residual", RESIDUAL, (4, 64, 14, 14), (64, 32, 4, 4), ((32, 1, 1), None), UP),
+        ("split", MISH, (4, 64, 14, 14), (64, 32, 4, 4), ((32, 1, 1), None), UP),
+        ("three channels", BIAS_RELU, (4, 64, 32, 32), (64, 3, 4, 4), ((3, 1, 1),), UP),
+    )
+    for layout, dtype in (("NHWC", "float16"), ("NHWC", "bfloat16"), ("NCHW", "float16"), ("NCHW", "float"))
+)
+chosen = {case.name: case for case in LARGE_CASES} | by_name
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_equals_the_reference(library: Path, case: Case) -> None:
+    check(case, run(make(case.model()), case))
+
+
+@pytest.mark.parametrize("case", LARGE_CASES, ids=lambda case: case.name)
+def test_large_tensors(library: Path, case: Case) -> None:
+    check(case, run(make(case.model()), case))
+
+
+@pytest.mark.parametrize("name", ["DCGAN", "split", "1x1 / 2"])
+def test_every_algorithm(library: Path, name: str) -> None:
+    """What --tune is offered computes the same."""
+    case = chosen[f"large: {name}, NHWC, float16"]
+    types = [TensorType(array.dtype, array.shape) for array in case.inputs()]
+    found = OPERATOR.device_variants(case.node(), types, [False] * len(types))
+    assert found
+    for each in found:
+        tuned = replace(case, attributes={**case.attributes, **each})
+        check(case, run(make(tuned.model()), case))
+
+
+CHOSEN = (
+    "large: DCGAN, NHWC, float16",
+    "large: residual, NHWC, float16",
+    "large: split, NHWC, float16",
+    "large: 1x1 / 2, NHWC, float16",
+    "large: DCGAN, NCHW, float",
+    "output_padding, NCHW, float",
+)
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_runs_are_bit_identical(library: Path, name: str) -> None:
+    """Whatever stood in the output's memory before: nothing of it is read."""
+    case = chosen[name]
+    session = make(case.model())
+    first = run(session, case)
+    for number in range(30):
+        cupy.full(1 << 22, np.nan if number % 2 else 7.0, np.float32)  # freed into the pool at once
+        assert same_bits(run(session, case), first)
+
+
+def test_the_output_is_not_read(library: Path) -> None:
+    case = chosen["large: 1x1 / 2, NHWC, float16"]
+    session, arrays = make(case.model()), case.inputs()
+    (wanted,) = OPERATOR.reference(case.node(), arrays)
+    device = [cupy.asarray(array) for array in arrays]
+    output = cupy.full(wanted.shape, np.nan, wanted.dtype)
+    binding = session.io_binding()
+    for key, array in zip(case.names, device, strict=True):
+        binding.bind_input(key, "cuda", 0, array.dtype, list(array.shape), array.data.ptr)
+    binding.bind_output(case.node().output[0], "cuda", 0, output.dtype, list(output.shape), output.data.ptr)
+    cupy.cuda.Device().synchronize()
+    session.run_with_iobinding(binding)
+    check(case, [cupy.asnumpy(output)])
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_a_cuda_graph_gives_the_same_bits(library: Path, name: str) -> None:
+    case = chosen[name]
+    plain, graph = make(case.model()), ortplugin.session(case.model(), ["cuda"], cuda_graph=True)
+    rng = np.random.default_rng(0)
+    for _ in range(3):  # captured once, then replayed on other values
+        feeds = {key: rng.permuted(array.reshape(-1)).reshape(array.shape) for key, array in case.feeds().items()}
+        wanted = host(ortplugin.run(plain, feeds))
+        check(case, wanted, list(feeds.values()))
+        assert same_bits(host(ortplugin.run(graph, feeds)), wanted)
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_tensors_may_start_anywhere(library: Path, name: str) -> None:
+    case = chosen[name]
+    session, arrays = make(case.model()), case.inputs()
+    blank = [np.zeros_like(array) for array in OPERATOR.reference(case.node(), arrays)]
+    inputs = [at_offset(array, 1) for array in arrays]
+    outputs = [at_offset(array, 3) for array in blank]
+    binding = session.io_binding()
+    for key, array in zip(case.names, inputs, strict=True):
+        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+        binding.bind_input(key, "cuda", 0, kind, list(array.shape), array.data.ptr)
+    for key, array in zip(case.node().output, outputs, strict=True):
+        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+        binding.bind_output(key, "cuda", 0, kind, list(array.shape), array.data.ptr)
+    cupy.cuda.get_current_stream().synchronize()
+    session.run_with_iobinding(binding)
+    check(case, [cupy.asnumpy(array) for array in outputs])
+
+
+@pytest.mark.parametrize("name", ["strided", "output_padding", "SAME_UPPER", "asymmetric pads"])
+def test_shapes_may_change_from_run_to_run(library: Path, name: str) -> None:
+    x, w, attributes = GEOMETRIES[name]
+    first = Case("first", typed(BIAS_RELU, "float"), x, w, ((w[1], 1, 1),), "NCHW", attributes)
+    session = make(first.model([("n", x[1], "h", "w"), w, (1, w[1], 1, 1)]))
+    for shape in (x, (1, x[1], 7, 6), (0, *x[1:]), (4, *x[1:]), x):
+        case = replace(first, name=f"{name} {shape}", x=shape)
+        check(case, run(session, case))

@@ -1,0 +1,243 @@
+"""FusedPool and FusedResize in ONNX Runtime on a GPU: equal to their references for every dtype, window, layout and
+address, the same bits in every run, under threads and CUDA graphs, beyond 2^31 elements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pool_cases import CASES, LARGE_CASES, Case, by_name, check, frozen, in_layout
+from threads import in_threads
+
+import ortplugin
+from gpu.device import at_offset, host, make, python, run, same_bits
+from ortplugin.ops.decompose import ONNX_DTYPES
+
+cupy = pytest.importorskip("cupy")
+
+# One of each way that the kernels can take.
+CHOSEN = (
+    "max, ResNet's stem, NHWC, float16",
+    "max, ResNet's stem, NCHW, uint8",
+    "average with its padding, uneven pads, NHWC, float",
+    "average, a large window, NHWC, float16",
+    "average, a padded volume, NHWC, double",
+    "global_average of 7x7x96, NHWC, bfloat16",
+    "global_max of 56x56x24, NCHW, float16",
+    "linear, half_pixel, (5, 7) by (13, 9), NHWC, bfloat16",
+    "linear, align_corners, (5, 7) by (10, 14), NCHW, float16",
+    "round_prefer_floor, asymmetric, (6, 5) by (2.0, 2.0), NCHW, float16",
+    "large: squeeze, NHWC, float16",
+    "large: squeeze, NCHW, float",
+    "large: eight times, NCHW, float16",
+)
+
+
+def bind(session: Any, case: Case, x: Any, y: Any) -> Any:
+    """A binding of device arrays to a session's input and output."""
+    binding = session.io_binding()
+    for put, name, array in ((binding.bind_input, "x", x), (binding.bind_output, "y", y)):
+        put(name, "cuda", 0, ONNX_DTYPES[case.dtype], list(array.shape), array.data.ptr)
+    return binding
+
+
+@pytest.mark.parametrize("case", [*CASES, *LARGE_CASES], ids=lambda case: case.name)
+def test_equals_the_reference(library: Path, case: Case) -> None:
+    (y,) = run(make(case.model()), case)
+    check(case, y)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_random_windows(library: Path, layout: str, seed: int) -> None:
+    """Of up to three axes, each with its own kernel, stride, dilation and pads; every channel count and batch."""
+    rng = np.random.default_rng(seed)
+    for number in range(3):
+        spatial = tuple(int(n) for n in rng.integers(3, 24, int(rng.integers(1, 4))))
+        kernel = [int(n) for n in rng.integers(1, 4, len(spatial))]
+        window = {
+            "kernel_shape": kernel,
+            "strides": [int(n) for n in rng.integers(1, 4, len(spatial))],
+            "dilations": [int(rng.integers(1, 3)) if size >= 7 else 1 for size in spatial],
+            "pads": [int(rng.integers(0, n)) for n in kernel * 2],
+            "ceil_mode": int(rng.integers(2)),
+        }
+        shape = in_layout(layout, int(rng.integers(1, 4)), int(rng.choice((1, 3, 4, 6, 8, 20, 72))), spatial)
+        kind = ("max", "average")[number % 2]
+        case = Case(f"random {seed} {number} {shape}", "FusedPool", ("float16", "float")[seed % 2], shape,
+                    frozen({"kind": kind, "layout": layout, **window}))  # fmt: skip
+        (y,) = run(make(case.model()), case)
+        check(case, y)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 12, 24, 40, 256, 264, 1000])
+@pytest.mark.parametrize("kind", ["global_average", "global_max"])
+def test_global_pools_of_every_size(library: Path, kind: str, channels: int) -> None:
+    """One session, whose shapes come as they are; clusters of blocks and single ones."""
+    given = frozen({"kind": kind, "layout": "NHWC"})
+    session = make(Case("sizes", "FusedPool", "float16", (), given).model((None, None, None, channels)))
+    for batch, height, width in ((1, 1, 1), (2, 3, 5), (1, 7, 7), (1, 33, 65), (5, 112, 17), (200, 4, 4)):
+        case = Case(f"{kind} {(batch, height, width)}", "FusedPool", "float16", (batch, height, width, channels), given)
+        (y,) = run(session, case)
+        check(case, y)
+
+
+def test_many_runs_are_bit_identical(library: Path) -> None:
+    """Whatever ran between them, in another session too."""
+    for name in CHOSEN:
+        case = by_name[name]
+        session = make(case.model())
+        first = run(session, case)
+        for _ in range(20):
+            assert same_bits(run(session, case), first), name
+        assert same_bits(run(make(case.model()), case), first), name
+
+
+@pytest.mark.parametrize("op", ["FusedPool", "FusedResize"])
+def test_shapes_may_change_from_run_to_run(library: Path, op: str) -> None:
+    given = {"kind": "average", "kernel_shape": [2, 2], "strides": [2, 2]} if op == "FusedPool" else {"sizes": [9, 5]}
+    given = {**given, "layout": "NHWC"}
+    session = make(Case("changing", op, "float16", (), frozen(given)).model(("a", "b", "c", "d")))
+    for shape in ((1, 5, 7, 3), (2, 33, 8, 64), (0, 4, 4, 8), (64, 56, 56, 64), (1, 5, 7, 3)):
+        case = Case(f"changing {shape}", op, "float16", shape, frozen(given))
+        (y,) = run(session, case)
+        check(case, y)
+
+
+@pytest.mark.parametrize("which", ["input", "output", "input and output"])
+@pytest.mark.parametrize("name", CHOSEN)
+def test_tensors_may_start_anywhere(library: Path, name: str, which: str) -> None:
+    """A view into a larger array begins at a multiple of its elements' size, not of 16 bytes."""
+    case = by_name[name]
+    session, (array,) = make(case.model()), case.inputs()
+    for offset in (1, 2, 3):
+        x = at_offset(array, offset if "input" in which else 0)
+        y = at_offset(np.zeros_like(case.reference(array)), offset if "output" in which else 0)
+        cupy.cuda.get_current_stream().synchronize()
+        session.run_with_iobinding(bind(session, case, x, y))
+        check(case, cupy.asnumpy(y))
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_a_cuda_graph_gives_the_same_bits(library: Path, name: str) -> None:
+    case = by_name[name]
+    plain = make(case.model())
+    graph = ortplugin.session(case.model(), ["cuda"], cuda_graph=True)
+    for number in range(3):  # captured once, then replayed on other values
+        feeds = Case(f"{name}, replay {number}", case.op, case.dtype, case.shape, case.attributes).feeds()
+        assert same_bits(host(ortplugin.run(graph, feeds)), host(ortplugin.run(plain, feeds)))
+
+
+NEW_SHAPE_IN_CAPTURE = """
+import cupy, numpy
+from gpu.device import make
+from gpu.test_pool import Case, bind, check, frozen
+from ortplugin.session import onnxruntime
+stream = cupy.cuda.Stream(non_blocking=True)
+given = frozen({"kind": "global_average", "layout": "NHWC"})
+model = Case("new", "FusedPool", "float", (), given).model(("n", "h", 7, 8))
+session = make(model, user_compute_stream=str(stream.ptr))
+options = onnxruntime().RunOptions()
+options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+def prepare(height):
+    case = Case(f"captured {height}", "FusedPool", "float", (2, height, 7, 8), given)
+    x, y = cupy.asarray(case.inputs()[0]), cupy.zeros((2, 1, 1, 8), numpy.float32)
+    return case, y, bind(session, case, x, y), x
+first, later = prepare(30), prepare(500)
+session.run_with_iobinding(first[2], options)
+cupy.cuda.Device().synchronize()
+message = "accepted"
+stream.begin_capture()
+try:
+    session.run_with_iobinding(later[2], options)
+except Exception as error:
+    message = str(error)
+try:
+    stream.end_capture()
+except cupy.cuda.runtime.CUDARuntimeError:
+    pass  # the capture was given up
+print(message)
+for case, y, binding, kept in (first, later):
+    session.run_with_iobinding(binding, options)
+    stream.synchronize()
+    check(case, cupy.asnumpy(y))
+print("runs")
+"""
+
+
+def test_new_shapes_under_capture_are_refused(library: Path) -> None:
+    done = python(NEW_SHAPE_IN_CAPTURE)
+    assert done.returncode == 0, done.stderr
+    assert "for the first time while a CUDA graph is captured" in done.stdout
+    assert "node 'image'" in done.stdout
+    assert done.stdout.endswith("runs\n")
+
+
+def test_many_threads_run_one_session(library: Path) -> None:
+    """Half of them with shapes of their own, half with the same, all new to the session."""
+    given = frozen({"kind": "global_average", "layout": "NHWC"})
+    session = make(Case("threads", "FusedPool", "float16", (), given).model(None))
+
+    def work(number: int) -> None:
+        shape = (4, 112, 112, 24) if number % 2 else (3 + number, 17, 33, (8, 64, 7, 120)[number // 2 % 4])
+        case = Case(f"thread {number}", "FusedPool", "float16", shape, given)
+        feeds = {"x": cupy.asarray(case.inputs()[0])}
+        first = host(ortplugin.run(session, feeds))
+        check(case, first[0])
+        for _ in range(20):
+            assert same_bits(host(ortplugin.run(session, feeds)), first)
+
+    in_threads(8, work)
+
+
+HUGE = {
+    "halves, NHWC": ("FusedPool", {"kind": "max", "kernel_shape": [2, 2], "strides": [2, 2], "layout": "NHWC"}),
+    "halves, NCHW": ("FusedPool", {"kind": "max", "kernel_shape": [2, 2], "strides": [2, 2]}),
+    "twice, NHWC": ("FusedResize", {"scales": [0.5, 2.0], "nearest_mode": "floor", "layout": "NHWC",
+                                    "coordinate_transformation_mode": "asymmetric"}),
+    "twice, NCHW": ("FusedResize", {"scales": [0.5, 2.0], "nearest_mode": "floor",
+                                    "coordinate_transformation_mode": "asymmetric"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_more_than_two_to_the_31_elements(library: Path, name: str) -> None:
+    """Of single bytes in NHWC with 3 channels, so that no vector makes fewer of them; the last elements show."""
+    op, given = HUGE[name]
+    needed = 24 << 30
+    free = cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes()
+    if free < needed:
+        pytest.skip(f"the GPU has {free >> 30} GiB of free memory, this takes {needed >> 30}")
+    layout = given.get("layout", "NCHW")
+    shape = in_layout(layout, (1 << 31) // (3 << 20) + 5, 3, (1024, 1024))
+    case = Case(name, op, "uint8", shape, frozen(given))
+    x = cupy.empty(shape, np.uint8)
+    flat = x.reshape(-1)
+    for start in range(0, x.size, 1 << 28):
+        part = flat[start : start + (1 << 28)]
+        part[...] = cupy.arange(start, start + part.size, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> 55
+    spatial = slice(1, 3) if layout == "NHWC" else slice(2, 4)
+    if op == "FusedPool":
+        halves = (1024 // 2, 2, 1024 // 2, 2)
+        axes = (2, 4) if layout == "NHWC" else (3, 5)
+        wanted = x.reshape((*shape[: spatial.start], *halves, *shape[spatial.stop :])).max(axis=axes)
+    else:
+        kept = x[:, ::2] if layout == "NHWC" else x[:, :, ::2]
+        wanted = cupy.repeat(kept, 2, axis=spatial.start + 1)
+    session = make(case.model(None))
+    y = cupy.zeros(wanted.shape, np.uint8)
+    cupy.cuda.Device().synchronize()
+    session.run_with_iobinding(bind(session, case, x, y))
+    assert bool((y == wanted).all())
+
+
+def test_a_wrong_run_leaves_the_session_whole(library: Path) -> None:
+    given = frozen({"kind": "max", "kernel_shape": [3, 3]})
+    session = make(Case("whole", "FusedPool", "float", (), given).model(("n", 2, "h", "w")))
+    good = Case("whole", "FusedPool", "float", (1, 2, 6, 7), given)
+    check(good, run(session, good)[0])
+    with pytest.raises(Exception, match="spans 3 elements on spatial axis 0"):
+        ortplugin.run(session, {"x": np.ones((1, 2, 2, 7), np.float32)})
+    check(good, run(session, good)[0])

@@ -1,0 +1,147 @@
+// Compiles the kernels of FusedPool and FusedResize for a GPU architecture, in the variants that a schedule can take,
+// and fails where the compiler uses local memory. Needs NVRTC but no GPU.
+//
+//   test_pool_kernels sm_90     VERBOSE=1 shows each variant
+//   test_pool_kernels NAME      the source of the case of this name for a GPU like the H200, on standard output
+
+#include <cstdlib>
+#include <iostream>
+#include <sstream>
+
+#include "ortplugin/ops/pool/pool.h"
+#include "ortplugin/runtime/cuda.h"
+#include "tests/native/check.h"
+#include "tests/native/kernel_remarks.h"
+
+using namespace ortplugin;
+
+namespace {
+
+struct Case {
+  std::string name, source;
+  int vector, wanted_vector;
+  bool wide, wanted_wide;
+  int64_t blocks;
+  int cluster, wanted_cluster;
+};
+
+const cuda::DeviceFacts kGpu = {0, 9, 0, 132, 60 << 20};
+
+PoolAttributes Windows(bool is_max, bool channels_last, std::vector<int64_t> kernel, std::vector<int64_t> strides,
+                       int64_t pad) {
+  PoolAttributes the;
+  the.is_max = is_max;
+  the.channels_last = channels_last;
+  the.auto_pad = "NOTSET";
+  the.dilations.assign(kernel.size(), 1);
+  the.pads.assign(2 * kernel.size(), pad);
+  the.kernel = std::move(kernel);
+  the.strides = std::move(strides);
+  return the;
+}
+
+PoolAttributes Global(bool is_max, bool channels_last) {
+  PoolAttributes the;
+  the.is_max = is_max;
+  the.is_global = true;
+  the.channels_last = channels_last;
+  return the;
+}
+
+// For an architecture below 9.0 the schedule is another one: no clusters.
+std::vector<Case> Cases(const cuda::DeviceFacts& gpu) {
+  std::vector<Case> cases;
+  const auto pool = [&](const std::string& name, const PoolAttributes& the, const Shape& input, DType dtype, int vector,
+                        bool wide = false, int cluster = 1, int alignment = 16) {
+    const PoolShape shape = FitPool(the, input);
+    const PoolSchedule schedule = SchedulePool(shape, dtype, gpu, alignment);
+    cases.push_back({name + " " + NameOf(dtype), PoolSource(the, shape, dtype, schedule), schedule.vector, vector,
+                     schedule.wide, wide, schedule.blocks, schedule.cluster, gpu.major >= 9 ? cluster : 1});
+  };
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat, DType::kDouble}) {
+    const int most = 16 / static_cast<int>(SizeOf(dtype));
+    pool("stem", Windows(true, true, {3, 3}, {2, 2}, 1), {8, 112, 112, 64}, dtype, most);
+    pool("halves", Windows(false, true, {2, 2}, {2, 2}, 0), {8, 56, 56, 128}, dtype, most);
+    pool("padded average", Windows(false, true, {3, 3}, {1, 1}, 1), {8, 35, 35, 192}, dtype, most);
+    pool("channels first", Windows(false, false, {3, 3}, {2, 2}, 1), {8, 64, 112, 112}, dtype, 1);
+    pool("squeeze", Global(false, true), {8, 112, 112, 32}, dtype, most, false, 8);
+    pool("end", Global(false, true), {8, 7, 7, 2048}, dtype, most);
+    pool("squeeze, channels first", Global(false, false), {8, 64, 56, 56}, dtype, most);
+  }
+  for (const DType dtype : {DType::kFloat16, DType::kInt8, DType::kUInt8}) {
+    const int most = 16 / static_cast<int>(SizeOf(dtype));
+    pool("bytes", Windows(true, true, {2, 2}, {2, 2}, 0), {8, 56, 56, 128}, dtype, most);
+    pool("largest", Global(true, true), {8, 112, 112, 32}, dtype, most, false, 8);
+    pool("largest, channels first", Global(true, false), {64, 3, 61, 67}, dtype, 1);
+  }
+  pool("large window", Windows(false, true, {9, 11}, {2, 3}, 4), {8, 64, 64, 64}, DType::kFloat16, 8);
+  pool("volume", Windows(false, true, {3, 3, 3}, {2, 2, 2}, 1), {2, 32, 64, 64, 32}, DType::kFloat16, 8);
+  pool("odd channels", Windows(true, true, {3, 3}, {2, 2}, 1), {8, 112, 112, 21}, DType::kFloat16, 1);
+  pool("odd addresses", Windows(true, true, {3, 3}, {2, 2}, 1), {8, 112, 112, 64}, DType::kFloat16, 2, false, 1, 4);
+  pool("huge", Windows(true, true, {2, 2}, {2, 2}, 0), {70000, 112, 112, 64}, DType::kFloat16, 8, true);
+  pool("huge, all", Global(false, true), {2, 65536, 32768, 8}, DType::kFloat16, 8, true, 8);
+
+  const auto resize = [&](const std::string& name, bool is_linear, bool channels_last, Coordinates coordinates,
+                          const Shape& input, const Shape& sizes, DType dtype, int vector, bool wide = false) {
+    ResizeAttributes the;
+    the.is_linear = is_linear;
+    the.channels_last = channels_last;
+    the.coordinates = coordinates;
+    the.sizes = sizes;
+    const ResizeShape shape = FitResize(the, input);
+    const ResizeSchedule schedule = ScheduleResize(the, shape, dtype, gpu, 16);
+    cases.push_back({name + " " + NameOf(dtype), ResizeSource(the, shape, dtype, schedule), schedule.vector, vector,
+                     schedule.wide, wide, schedule.blocks, 1, 1});
+  };
+  for (const DType dtype : {DType::kFloat16, DType::kFloat, DType::kDouble}) {
+    const int most = 16 / static_cast<int>(SizeOf(dtype));
+    const Coordinates half = Coordinates::kHalfPixel;
+    resize("twice", true, true, half, {4, 56, 56, 64}, {112, 112}, dtype, most);
+    resize("twice, channels first", true, false, half, {4, 64, 56, 56}, {112, 112}, dtype, std::min(most, 4));
+    resize("volume twice", true, true, half, {2, 16, 28, 28, 32}, {32, 56, 56}, dtype, most);
+    resize("line twice", true, false, half, {2, 32, 28}, {57}, dtype, 1);
+    resize("nearest", false, true, Coordinates::kAsymmetric, {4, 56, 56, 64}, {112, 112}, dtype, most);
+    resize("nearest, channels first", false, false, Coordinates::kAlignCorners, {4, 64, 56, 56}, {112, 112}, dtype,
+           most);
+  }
+  resize("huge nearest", false, true, Coordinates::kAsymmetric, {70000, 56, 56, 64}, {112, 112}, DType::kInt8, 16,
+         true);
+  return cases;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string argument = argc == 2 ? argv[1] : "";
+  const bool show = argument.rfind("sm_", 0) != 0;
+  cuda::DeviceFacts gpu = kGpu;
+  if (!show) {
+    gpu.major = std::atoi(argument.c_str() + 3) / 10;
+    std::cout << cuda::CompilerVersion() << "\n";  // without NVRTC the test ends here and says so
+  }
+  for (const Case& the : Cases(gpu)) {
+    if (show) {
+      if (the.name == argument) std::cout << the.source;
+      continue;
+    }
+    std::string log, code, failure;
+    try {
+      code = cuda::Compile(the.source, argument, &log);
+    } catch (const Error& error) {
+      failure = std::string(error.what()).substr(0, 3000);
+    }
+    std::ostringstream text;
+    text << argument << " " << the.name << ": vector " << the.vector << " wide " << the.wide << " blocks " << the.blocks
+         << " cluster " << the.cluster << " registers " << test::Registers(log) << " spilled " << test::Spilled(log)
+         << " local " << test::Local(log) << " " << failure;
+    if (std::getenv("VERBOSE") != nullptr) std::cout << text.str() << std::endl;
+    CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, text.str());
+    CHECK_WITH(test::Spilled(log) == 0 && test::Local(log) == 0, text.str());
+    CHECK_WITH(the.vector == the.wanted_vector && the.wide == the.wanted_wide && the.cluster == the.wanted_cluster,
+               text.str());
+    if (argument == "sm_90")
+      CHECK_WITH(test::BeforeWait(the.source).empty(), the.name + ": " + test::BeforeWait(the.source));
+    CHECK_WITH(the.blocks > 0 && the.blocks % the.cluster == 0, text.str());
+  }
+  return test::Summary();
+}

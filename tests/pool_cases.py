@@ -1,0 +1,308 @@
+"""The cases on which FusedPool and FusedResize must equal their references, on every provider.
+
+A case is one node, the shape of its input and what stands in it. Inputs come from a seed, the expectation from the
+float64 reference. `check` compares; its docstring derives the tolerance.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from layer_norm_cases import OPSET, SMALLEST, UNIT_ROUNDOFF, VALUES, Array, Shape
+from onnx import helper
+
+from ortplugin.ops import DOMAIN, find
+from ortplugin.ops.decompose import DTYPE_NAMES, NUMPY_DTYPES, ONNX_DTYPES
+from ortplugin.program import FLOATING
+
+Attributes = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One node with its input. `values` is the row of VALUES that makes floats; integers span their dtype."""
+
+    name: str
+    op: str
+    dtype: str
+    shape: Shape
+    attributes: tuple[tuple[str, Any], ...]
+    values: str = "normal"
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        return (self.shape,)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether a result is an element of the input."""
+        given = dict(self.attributes)
+        return given.get("kind", "").endswith("max") or (self.op == "FusedResize" and given.get("mode") != "linear")
+
+    def inputs(self) -> list[Array]:
+        rng = np.random.default_rng(zlib.crc32(self.name.encode()))
+        numpy = NUMPY_DTYPES[self.dtype]
+        if self.dtype not in FLOATING:
+            info = np.iinfo(numpy)
+            return [np.asarray(rng.integers(info.min, info.max, self.shape, dtype=numpy, endpoint=True))]
+        with np.errstate(over="ignore"):
+            return [np.asarray(VALUES[self.values](rng, self.shape), np.float64).astype(numpy)]
+
+    def feeds(self) -> dict[str, Array]:
+        return {"x": self.inputs()[0]}
+
+    def node(self, name: str = "image") -> onnx.NodeProto:
+        return helper.make_node(self.op, ["x"], ["y"], name, domain=DOMAIN, **dict(self.attributes))
+
+    def model(self, shape: Sequence[int | str | None] | str | None = "its own") -> bytes:
+        """A model of this one node, with the case's shape or the one given. The output's shape is left to inference."""
+        return self.model_of([self.node()], self.shape if shape == "its own" else shape)
+
+    def model_of(self, nodes: Sequence[onnx.NodeProto], shape: Any = None, opset: int = OPSET) -> bytes:
+        """A model of nodes that read x and write y."""
+        kind = ONNX_DTYPES[self.dtype]
+        graph = helper.make_graph(
+            list(nodes),
+            "case",
+            [helper.make_tensor_value_info("x", kind, shape)],
+            [helper.make_tensor_value_info("y", kind, None)],
+        )
+        imports = [helper.make_opsetid("", opset), helper.make_opsetid(DOMAIN, 1)]
+        made: onnx.ModelProto = helper.make_model(graph, opset_imports=imports, ir_version=9)
+        return made.SerializeToString()
+
+    def reference(self, x: Array, rounded: bool = True) -> Array:
+        operator = find(DOMAIN, self.op)
+        assert operator is not None
+        made: list[Array] = operator.reference(self.node(), [x], rounded)  # type: ignore[call-arg]
+        return made[0]
+
+
+# --------------------------------------------------------------------------------------------------------- comparison
+
+# What an average or what lies between elements may be off by, in units of the arithmetic's roundoff times the size of
+# what it is made of: a tree of additions, the weights and their products.
+UNITS = 6.0
+
+
+def check(case: Case, output: Array, unit: float | None = None, x: Array | None = None) -> None:
+    """Compares a kernel's output with the reference; AssertionError says where they differ.
+
+    Shape and dtype are equal, so are the masks of NaN and the signed infinities. Maxima and nearest elements are equal,
+    but for the sign of a zero. Otherwise
+
+        |got - wanted| <= u |wanted| + smallest / 2 + UNITS c size
+
+    where `wanted` is the reference before its rounding, u the unit roundoff of the dtype, `smallest` its smallest
+    subnormal number, c the unit roundoff of the arithmetic (`unit`, where that is not the kernel's) and `size` the same
+    average of absolute values. One element that is left out or taken twice shows.
+    """
+    x = case.inputs()[0] if x is None else x
+    wanted = case.reference(x)
+    assert output.shape == wanted.shape, f"{case.name}: the shape {output.shape} instead of {wanted.shape}"
+    assert output.dtype == wanted.dtype, f"{case.name}: {output.dtype} instead of {wanted.dtype}"
+    if case.is_exact or output.size == 0:
+        np.testing.assert_array_equal(output.astype(np.float64), wanted.astype(np.float64), err_msg=case.name)
+        return
+    found, rounded = output.astype(np.float64), wanted.astype(np.float64)
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(rounded), err_msg=f"{case.name}: NaN")
+    infinite = np.isinf(found) | np.isinf(rounded)
+    np.testing.assert_array_equal(found[infinite], rounded[infinite], err_msg=f"{case.name}: infinities")
+    finite = np.isfinite(rounded)
+    dtype = DTYPE_NAMES[output.dtype]
+    compute = UNIT_ROUNDOFF["double" if dtype == "double" else "float"] if unit is None else unit
+    wide, size = case.reference(x, rounded=False), case.reference(np.abs(x), rounded=False)
+    exact = np.where(finite, wide, 0.0)
+    error = np.abs(np.where(finite, found, 0.0) - exact)
+    last = UNIT_ROUNDOFF[dtype] * np.abs(exact) + SMALLEST[dtype] / 2
+    allowed = last + UNITS * compute * np.where(finite, size, 0.0)
+    bad = ~(error <= allowed)
+    assert not bad.any(), (
+        f"{case.name}: {int(bad.sum())} of {error.size} elements differ too much, the first at "
+        f"{[int(i) for i in np.argwhere(bad)[0]]}: {found[bad][0]!r} instead of {exact[bad][0]!r}, "
+        f"allowed {allowed[bad][0]:.3g}"
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- cases
+
+# Windows: the attributes and the spatial shape. An average also counts its padding where it has any.
+WINDOWS: dict[str, tuple[Attributes, Shape]] = {
+    "ResNet's stem": ({"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}, (13, 18)),
+    "even halves": ({"kernel_shape": [2, 2], "strides": [2, 2]}, (12, 10)),
+    "odd halves": ({"kernel_shape": [2, 2], "strides": [2, 2]}, (7, 9)),
+    "odd halves, rounded up": ({"kernel_shape": [2, 2], "strides": [2, 2], "ceil_mode": 1}, (7, 9)),
+    "three of four, rounded up": (
+        {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 0, 0], "ceil_mode": 1}, (5, 6)),
+    "rounded up, but not into the padding": (
+        {"kernel_shape": [2, 3], "strides": [3, 3], "pads": [0, 0, 1, 2], "ceil_mode": 1}, (4, 7)),
+    "every pixel": ({"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}, (5, 6)),
+    "uneven pads": ({"kernel_shape": [3, 4], "strides": [1, 2], "pads": [1, 0, 2, 3]}, (5, 8)),
+    "one pixel": ({"kernel_shape": [1, 1], "strides": [2, 3]}, (5, 8)),
+    "SAME_UPPER": ({"kernel_shape": [3, 2], "strides": [2, 1], "auto_pad": "SAME_UPPER"}, (8, 7)),
+    "SAME_LOWER": ({"kernel_shape": [3, 2], "strides": [2, 1], "auto_pad": "SAME_LOWER"}, (8, 7)),
+    "VALID": ({"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": "VALID"}, (8, 7)),
+    "VALID, rounded up": ({"kernel_shape": [2, 2], "strides": [3, 3], "auto_pad": "VALID", "ceil_mode": 1}, (7, 8)),
+    "the whole image": ({"kernel_shape": [7, 7]}, (7, 7)),
+    "a large window": ({"kernel_shape": [9, 11], "pads": [4, 5, 4, 5], "strides": [2, 3]}, (14, 17)),
+    "dilated": ({"kernel_shape": [3, 3], "dilations": [2, 3], "pads": [2, 2, 2, 2]}, (9, 11)),
+    "dilated over nothing": ({"kernel_shape": [2, 2], "dilations": [2, 2], "pads": [1, 1, 1, 1]}, (1, 3)),
+    "a line": ({"kernel_shape": [3], "strides": [2], "pads": [1, 1]}, (17,)),
+    "a dilated line": ({"kernel_shape": [5], "dilations": [3]}, (29,)),
+    "a volume": ({"kernel_shape": [2, 2, 2], "strides": [2, 2, 2]}, (6, 5, 4)),
+    "a padded volume": (
+        {"kernel_shape": [3, 2, 3], "pads": [1, 0, 1, 1, 1, 1], "strides": [1, 1, 2], "ceil_mode": 1}, (3, 4, 6)),
+}  # fmt: skip
+SHORT = ("ResNet's stem", "odd halves, rounded up", "dilated over nothing", "a padded volume")
+CHANNELS = (3, 8, 40, 12)
+
+
+def frozen(attributes: Attributes) -> tuple[tuple[str, Any], ...]:
+    return tuple(attributes.items())
+
+
+def in_layout(layout: str, batch: int, channels: int, spatial: Shape) -> Shape:
+    return (batch, *spatial, channels) if layout == "NHWC" else (batch, channels, *spatial)
+
+
+def _windows() -> list[Case]:
+    made = []
+    for number, (name, (window, spatial)) in enumerate(WINDOWS.items()):
+        dtypes = (*FLOATING, "int8", "uint8") if name in SHORT else ("float16", "float")
+        for kind in ("max", "average"):
+            for layout in ("NCHW", "NHWC"):
+                for dtype in dtypes if kind == "max" else [each for each in dtypes if each in FLOATING]:
+                    shape = in_layout(layout, 2, CHANNELS[number % len(CHANNELS)], spatial)
+                    given = frozen({"kind": kind, "layout": layout, **window})
+                    made.append(Case(f"{kind}, {name}, {layout}, {dtype}", "FusedPool", dtype, shape, given))
+                    if kind == "average" and ("pads" in window or "auto_pad" in window or "ceil_mode" in window):
+                        given = (*given, ("count_include_pad", 1))
+                        title = f"{kind} with its padding, {name}, {layout}, {dtype}"
+                        made.append(Case(title, "FusedPool", dtype, shape, given))
+    return made
+
+
+def _global() -> list[Case]:
+    return [
+        Case(
+            f"{kind} of {'x'.join(map(str, spatial))}x{channels}, {layout}, {dtype}",
+            "FusedPool",
+            dtype,
+            in_layout(layout, batch, channels, spatial),
+            frozen({"kind": kind, "layout": layout}),
+        )
+        for kind in ("global_average", "global_max")
+        for layout in ("NCHW", "NHWC")
+        for batch, channels, spatial, dtypes in (
+            (2, 96, (7, 7), FLOATING),
+            (1, 1280, (1, 1), ("float16",)),
+            (3, 5, (13,), ("float16", "float")),
+            (2, 16, (3, 4, 6), ("float16", "double")),
+            (1, 24, (56, 56), ("float16", "float")),
+        )
+        for dtype in dtypes
+    ]
+
+
+def _values() -> list[Case]:
+    window = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
+    return [
+        Case(f"{values}, {kind}, {layout}, {dtype}", "FusedPool", dtype, in_layout(layout, 2, 16, (12, 11)),
+             frozen({"kind": kind, "layout": layout, **({} if kind.startswith("global") else window)}), values)
+        for dtype in ("float16", "bfloat16")
+        for kind in ("max", "average", "global_average", "global_max")
+        for layout in ("NCHW", "NHWC")
+        for values in ("special rows", "large", "denormal", "offset", "negative zero")
+    ]  # fmt: skip
+
+
+def _empty() -> list[Case]:
+    window = {"kernel_shape": [2, 2], "strides": [2, 2]}
+    made = []
+    for layout in ("NCHW", "NHWC"):
+        for batch, channels in ((0, 3), (2, 0)):
+            shape = in_layout(layout, batch, channels, (4, 6))
+            for kind, given in (("max", window), ("average", window), ("global_average", {}), ("global_max", {})):
+                attributes = frozen({"kind": kind, "layout": layout, **given})
+                made.append(Case(f"{kind}, nothing, {shape}", "FusedPool", "float", shape, attributes))
+            attributes = frozen({"sizes": [3, 3], "mode": "linear", "layout": layout})
+            made.append(Case(f"resize, nothing, {shape}", "FusedResize", "float", shape, attributes))
+    return made
+
+
+COORDINATES = ("half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners")
+NEAREST_MODES = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+# Input and output sizes, or scales.
+RESIZES: tuple[tuple[Shape, tuple[float, ...] | tuple[int, ...]], ...] = (
+    ((5, 7), (10, 14)),
+    ((5, 7), (13, 9)),
+    ((9, 8), (3, 1)),
+    ((1, 6), (4, 6)),
+    ((6, 5), (2.0, 2.0)),
+    ((7, 10), (1.5, 0.6)),
+    ((11,), (23,)),
+    ((3, 4, 5), (5, 2, 12)),
+    ((3, 4, 5), (2.0, 1.0, 1.7)),
+)
+
+
+def _resize() -> list[Case]:
+    made = []
+    for coordinates in COORDINATES:
+        for mode in ("linear", *NEAREST_MODES):
+            for number, (spatial, target) in enumerate(RESIZES):
+                for layout in ("NCHW", "NHWC"):
+                    if mode not in ("linear", "round_prefer_floor") and (number + (layout == "NHWC")) % 3:
+                        continue
+                    all_dtypes = FLOATING if mode == "linear" else (*FLOATING, "int8", "uint8", "int32")
+                    dtypes = all_dtypes if (coordinates, number) == ("half_pixel", 1) else ("float16", "float")
+                    words: Attributes = {"mode": "linear"} if mode == "linear" else {"nearest_mode": mode}
+                    name = "scales" if isinstance(target[0], float) else "sizes"
+                    given = {**words, "coordinate_transformation_mode": coordinates, name: target, "layout": layout}
+                    dtype = dtypes[number % 2]
+                    for each in dtypes if len(dtypes) > 2 else (dtype,):
+                        shape = in_layout(layout, 2, CHANNELS[number % len(CHANNELS)], spatial)
+                        title = f"{mode}, {coordinates}, {spatial} by {target}, {layout}, {each}"
+                        made.append(Case(title, "FusedResize", each, shape, frozen(given)))
+    for values in ("special rows", "large", "denormal"):
+        for layout in ("NCHW", "NHWC"):
+            given = {"mode": "linear", "sizes": (9, 14), "layout": layout}
+            shape = in_layout(layout, 2, 16, (5, 6))
+            made.append(Case(f"linear, {values}, {layout}", "FusedResize", "float16", shape, frozen(given), values))
+    return made
+
+
+CASES: tuple[Case, ...] = (*_windows(), *_global(), *_values(), *_empty(), *_resize())
+
+_STEM = {"kind": "max", "kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
+_HALF = {"kind": "average", "kernel_shape": [2, 2], "strides": [2, 2]}
+_TWICE = {"mode": "linear", "scales": (2.0, 2.0)}
+
+# Enough elements for every core and every block.
+LARGE_CASES: tuple[Case, ...] = tuple(
+    Case(f"large: {name}, {layout}, {dtype}", op, dtype, in_layout(layout, batch, channels, spatial),
+         frozen({**given, "layout": layout}))
+    for name, op, given, batch, channels, spatial in (
+        ("ResNet's stem", "FusedPool", _STEM, 8, 64, (112, 112)),
+        ("DenseNet's halves", "FusedPool", _HALF, 4, 128, (56, 56)),
+        ("squeeze", "FusedPool", {"kind": "global_average"}, 2, 32, (112, 112)),
+        ("ResNet's end", "FusedPool", {"kind": "global_average"}, 8, 2048, (7, 7)),
+        ("largest of an image", "FusedPool", {"kind": "global_max"}, 3, 72, (61, 67)),
+        ("twice", "FusedResize", _TWICE, 2, 64, (64, 48)),
+        ("eight times", "FusedResize", {"mode": "linear", "sizes": (224, 224)}, 2, 21, (28, 28)),
+        ("nearest", "FusedResize", {"scales": (2.0, 2.0), "nearest_mode": "floor",
+                                    "coordinate_transformation_mode": "asymmetric"}, 2, 64, (64, 48)),
+    )
+    for layout in ("NCHW", "NHWC")
+    for dtype in ("float16", "float")
+)  # fmt: skip
+
+by_name = {case.name: case for case in (*CASES, *LARGE_CASES)}
+assert len(by_name) == len(CASES) + len(LARGE_CASES), "two cases have one name"
+assert all(math.prod(case.shape) > 0 for case in LARGE_CASES)
