@@ -77,14 +77,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) conv_direct(co
   const storage_t* w = (const storage_t*)a.in[1] + (unsigned long long)(group * OUTPUTS + first_map) * CHANNELS * TAPS;
 
   const auto load_weights = [&](int chunk) {
-    transfer<BLOCK_MAPS * CHUNK * TAPS, CHUNKS == 1 ? 18 : 8>(
+    transfer<BLOCK_MAPS * CHUNK * TAPS, CHUNKS == 1 ? 14 : 6>(
         [&](int i) {
           const int map = i / (CHUNK * TAPS), at = chunk * (CHUNK * TAPS) + i % (CHUNK * TAPS);
           return map < maps && at < CHANNELS * TAPS ? to_compute(w[map * (CHANNELS * TAPS) + at]) : 0.0f;
         },
         [&](int i, float x) { weights[i % (CHUNK * TAPS) * WEIGHT_PITCH + i / (CHUNK * TAPS)] = x; });
   };
-  let_next_kernel_start();
+  // The blocks of a next kernel that is as long would settle unevenly beside these.
+  if (IS_SHORT) let_next_kernel_start();
   if (CONSTANT_WEIGHTS && CHUNKS == 1) load_weights(0);
   wait_for_last_kernel();
   if (!CONSTANT_WEIGHTS && CHUNKS == 1) load_weights(0);
@@ -112,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) conv_direct(co
       const storage_t* x = (const storage_t*)a.in[0] +
                            ((unsigned long long)first_image * GROUPS + group) * CHANNELS * (IMAGE_H * IMAGE_W) +
                            chunk * CHUNK * (IMAGE_H * IMAGE_W);
-      transfer<CHUNK * IMAGES * IN_ROWS * IN_WIDTH, CHUNKS == 1 ? 12 : 8>(
+      transfer<CHUNK * IMAGES * IN_ROWS * IN_WIDTH, CHUNKS == 1 ? 10 : 6>(
           [&](int i) {
             const int column = i % IN_WIDTH, line = i / IN_WIDTH % IN_ROWS;
             const int which = i / (IN_WIDTH * IN_ROWS) % IMAGES, channel = i / (IN_WIDTH * IN_ROWS * IMAGES);
@@ -184,7 +185,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) conv_direct(co
         elements[k] = ((first_image + which) * (index_t)(GROUPS * OUTPUTS) + group * OUTPUTS + channel) *
                           (index_t)(OUT_H * OUT_W) +
                       first_row * OUT_W + at;
-        if (exists[k]) operands[k].load(a, elements[k] / VECTOR);
+        const int plane = group * OUTPUTS + channel;
+        if (exists[k])
+          operands[k].load(a, elements[k] / VECTOR,
+                           [&](int j) { return plane + (IS_WHOLE ? (at + j) / TILE_PIXELS : 0); });
       }
 #pragma unroll
       for (int k = 0; k < kBatch; ++k) {

@@ -26,6 +26,7 @@ struct DirectSchedule {
   int row_pitch, image_pitch;  // in shared memory, in elements
   int vector;                  // elements of an access to operands and results
   bool wide;                   // indices have 64 bits
+  bool is_short;               // the kernel takes a few microseconds
   int threads, min_blocks;
   int64_t tiles, map_blocks;  // map_blocks: of all groups
 };
