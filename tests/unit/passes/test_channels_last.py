@@ -176,6 +176,20 @@ def test_what_leaves_a_region_without_a_transpose(
     assert operators(optimized) == ["Transpose", "FusedConv", *expected]
 
 
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "a = DepthToSpace<blocksize = 2>(c)  last = SpaceToDepth<blocksize = 2>(a)",
+        'a = DepthToSpace<blocksize = 2, mode = "CRD">(c)  b = Relu(a)  last = SpaceToDepth<blocksize = 2>(b)',
+    ],
+)
+def test_blocks(nodes: str, rng: np.random.Generator) -> None:
+    """Each is one Transpose in either order, and that one moves rows of channels."""
+    optimized, _ = change(between(nodes, out="[N,4,5,6]"), rng)
+    found = [each for each in inner(optimized) if each != "Relu"]
+    assert found == ["FusedConv", *["Reshape", "Transpose", "Reshape"] * 2, "FusedConv"]
+
+
 def test_the_model_s_own_transposes_cancel(rng: np.random.Generator) -> None:
     """As ConvNeXt's: what lies between them has channels last already."""
     nodes = """a = Transpose<perm = [0, 2, 3, 1]>(c)  b = Softmax<axis = -1>(a)  d = MatMul(b, m)
@@ -205,7 +219,7 @@ def test_three_axes(rng: np.random.Generator) -> None:
 
 def test_one_transpose_for_all_readers(rng: np.random.Generator) -> None:
     """What knows channels first only, twice, reads one and the same."""
-    nodes = "a = LRN<size = 3>(c)  b = DepthToSpace<blocksize = 2>(c)  y = Concat<axis = 1>(a, c)"
+    nodes = "a = LRN<size = 3>(c)  b = LpPool<kernel_shape = [2, 2]>(c)  y = Concat<axis = 1>(a, c)"
     text = graph(nodes, out="float[A,B,C,D] y, float[E,F,G,H] b")
     optimized, _ = change(model(text), rng)
     assert operators(optimized).count("Transpose") <= 3
