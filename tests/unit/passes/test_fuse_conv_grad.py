@@ -9,6 +9,9 @@ import pytest
 from onnx import helper
 from pass_helpers import assert_same_outputs, lines, operators, programs, reasons, restore, run_pass
 
+from ortplugin.passes.channels_last import CHANNELS_LAST_ALWAYS
+from ortplugin.passes.conv_epilogue import CONV_EPILOGUE
+from ortplugin.passes.fuse_conv import FUSE_CONV
 from ortplugin.passes.fuse_conv_grad import FUSE_CONV_GRAD
 
 PROGRAM = "(float dz) => (float dz) {}"
@@ -97,4 +100,31 @@ def test_what_stays(nodes: str, fragment: str | None, rng: np.random.Generator) 
     assert len(operators(optimized)) == 2
     if fragment is not None:
         assert any(fragment in reason for reason in reasons(result))
+    assert_same_outputs(restore(original), optimized, rng)
+
+
+def test_gradients_have_channels_last_between_convolutions(rng: np.random.Generator) -> None:
+    """In a region with a convolution, weights and their gradients too; the bias's gradient is as it was."""
+    original = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17, "ortplugin" : 1]>
+        g (float[N,3,6,5] X, float[4,3,3,3] W, float[N,4,6,5] dy) => (float[N,3,6,5] dX, float[4,3,3,3] dW, float[4] dB)
+        { c = Conv<pads = [1, 1, 1, 1]>(X, W)  y = Relu(c)
+          dX, dW, dB = ortplugin.ConvGrad<program = "P">(X, W, dy, y) }"""
+    )
+    program = "(float dy, float y) => (float dz) { p = Greater(y, 0) dz = Where(p, dy, 0) }"
+    node = original.graph.node[-1]
+    del node.attribute[:]
+    attributes = {
+        "program": program,
+        "gradients": "dX dW dB",
+        "operands": "X W",
+        "kernel_shape": [3, 3],
+        "pads": [1] * 4,
+    }
+    node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
+    optimized, _ = run_pass(original, FUSE_CONV, CHANNELS_LAST_ALWAYS, CONV_EPILOGUE)
+    assert operators(optimized).count("ConvGrad") == 1
+    layouts = [helper.get_attribute_value(a) for n in optimized.graph.node for a in n.attribute if a.name == "layout"]
+    assert layouts == [b"NHWC", b"NHWC"]
+    assert operators(optimized).count("Transpose") == 5  # X, W, dy; dX, dW
     assert_same_outputs(restore(original), optimized, rng)
