@@ -8,8 +8,8 @@ Three tables, each of microseconds of one convolution, all columns measured in o
     own      depthwise convolutions and stems, float16, channels last: our kernels against cuDNN
 
 Beside them stand PyTorch's convolution, alone and with the operators after it (channels last where ours are, cuDNN's
-search on, no TF32), and in the first table ONNX Runtime's own operators. Every step has tensors of its own, weights
-too, so that caches hold no more than they do in a network. Every output is compared with ONNX Runtime's float32
+search on), and in the first table ONNX Runtime's own operators, all without TF32. Every step has tensors of its own,
+weights too, so that caches hold no more than they do in a network. Every output is compared with ONNX Runtime's float32
 convolution on the CPU. Writes results/conv.json; --readme fills the tables in docs/benchmarks.md from the results.
 
     python benchmarks/conv.py                 measure, write, print
@@ -315,7 +315,10 @@ def measure(case: Case, tuned: int) -> dict[str, Any]:
     def ours(name: str, of: Case, algorithm: str | None) -> None:
         given = feeds if of is case else bare_feeds
         contenders[name], result = timing.session_steps(
-            lambda count: of.model(count, weights, algorithm=algorithm), given, plugin=algorithm is not None
+            lambda count: of.model(count, weights, algorithm=algorithm),
+            given,
+            plugin=algorithm is not None,
+            provider_options={"use_tf32": "0"},
         )
         checks.append((name, of, result))
 

@@ -67,7 +67,8 @@ DirectConv DirectOf(const ConvShape& shape) {
 
 std::optional<OwnKernel> FindDirect(const ConvCase& the, const ConvShape& shape, const cuda::DeviceFacts& gpu,
                                     bool only_where_fast) {
-  const DirectConv conv = DirectOf(shape);
+  DirectConv conv = DirectOf(shape);
+  conv.constant_weights = the.constant_weights;
   if (!FitsDirect(conv, ValueType(*the.program)) || (only_where_fast && !IsDirectFast(conv, gpu))) return std::nullopt;
   const Axes axes = EpilogueAxes(*the.program, kConvInputs, shape.result(), the.shapes);
   const DirectSchedule schedule = ScheduleDirect(conv, gpu, kMostVector);

@@ -15,6 +15,7 @@ struct DirectConv {
   int64_t images, groups;
   int64_t channels, outputs;                                                  // of a group
   int64_t image[2], output[2], kernel[2], strides[2], dilations[2], pads[2];  // height, width; pads: before
+  bool constant_weights;                                                      // no kernel in front writes them
 };
 
 struct DirectSchedule {
@@ -25,6 +26,7 @@ struct DirectSchedule {
   int row_pitch, image_pitch;  // in shared memory, in elements
   int vector;                  // elements of an access to operands and results
   bool wide;                   // indices have 64 bits
+  bool is_short;               // the kernel takes a few microseconds
   int threads, min_blocks;
   int64_t tiles, map_blocks;  // map_blocks: of all groups
 };

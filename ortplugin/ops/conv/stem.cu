@@ -1,5 +1,5 @@
-// y[n, p, q, m] = program(sum over r, s, c of w[m, r, s, c] x[n, p STRIDE_H + r - PAD_TOP, q STRIDE_W + s - PAD_LEFT,
-// c])
+// y[n, p, q, m] = program(sum over r, s, c of w[m, r, s, c] x[n, p STRIDE_H + r - PAD_TOP, v, c]),
+// v = q STRIDE_W + s - PAD_LEFT
 //
 // The text in front of this one is generated for the node at hand (stem.cc, own_kernels.cc): the sizes as macros, the
 // operands and `apply`, the program.
