@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
+from exported import DATA
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import ortplugin
@@ -14,7 +13,6 @@ from ortplugin import tune
 cupy = pytest.importorskip("cupy")
 pytestmark = pytest.mark.gpu
 
-DATA = Path(__file__).resolve().parent.parent / "data"
 ROWS, UPDATES, WIDTH = 5000, 3000, 64
 
 

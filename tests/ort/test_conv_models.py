@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from exported import DATA
 from onnx import numpy_helper
 
 import ortplugin
@@ -21,7 +22,6 @@ from models.light import NAMES as NETWORKS
 from models.light import path, randomized
 from ortplugin.verify import Verifier
 
-DATA = Path(__file__).resolve().parent.parent / "data"
 EXPECTED: dict[str, dict[str, Any]] = json.loads((DATA / "expected.json").read_text())
 NAMES = [name for name in sorted(EXPECTED) if name.split("_")[0] in ("convnext", "efficientnet", "mobilenet")]
 # Operators that are no part of a convolution: a squeeze-excite's product, whose gate depends on what it scales; with
