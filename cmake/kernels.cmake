@@ -11,6 +11,8 @@ set(kernel_files
   kSumToSource=${root}/ortplugin/ops/sum_to/sum_to.cu
   kOwnKernelSource=${root}/ortplugin/ops/conv/own_kernels.cuh
   kDepthwiseSource=${root}/ortplugin/ops/conv/depthwise.cu
+  kStemSource=${root}/ortplugin/ops/conv/stem.cu
+  kVectorConvSource=${root}/ortplugin/ops/conv/vector.cu
   kPoolSource=${root}/ortplugin/ops/pool/pool.cu
   kResizeSource=${root}/ortplugin/ops/pool/pool_resize.cu)
 set(embedded ${CMAKE_CURRENT_BINARY_DIR}/kernel_sources.cc)

@@ -29,11 +29,13 @@ from .passes.fold_batch_norm import FOLD_BATCH_NORM
 from .passes.fold_constants import FOLD_CONSTANTS
 from .passes.fold_pad import FOLD_PAD
 from .passes.fuse_conv import FUSE_CONV
+from .passes.fuse_conv_grad import FUSE_CONV_GRAD
 from .passes.fuse_layer_norm import FUSE_LAYER_NORM
 from .passes.fuse_pointwise import FUSE_POINTWISE
 from .passes.fuse_rms_norm import FUSE_RMS_NORM
 from .passes.fuse_scatter import FUSE_SCATTER
 from .passes.fuse_sum_to import FUSE_SUM_TO
+from .passes.gemm_to_conv import GEMM_TO_CONV
 from .passes.inline_if import INLINE_IF
 from .passes.lone_pointwise import LONE_POINTWISE
 from .passes.masked_fill import MASKED_FILL
@@ -42,6 +44,7 @@ from .passes.nested_slices import NESTED_SLICES
 from .passes.norm_epilogue import NORM_EPILOGUE
 from .passes.norm_prologue import NORM_PROLOGUE
 from .passes.pointwise_views import POINTWISE_VIEWS
+from .passes.pool_precision import POOL_PRECISION
 from .passes.remove_identities import REMOVE_IDENTITIES
 from .passes.scatter_transpose import SCATTER_TRANSPOSE
 from .passes.shape_arithmetic import SHAPE_ARITHMETIC
@@ -83,9 +86,12 @@ PIPELINE: tuple[Pass, ...] = (
     BATCH_NORM_POINTWISE,  # those that no weights have taken in, for epilogues and FusedPointwise; see LAST
     FUSE_CONV,  # once weights have taken in what they can, which these passes look for around a Conv; see LAST
     CHANNELS_LAST,  # before the epilogues, which it lets read what else has its channels last
+    POOL_PRECISION,  # of what that made, before the Casts are drawn into others
     MATMUL_TO_CONV,  # needs convolutions with channels last beside it
+    GEMM_TO_CONV,  # likewise
     CONV_EPILOGUE,  # before what it draws in is fused on its own
     TRANSPOSE_VIEWS,  # what is left of vectors after the layout is chosen; see LAST
+    FUSE_CONV_GRAD,  # before sums and pointwise operators take what makes a gradient
     FUSE_SUM_TO,  # before other pointwise operators take what makes the summands; see LAST
     POINTWISE_VIEWS,  # before what it brings together is fused; see LAST
     FUSE_POINTWISE,  # see LAST: it takes whatever pointwise operators the others left
@@ -110,6 +116,7 @@ BEFORE_PRECISION = (
     FUSE_LAYER_NORM,
     FUSE_RMS_NORM,
     DEAD_NODES,
+    BATCH_NORM_POINTWISE,
     FUSE_CONV,
 )
 

@@ -300,6 +300,8 @@ GEOMETRIES: dict[str, Geometry] = {
         (6, 2, 1, 3, 2),
         {"group": 2, "strides": [1, 2, 2], "pads": [0, 1, 1, 0, 0, 1], "dilations": [1, 2, 1]},
     ),
+    "1-D, one element with strides": ((2, 6, 20), (8, 6, 1), {"strides": [3]}),
+    "3-D, one element with strides": ((2, 5, 5, 6, 7), (6, 5, 1, 1, 1), {"strides": [2, 3, 2]}),
     "no images": ((0, 6, 9, 11), (8, 6, 3, 3), {"pads": [1, 1, 1, 1]}),
     "no rows": ((2, 6, 9, 11), (0, 6, 3, 3), {}),
     "no channels": ((2, 0, 5, 5), (4, 0, 3, 3), {"pads": [1, 1, 1, 1]}),
@@ -326,12 +328,21 @@ def _cases() -> list[Case]:
         for dtype in FLOATING
     ]
     cases = [case.with_layout(layout) for case in cases for layout in ("NCHW", "NHWC")]
-    constant = [
-        replace(case, name=f"constant weights: {case.name}", constant=True)
-        for case in cases
-        if case.name.startswith(("3x3, ", "1x1, ", "depthwise, ", "groups, ", "SiLU, "))
-    ]
-    return cases + constant
+    constant = [case for case in cases if case.name.startswith(("3x3, ", "1x1, ", "groups, ", "SiLU, "))]
+    # What ONNX Runtime's CPU does in blocks of 8 or 16 channels.
+    blocks = [made(f"{values}, {name}, {dtype}", BIAS_RELU, dtype, *GEOMETRIES[name][:2], values, **GEOMETRIES[name][2])
+              for name in ("many channels", "stem", "depthwise", "depthwise 5x5 with strides")
+              for values in ("normal", "special", "large")
+              for dtype in FLOATING]  # fmt: skip
+    blocks += [
+        made(f"{name}, {epilogue}, {dtype}", EPILOGUES[epilogue], dtype, *GEOMETRIES[name][:2], **GEOMETRIES[name][2])
+        for name in ("many channels", "depthwise")
+        for epilogue in ("bare", "bias from the left", "Relu", "LeakyRelu", "Relu6", "residual without bias", "Gelu",
+                         "layer scale", "one for all", "the value itself too", "results of other dtypes")
+        for dtype in ("float", "float16")
+    ]  # fmt: skip
+    constant += [case.with_layout(layout) for case in blocks for layout in ("NCHW", "NHWC")]
+    return cases + [replace(case, name=f"constant weights: {case.name}", constant=True) for case in constant]
 
 
 CASES: tuple[Case, ...] = tuple(_cases())

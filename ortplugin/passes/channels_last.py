@@ -20,6 +20,7 @@ from ortplugin.graph.labels import label
 from ortplugin.ops import DOMAIN
 from ortplugin.passes.base import Change, NearMiss, PassResult
 from ortplugin.passes.fused_conv import conv_dtype, is_channels_last, is_fused_conv
+from ortplugin.passes.layout_conv_grad import gradient_dtype
 from ortplugin.passes.layout_cut import Region, cheapest
 from ortplugin.passes.layout_plan import Layouts, Plan, is_perm, to_first, to_last
 from ortplugin.passes.layout_rules import rule_of
@@ -52,12 +53,12 @@ class ChannelsLast:
         return PassResult(tuple(changes), tuple(misses))
 
     def _wants(self, scope: Scope, node: gs.Node) -> bool:
-        """Whether the node is a convolution that shall have channels last and has not."""
-        if not is_fused_conv(scope, node) or is_channels_last(node):
+        """Whether the node is a convolution, or one's gradients, that shall have channels last and has not."""
+        dtype = conv_dtype(scope, node) if is_fused_conv(scope, node) else gradient_dtype(scope, node)
+        if dtype is None or is_channels_last(node):
             return False
-        dtype = conv_dtype(scope, node)
         fast = dtype in HALF or (dtype == "float" and bool(node.attrs.get("allow_tf32", 0)))
-        return fast or (self._always and dtype is not None)
+        return fast or self._always
 
     def _regions(self, scope: Scope) -> tuple[list[Region], list[NearMiss]]:
         """The regions with a convolution that shall have channels last, in order of their first operator."""

@@ -28,7 +28,7 @@ def is_fused_conv(scope: Scope, node: gs.Node) -> bool:
 
 
 def is_channels_last(node: gs.Node) -> bool:
-    """Whether a convolution of ours has its channels last."""
+    """Whether a convolution or pool of ours has its channels last."""
     return bool(node.attrs.get("layout", "NCHW") == "NHWC")
 
 

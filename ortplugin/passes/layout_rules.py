@@ -1,5 +1,5 @@
 """How operators work with channels last: `rule_of`. Here are convolutions and pointwise operators; the others' rules
-are in layout_axes.py, layout_views.py and fuse_pool.py.
+are in layout_axes.py, layout_views.py, layout_blocks.py and fuse_pool.py.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from ortplugin.ops import DOMAIN
 from ortplugin.passes.fuse_pool import POOL_RULES
 from ortplugin.passes.fused_conv import OWN_INPUTS, is_channels_last, is_fused_conv
 from ortplugin.passes.layout_axes import AXIS_RULES, split_operands
+from ortplugin.passes.layout_blocks import BLOCK_RULES
+from ortplugin.passes.layout_conv_grad import CONV_GRAD_RULES
 from ortplugin.passes.layout_plan import Layouts, Plan, Rule
 from ortplugin.passes.layout_views import VIEW_RULES
 
@@ -75,4 +77,4 @@ def _is_setting(scope: Scope, node: gs.Node, index: int) -> bool:
     return index > 0 and scope.op(node) in ("Dropout", "CastLike")
 
 
-RULES: dict[str, Rule] = {**AXIS_RULES, **VIEW_RULES, **POOL_RULES}
+RULES: dict[str, Rule] = {**AXIS_RULES, **VIEW_RULES, **BLOCK_RULES, **POOL_RULES, **CONV_GRAD_RULES}

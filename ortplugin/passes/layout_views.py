@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.shapes import Shape
+from ortplugin.graph.shapes import Shape, element_count
 from ortplugin.passes.emit import integers
 from ortplugin.passes.layout_plan import Edit, Layouts, Plan, Rule, axis_last, is_vector, to_last
 
@@ -18,7 +18,7 @@ def reshape(scope: Scope, node: gs.Node) -> Plan | None:
     """[N, C, A..] to [N, C, B..]; [N, C, 1, ..] to [N, C] and back; of one pixel also to anything else."""
     given, made = scope.shape(node.inputs[0]), scope.shape(node.outputs[0])
     target = scope.constant(node.inputs[1])
-    if given is None or made is None or target is None or bool(node.attrs.get("allowzero", 0)):
+    if given is None or made is None or target is None or (node.attrs.get("allowzero", 0) and 0 in target):
         return None
     dims = [int(dim) for dim in target]
     if len(given) > 2 and len(made) > 2 and _same_front(given, made):
@@ -37,7 +37,10 @@ def reshape(scope: Scope, node: gs.Node) -> Plan | None:
 
 def _same_front(given: Shape, made: Shape) -> bool:
     """Whether batch and channels are those of before."""
-    return given[0] is not None and given[:2] == made[:2] and isinstance(given[1], int)
+    pixels = element_count(given[2:])
+    same_batch = given[0] is not None and given[0] == made[0]
+    same_batch = same_batch or (pixels is not None and pixels > 0 and pixels == element_count(made[2:]))
+    return same_batch and given[1] == made[1] and isinstance(given[1], int) and given[1] > 0
 
 
 def _to(scope: Scope, dims: list[int]) -> Edit:

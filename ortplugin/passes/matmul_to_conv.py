@@ -55,17 +55,13 @@ def from_convolutions(scope: Scope, tensor: gs.Tensor) -> bool:
         node = scope.producer(stack.pop())
         if node is None or len(seen) > FAR:
             return False
-        if is_fused_conv(scope, node):
+        if is_fused_conv(scope, node) or scope.op(node) == f"{DOMAIN}::FusedPool":
             if not is_channels_last(node):
                 return False
             continue
-        if scope.op(node) == f"{DOMAIN}::FusedLayerNorm":
-            given = node.inputs[:1]
-        elif scope.op(node) == f"{DOMAIN}::FusedPointwise" or is_pointwise(scope, node):
-            given = [t for t in node.inputs if not t.is_empty() and not scope.is_constant(t)]
-            if any(scope.rank(each) != rank for each in given):
-                return False
-        else:
+        fused = scope.op(node) in (f"{DOMAIN}::FusedLayerNorm", f"{DOMAIN}::FusedPointwise")
+        given = [t for t in node.inputs if not t.is_empty() and not scope.is_constant(t)]
+        if not (fused or is_pointwise(scope, node)) or any(scope.rank(each) != rank for each in given):
             return False
         stack += [each for each in given if id(each) not in seen]
         seen.update(id(each) for each in given)

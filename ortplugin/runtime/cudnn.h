@@ -82,6 +82,9 @@ class Plan {
   virtual const PlanText& text() const = 0;
   virtual size_t workspace_bytes() const = 0;
   virtual bool is_deterministic() const = 0;  // the same bits in every run
+  // Whether its kernels were compiled for it at run time. Such plans take epilogues of every kind, but a plan that is
+  // not, without the epilogue or with the bias and Relu of it, and a pointwise kernel after it, is often as fast.
+  virtual bool is_compiled_here() const = 0;
   // Asynchronous, on ORT's stream; any thread. Nothing is allocated on the device or compiled, so it may be captured in
   // a CUDA graph once the plan has run outside of one. Throws Error with the problem and cuDNN's own words.
   virtual void Run(cuda::Stream stream, const Arguments& arguments) const = 0;
@@ -98,8 +101,10 @@ struct Found {
 // The first plan that can be built and whose workspace is at most `workspace_limit` bytes: what cuDNN's heuristics A, B
 // and fallback propose, in this order, but last what may give other bits in every run and, only without an epilogue,
 // cuDNN's reference engine, which is tens of times slower. Engines that accumulate in less than fp32, or that round
-// fp32 operands without allow_tf32, are left out. With `text`, only that plan. Kept for the process: equal questions,
-// from any thread and whatever their programs' names, have one answer that is worked out once; plans are not undone.
+// fp32 operands without allow_tf32, or with which a NaN spreads to elements that do not see it, are left out, and, with
+// an epilogue, those known to be slower than the convolution and the epilogue apart. With `text`, only that plan. Kept
+// for the process: equal questions, from any thread and whatever their programs' names, have one answer that is worked
+// out once; plans are not undone.
 // Throws Error where cuDNN can't be opened or is older than 9. Don't ask while a graph is being captured.
 Found FindPlan(const cuda::DeviceFacts& device, const Problem& problem, size_t workspace_limit,
                const PlanText* text = nullptr);

@@ -30,6 +30,7 @@ enum AttributeType : int {
   kTypeNumericalNote = 11,
   kTypePointwiseMode = 14,
   kTypeDescriptor = 15,
+  kTypeBehaviorNote = 19,
   kTypeChar = 24,
 };
 
@@ -119,6 +120,7 @@ enum Attribute : int {
   kEngineGraph = 1300,
   kEngineIndex = 1301,
   kEngineNumericalNotes = 1303,
+  kEngineBehaviorNotes = 1305,
   kEngineDeviceProperties = 1307,
   kDevicePropertiesText = 2702,
 };
@@ -130,17 +132,13 @@ enum class PointwiseMode : int {
   kMax = 3,
   kSqrt = 4,
   kDiv = 6,
-  kPow = 8,
   kSub = 9,
   kAbs = 10,
   kCeil = 11,
-  kCos = 12,
   kExp = 13,
   kFloor = 14,
   kLog = 15,
   kNeg = 16,
-  kSin = 18,
-  kTan = 19,
   kErf = 20,
   kIdentity = 21,
   kReciprocal = 22,
@@ -175,6 +173,8 @@ enum NumericalNote : int {
   kNoteWinograd = 5,
   kNoteStrictNanPropagation = 9,
 };
+
+enum BehaviorNote : int { kNoteRuntimeCompilation = 0 };
 
 constexpr int kCrossCorrelation = 1;
 constexpr int kPropagateNan = 1;

@@ -12,7 +12,8 @@ struct Unsupported {
   std::string why;
 };
 
-// The mode of an operator that cuDNN has as it is.
+// The mode of an operator that cuDNN has as it is. Its sine, cosine and tangent are left out: they lose all digits of
+// large angles.
 std::optional<Mode> DirectMode(Op op) {
   switch (op) {
       // clang-format off
@@ -24,10 +25,6 @@ std::optional<Mode> DirectMode(Op op) {
     case Op::kLog: return Mode::kLog;
     case Op::kFloor: return Mode::kFloor;
     case Op::kCeil: return Mode::kCeil;
-    case Op::kSin: return Mode::kSin;
-    case Op::kCos: return Mode::kCos;
-    case Op::kTan: return Mode::kTan;
-    case Op::kTanh: return Mode::kTanh;
     case Op::kErf: return Mode::kErf;
     case Op::kRelu: return Mode::kRelu;
     case Op::kSigmoid: return Mode::kSigmoid;
@@ -35,9 +32,6 @@ std::optional<Mode> DirectMode(Op op) {
     case Op::kSub: return Mode::kSub;
     case Op::kMul: return Mode::kMul;
     case Op::kDiv: return Mode::kDiv;
-    case Op::kPow: return Mode::kPow;
-    case Op::kMin: return Mode::kMin;
-    case Op::kMax: return Mode::kMax;
     case Op::kEqual: return Mode::kEqual;
     case Op::kLess: return Mode::kLess;
     case Op::kLessOrEqual: return Mode::kLessOrEqual;
@@ -143,13 +137,16 @@ class Mapper {
       case Op::kClip:
         return MapClip(statement);
       case Op::kPow:
+        // cuDNN's own power is NaN for every negative base.
         if (LiteralOf(statement.operands[1]) == 2.0) return AddNode(Mode::kMul, x, x);
-        return AddNode(Mode::kPow, x, second());
+        if (LiteralOf(statement.operands[1]) == 3.0) return AddNode(Mode::kMul, AddNode(Mode::kMul, x, x), x);
+        throw Unsupported{"Pow with an exponent that is not 2 or 3"};
       case Op::kSwish:
       case Op::kQuickGelu:
         return AddNode(Mode::kSwish, x, {}, {}, {{abi::kSwishBeta, alpha}});
       case Op::kGelu:
-        return AddNode(alpha == 0 ? Mode::kGelu : Mode::kGeluTanh, x);
+        if (alpha == 0) return AddNode(Mode::kGelu, x);
+        return AddNode(Mode::kGeluTanh, ExactEnoughForTanh(x, statement.op));
       case Op::kElu:
         return AddNode(Mode::kElu, x, {}, {}, {{abi::kEluAlpha, alpha}});
       case Op::kSelu:
@@ -158,15 +155,23 @@ class Mapper {
       case Op::kSoftplus:
         return Softplus(x);
       case Op::kMish:
-        return AddNode(Mode::kMul, x, AddNode(Mode::kTanh, Softplus(x)));
+        return AddNode(Mode::kMul, x, AddNode(Mode::kTanh, Softplus(ExactEnoughForTanh(x, statement.op))));
+      case Op::kTanh:
+        return AddNode(Mode::kTanh, ExactEnoughForTanh(x, statement.op));
+      case Op::kMin:
+        return MapExtreme(Mode::kMin, statement);
+      case Op::kMax:
+        return MapExtreme(Mode::kMax, statement);
       case Op::kLeakyRelu:
         return AddNode(Mode::kRelu, x, {}, {}, {{abi::kReluLowerClipSlope, alpha}});
       case Op::kPRelu:
         return PRelu(x, second());
-      case Op::kHardSigmoid:
-        return HardSigmoid(x, alpha, statement.attributes[1]);
+      case Op::kHardSigmoid: {
+        const Operand line = Line(x, alpha, statement.attributes[1]);
+        return KeepNaN(line, UpToOne(line));
+      }
       case Op::kHardSwish:
-        return AddNode(Mode::kMul, x, HardSigmoid(x, 1.0 / 6.0, 0.5));
+        return AddNode(Mode::kMul, x, UpToOne(Line(x, 1.0 / 6.0, 0.5)));
       case Op::kIsNaN:
         return AddNode(Mode::kNotEqual, x, x, {}, {}, true);
       default:
@@ -179,16 +184,29 @@ class Mapper {
     return AddNode(*mode, x, b, {}, {}, result == DType::kBool);
   }
 
+  // `otherwise`, but NaN where x is: of two numbers cuDNN's minimum and maximum take the one that is not NaN.
+  Operand KeepNaN(Operand x, Operand otherwise) {
+    return AddNode(Mode::kSelect, x, otherwise, AddNode(Mode::kNotEqual, x, x, {}, {}, true));
+  }
+
+  Operand MapExtreme(Mode mode, const Statement& statement) {
+    Operand result = AddNode(mode, operands_[statement.operands[0]], operands_[statement.operands[1]]);
+    for (const ValueId id : statement.operands) {
+      const std::optional<double> literal = LiteralOf(id);
+      if (literal && std::isnan(*literal)) throw Unsupported{"a literal NaN"};
+      if (!literal) result = KeepNaN(operands_[id], result);
+    }
+    return result;
+  }
+
   Operand MapClip(const Statement& statement) {
     const Operand x = operands_[statement.operands[0]];
     const std::optional<double> low = LiteralOf(statement.operands[1]), high = LiteralOf(statement.operands[2]);
-    const bool is_open = high && std::isinf(*high) && *high > 0;
-    if (low == 0.0 && !std::signbit(*low)) {
-      const Operand above = AddNode(Mode::kRelu, x);
-      return is_open ? above : AddNode(Mode::kMin, above, operands_[statement.operands[2]]);
-    }
-    const Operand above = AddNode(Mode::kMax, x, operands_[statement.operands[1]]);
-    return is_open ? above : AddNode(Mode::kMin, above, operands_[statement.operands[2]]);
+    if (!low || !high || std::isnan(*low) || std::isnan(*high)) throw Unsupported{"Clip with bounds that vary"};
+    const bool is_relu = *low == 0 && !std::signbit(*low);
+    const Operand above = is_relu ? AddNode(Mode::kRelu, x) : AddNode(Mode::kMax, x, operands_[statement.operands[1]]);
+    if (is_relu && std::isinf(*high) && *high > 0) return above;
+    return KeepNaN(x, AddNode(Mode::kMin, above, operands_[statement.operands[2]]));
   }
 
   // log(1 + exp(x)), which overflows nowhere: max(x, 0) + log(1 + exp(-|x|)).
@@ -202,9 +220,16 @@ class Mapper {
     return AddNode(Mode::kSelect, AddNode(Mode::kMul, x, slope), x, is_negative);
   }
 
-  Operand HardSigmoid(Operand x, double alpha, double beta) {
-    const Operand line = AddNode(Mode::kAdd, AddNode(Mode::kMul, x, Number(alpha)), Number(beta));
-    return AddNode(Mode::kMin, AddNode(Mode::kRelu, line), Number(1));
+  Operand Line(Operand x, double slope, double offset) {
+    return AddNode(Mode::kAdd, AddNode(Mode::kMul, x, Number(slope)), Number(offset));
+  }
+  Operand UpToOne(Operand x) { return AddNode(Mode::kMin, AddNode(Mode::kRelu, x), Number(1)); }
+
+  // cuDNN's tanh has 17 bits: enough where the convolution's dtype has 11 or fewer.
+  Operand ExactEnoughForTanh(Operand x, Op op) const {
+    if (SizeOf(program_.value(program_.parameters().front()).dtype) != 2)
+      throw Unsupported{std::string(NameOf(op)) + " with more than 17 bits"};
+    return x;
   }
 
   // Each result has a node of its own, whose value nothing else reads: it is rounded as it is stored.

@@ -15,5 +15,7 @@ extern const char kScatterSource[];         // ops/scatter/scatter.cu
 extern const char kScatterSortSource[];     // ops/scatter/scatter_sort.cu
 extern const char kOwnKernelSource[];       // ops/conv/own_kernels.cuh
 extern const char kDepthwiseSource[];       // ops/conv/depthwise.cu
+extern const char kStemSource[];            // ops/conv/stem.cu
+extern const char kVectorConvSource[];      // ops/conv/vector.cu
 
 }  // namespace ortplugin

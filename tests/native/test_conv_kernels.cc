@@ -7,7 +7,7 @@
 #include <iostream>
 #include <sstream>
 
-#include "ortplugin/ops/conv/depthwise.h"
+#include "ortplugin/ops/conv/own_kernels.h"
 #include "ortplugin/runtime/cuda.h"
 #include "tests/native/check.h"
 #include "tests/native/kernel_remarks.h"
@@ -39,7 +39,7 @@ ConvProblem Square(DType dtype, int64_t batch, int64_t size, int64_t channels, i
   problem.filters = filters;
   problem.group = group;
   problem.kernel_height = problem.kernel_width = kernel;
-  const int64_t pad = (kernel - 1) / 2;
+  const int64_t pad = stride == kernel ? 0 : (kernel - 1) / 2;
   problem.pads = {pad, pad, pad, pad};
   problem.strides = {stride, stride};
   problem.out_height = problem.out_width = (size + 2 * pad - kernel) / stride + 1;
@@ -53,22 +53,40 @@ const char* ProgramOf(DType dtype) {
   return dtype == DType::kFloat16 ? kSilu : dtype == DType::kFloat ? kRelu : kMixed;
 }
 
-std::vector<Case> DepthwiseCases() {
+std::vector<Case> Cases() {
   constexpr DType kHalf = DType::kFloat16, kBrain = DType::kBFloat16, kFloat = DType::kFloat;
   std::vector<Case> cases;
-  const auto add = [&](DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t kernel, int64_t stride) {
+  const auto depthwise = [&](DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t kernel,
+                             int64_t stride) {
     cases.push_back({ProgramOf(dtype), Square(dtype, batch, size, channels, channels, channels, kernel, stride)});
   };
-  add(kHalf, 8, 112, 32, 3, 1);
-  add(kHalf, 8, 56, 144, 5, 2);
-  add(kHalf, 1, 14, 480, 3, 1);
-  add(kHalf, 1, 7, 960, 5, 1);
-  add(kHalf, 8, 56, 96, 7, 1);
-  add(kHalf, 8, 23, 20, 5, 1);
-  add(kFloat, 8, 56, 96, 7, 1);
-  add(kFloat, 8, 112, 96, 3, 2);
-  add(kBrain, 8, 14, 672, 5, 1);
-  add(kBrain, 8, 56, 96, 7, 1);
+  depthwise(kHalf, 8, 112, 32, 3, 1);
+  depthwise(kHalf, 8, 112, 96, 3, 2);
+  depthwise(kHalf, 1, 14, 480, 3, 1);
+  depthwise(kHalf, 8, 28, 240, 5, 1);
+  depthwise(kHalf, 1, 7, 958, 5, 1);
+  depthwise(kFloat, 8, 56, 96, 7, 1);
+  depthwise(kBrain, 8, 7, 768, 7, 1);
+  // The images of networks, channels last and first.
+  const auto stem = [&](DType dtype, int64_t filters, int64_t kernel, int64_t stride, bool channels_first) {
+    ConvProblem problem = Square(dtype, 8, 224, 3, filters, 1, kernel, stride);
+    problem.x_channels_first = channels_first;
+    cases.push_back({ProgramOf(dtype), problem});
+  };
+  stem(kHalf, 64, 7, 2, false);
+  stem(kBrain, 64, 7, 2, true);
+  stem(kHalf, 16, 3, 2, true);
+  stem(kBrain, 32, 3, 2, false);
+  stem(kHalf, 96, 4, 4, true);
+  // Pooled vectors.
+  const auto vectors = [&](DType dtype, int64_t batch, int64_t channels, int64_t filters) {
+    cases.push_back({ProgramOf(dtype), Square(dtype, batch, 1, channels, filters, 1, 1, 1)});
+  };
+  vectors(kHalf, 1, 24, 96);
+  vectors(kHalf, 8, 1280, 1000);
+  vectors(kBrain, 8, 1152, 48);
+  vectors(kFloat, 3, 130, 77);
+  for (Case& the : cases) the.problem.constant_weights = the.problem.batch == 8;
   return cases;
 }
 
@@ -76,31 +94,38 @@ std::vector<Case> DepthwiseCases() {
 
 int main(int argc, char** argv) {
   const std::string architecture = argc == 2 ? argv[1] : "";
+  if (architecture.rfind("sm_", 0) != 0) {
+    std::cerr << "which architecture? for instance: test_conv_kernels sm_90\n";
+    return 2;
+  }
   std::cout << cuda::CompilerVersion() << "\n";  // without NVRTC the test ends here and says so
   const int number = std::atoi(architecture.substr(3).c_str());
   const cuda::DeviceFacts device{0, number / 10, number % 10, 132, 60 << 20};
-  for (const Case& the : DepthwiseCases()) {
+  for (const Case& the : Cases()) {
     const Program program = Program::Parse(the.program);
-    CHECK(FitsDepthwise(program, the.problem));
-    const DepthwiseSchedule schedule = ScheduleDepthwise(program, the.problem, device);
+    const std::optional<OwnKernel> own = FindOwnKernel(program, the.problem, device);
+    const bool is_stem = the.problem.group == 1 && the.problem.kernel_height > 1;
+    CHECK(own.has_value() == (device.major >= 8 || !is_stem));  // Turing's tensor cores lack what a stem takes
+    if (!own) continue;
+    CHECK(own->arguments.size() == the.problem.operands.size() + 3 + program.results().size());
     std::string log, code, failure;
     try {
-      code = cuda::Compile(DepthwiseSource(program, the.problem, schedule), architecture, &log);
+      code = cuda::Compile(own->source, architecture, &log);
     } catch (const Error& error) {
       failure = std::string(error.what()).substr(0, 3000);
     }
     const auto variant = [&] {
       std::ostringstream text;
-      text << architecture << " depthwise " << ToString(the.problem.output_shape()) << " kernel "
-           << the.problem.kernel_height << " stride " << the.problem.strides[0] << " vector " << schedule.vector
-           << " tile " << schedule.tile_h << "x" << schedule.tile_w << " lanes " << schedule.lanes << "x"
-           << schedule.tiles << " ahead " << schedule.ahead << " registers " << test::Registers(log) << " spilled "
-           << test::Spilled(log) << " bytes " << failure;
+      text << architecture << " " << own->entry << " " << NameOf(the.problem.dtype) << " "
+           << ToString(the.problem.output_shape()) << " kernel " << the.problem.kernel_height << " stride "
+           << the.problem.strides[0] << " threads " << own->launch.blocks << "x" << own->launch.threads << " registers "
+           << test::Registers(log) << " spilled " << test::Spilled(log) << " bytes " << failure;
       return text.str();
     };
     if (std::getenv("VERBOSE") != nullptr) std::cout << variant() << "\n";
     CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, variant());
-    CHECK_WITH(test::Spilled(log) == 0, variant());
+    CHECK_WITH(test::Spilled(log) == 0 && test::Local(log) == 0, variant());
+    CHECK_WITH(code.find(own->entry) != std::string::npos, variant());
   }
   return test::Summary();
 }

@@ -192,6 +192,19 @@ def test_weights_may_change_from_run_to_run(library: Path) -> None:
         check(each, run(session, each))
 
 
+def test_weights_that_a_caller_may_override(library: Path) -> None:
+    """An initializer that is a graph input too is no constant: it is read in every run."""
+    case = by_name["constant weights: normal, many channels, float16, NHWC"]
+    model = onnx.load_model_from_string(case.model())
+    x, w, bias = case.inputs()
+    model.graph.input.append(helper.make_tensor_value_info("W", TensorProto.FLOAT16, w.shape))
+    session = make(model.SerializeToString())
+    check(case, session.run(None, case.feeds()))
+    other = (w.astype(np.float64) * 0.5).astype(np.float16)
+    for weights in (other, w, other):
+        check(case, session.run(None, {**case.feeds(), "W": weights}), expect(case, [x, weights, bias]))
+
+
 # -------------------------------------------------------------------------------------------------------- wrong nodes
 
 

@@ -15,6 +15,7 @@ import pytest
 import ortplugin
 
 ROWS, WIDTH, RUNS = 2048, 1024, 7
+APART = ("lone-pointwise",)  # the Neg that is the measure is ONNX Runtime's own
 IN_PLACE = 0.25  # a copy takes about as long as the Neg of the same tensor, an update of one row some microseconds
 
 
@@ -79,7 +80,7 @@ def test_a_chain_stays_in_place(
     shapes: str, skip: list[str], feeds: dict[str, np.ndarray], library: Path, tmp_path: Path
 ) -> None:
     original = model(SHAPES[shapes])
-    optimized, _ = ortplugin.optimize(original, skip=skip)
+    optimized, _ = ortplugin.optimize(original, skip=[*skip, *APART])
     kind = "ScatterND" if skip else "UpdateSlice"
     assert [node.op_type for node in optimized.graph.node if node.domain == "ortplugin"] == [kind] * 4
     outputs, times = run(optimized, {each.name: feeds[each.name] for each in original.graph.input}, tmp_path)
@@ -93,7 +94,7 @@ def test_data_that_is_needed_later_is_copied(feeds: dict[str, np.ndarray], libra
     original = model("""g (float[N,M] x, float[1,M] u) => (float[N,M] y, float[N,M] z, float[N,M] w) {
         a0 = Neg(x)  a1 = ScatterND(a0, i0, u)  a2 = ScatterND(a0, i1, u)  y = Neg(a1)  z = Neg(a2)
         w = ScatterND(x, i2, u) }""")
-    optimized, _ = ortplugin.optimize(original)
+    optimized, _ = ortplugin.optimize(original, skip=APART)
     before = feeds["x"].copy()
     outputs, times = run(optimized, feeds, tmp_path)
     np.testing.assert_array_equal(feeds["x"], before)
@@ -111,5 +112,5 @@ def test_data_that_is_needed_later_is_copied(feeds: dict[str, np.ndarray], libra
 def test_updates_that_are_the_data_too(library: Path, tmp_path: Path) -> None:
     original = model("g (float[1,M] x) => (float[1,M] y) { a = Neg(x)  b = ScatterND(a, i0, a)  y = Neg(b) }")
     x = np.arange(8, dtype=np.float32).reshape(1, 8)
-    outputs, _ = run(ortplugin.optimize(original)[0], {"x": x}, tmp_path)
+    outputs, _ = run(ortplugin.optimize(original, skip=APART)[0], {"x": x}, tmp_path)
     np.testing.assert_array_equal(outputs[0], x)

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 
+#include "ortplugin/ops/conv/blocked_conv.h"
 #include "ortplugin/ops/conv/conv.h"
 #include "ortplugin/ops/conv/host_layout.h"
 #include "ortplugin/ops/conv/standard_epilogue.h"
@@ -20,53 +21,6 @@ namespace {
 
 constexpr int kOpset = 11;  // since which Conv and MatMul are what they are
 
-// For each of a window's outputs, the elements of one row of pixels that a tap meets.
-template <typename T>
-void Row(const T* from, const Window& window, int64_t tap, T* to) {
-  const int64_t start = tap * window.dilation - window.begin;
-  for (int64_t out = 0; out < window.out; ++out) {
-    const int64_t at = start + out * window.stride;
-    to[out] = at >= 0 && at < window.size ? from[at] : T{0};
-  }
-}
-
-// Columns [channels * taps, pixels of the result] of one image, channels first: the matrix that the weights multiply.
-template <typename T>
-void Unfold(Run& run, const ConvShape& shape, const T* image, T* columns) {
-  int64_t taps = 1, pixels = 1, size = 1;
-  for (const Window& window : shape.windows) {
-    taps *= window.kernel;
-    pixels *= window.out;
-    size *= window.size;
-  }
-  const Window& last = shape.windows.back();
-  run.parallel_for(static_cast<size_t>(shape.channels * taps), [&](size_t task) {
-    const int64_t channel = static_cast<int64_t>(task) / taps;
-    int64_t tap = static_cast<int64_t>(task) % taps;
-    std::vector<int64_t> taps_of(shape.windows.size());
-    for (size_t axis = shape.windows.size(); axis-- > 0; tap /= shape.windows[axis].kernel)
-      taps_of[axis] = tap % shape.windows[axis].kernel;
-    T* to = columns + static_cast<int64_t>(task) * pixels;
-    for (int64_t row = 0; row < pixels / last.out; ++row, to += last.out) {
-      int64_t offset = 0, stride = last.size, rest = row;
-      bool inside = true;
-      for (size_t axis = shape.windows.size() - 1; axis-- > 0;) {
-        const Window& window = shape.windows[axis];
-        const int64_t at = rest % window.out * window.stride + taps_of[axis] * window.dilation - window.begin;
-        rest /= window.out;
-        inside = inside && at >= 0 && at < window.size;
-        offset += at * stride;
-        stride *= window.size;
-      }
-      if (inside) {
-        Row(image + channel * size + offset, last, taps_of.back(), to);
-      } else {
-        std::fill_n(to, last.out, T{0});
-      }
-    }
-  });
-}
-
 class CpuConv : public Kernel {
  public:
   explicit CpuConv(const NodeInfo& info)
@@ -75,9 +29,9 @@ class CpuConv : public Kernel {
         wide_(dtype_ == DType::kDouble ? DType::kDouble : DType::kFloat),
         kept_(info),
         scratch_(info) {
-    if (wide_ == DType::kDouble) {
+    if (wide_ == DType::kDouble || node_.attributes.channels_last)
       product_.emplace(info, "MatMul", "", kOpset, Types(), std::vector<StandardOperator::Attribute>{}, 2, 1);
-    } else {
+    if (wide_ == DType::kFloat) {
       const size_t spatial = Spatial();
       const Shape pads(2 * spatial, 0);
       Convolution(pads, nullptr);
@@ -94,9 +48,12 @@ class CpuConv : public Kernel {
     if (const std::optional<Tensor> w = info.constant_input(1)) {
       HostOperand weights(nullptr, scratch_, dtype_, w->data, w->shape, node_.attributes.channels_last);
       if (weights.data() != w->data) weights_.emplace(std::move(weights));
+      const Shape first = node_.attributes.channels_last ? ChannelsFirst(w->shape) : w->shape;
+      if (wide_ == DType::kFloat && BlockedConv::Takes(node_.attributes, first)) {
+        blocked_taken_ = Take(first.size() - 2, false, true);
+        blocked_.emplace(info, node_.attributes, first, *blocked_taken_);
+      }
     }
-    place_ = PlaceOf(node_.program);
-    if (taken_) taken_place_ = PlaceOf(taken_->rest);
   }
 
   void Compute(Run& run) const override {
@@ -116,13 +73,24 @@ class CpuConv : public Kernel {
     if (count == 0) return;
 
     if (ElementCount(shape.x()) == 0) return Pad(run, axes, count, inputs, outputs);
-    const StandardEpilogue* taken = taken_ && Fits(*taken_, shape, shapes) ? &*taken_ : nullptr;
+    const bool in_blocks =
+        blocked_ && BlockedConv::Pays(shape) && Fits(*blocked_taken_, shape, shapes) && blocked_->IsHere(run, scratch_);
+    const bool is_product = !in_blocks && IsProduct(shape);
+    const StandardEpilogue* taken = nullptr;
+    if (in_blocks) taken = &*blocked_taken_;
+    if (!in_blocks && !is_product && taken_ && Fits(*taken_, shape, shapes)) taken = &*taken_;
     const Program& program = taken ? taken->rest : node_.program;
-    const std::optional<size_t> place = taken ? taken_place_ : place_;
+    const std::optional<size_t> place = PlaceOf(program);
     HostScratch::Buffer own(nullptr, {&scratch_});
     if (!place) own = scratch_.Take(static_cast<size_t>(count) * SizeOf(wide_));
     void* value = place ? outputs[*place] : own.get();
-    Convolve(run, shape, inputs, taken, value);
+    if (in_blocks) {
+      ConvolveBlocks(run, shape, inputs, *taken, static_cast<float*>(value));
+    } else if (is_product) {
+      MultiplyPixels(run, shape, inputs, value);
+    } else {
+      Convolve(run, shape, inputs, taken, value);
+    }
     if (place && program.statements().empty() && outputs.size() == 1) return;
     std::vector<ProgramPass::Input> parameters{{value, wide_}};
     for (size_t i = kConvInputs; i < inputs.size(); ++i)
@@ -217,12 +185,8 @@ class CpuConv : public Kernel {
       Multiply(run, shape, static_cast<const double*>(data.data()), filters, static_cast<double*>(made));
     } else {
       std::vector<Tensor> given{{data.data(), ort::kFloat, shape.x_first()}, {filters, ort::kFloat, shape.w_first()}};
-      std::optional<HostOperand> bias;
-      if (taken != nullptr && taken->bias) {
-        const Tensor& operand = inputs[*taken->bias - 1 + kConvInputs];
-        bias.emplace(&run, scratch_, dtype_, operand.data, operand.shape, false);
-        given.push_back({bias->data(), ort::kFloat, {shape.filters}});
-      }
+      const std::optional<HostOperand> bias = Bias(run, inputs, taken);
+      if (bias) given.push_back({bias->data(), ort::kFloat, {shape.filters}});
       if (taken != nullptr && taken->sum) {
         given.resize(3, {nullptr, ort::kUndefined, {}});
         given.push_back(inputs[*taken->sum - 1 + kConvInputs]);
@@ -230,6 +194,52 @@ class CpuConv : public Kernel {
       Convolution(shape.pads(), taken).Run(run, given, {{made, ort::kFloat, shape.result_first()}});
     }
     if (first != nullptr) Transpose(&run, made, value, shape.batch, shape.filters, pixels, SizeOf(wide_));
+  }
+
+  // The same in blocks of channels.
+  void ConvolveBlocks(Run& run, const ConvShape& shape, const std::vector<Tensor>& inputs,
+                      const StandardEpilogue& taken, float* value) const {
+    const HostOperand data(&run, scratch_, dtype_, inputs[0].data, shape.x(), false);
+    const std::optional<HostOperand> bias = Bias(run, inputs, &taken);
+    const void* weights = weights_ ? weights_->data() : inputs[1].data;
+    blocked_->Run(run, scratch_, shape, static_cast<const float*>(data.data()), static_cast<const float*>(weights),
+                  bias ? static_cast<const float*>(bias->data()) : nullptr, value);
+  }
+
+  // The bias that Conv takes along, as float.
+  std::optional<HostOperand> Bias(Run& run, const std::vector<Tensor>& inputs, const StandardEpilogue* taken) const {
+    if (taken == nullptr || !taken->bias) return std::nullopt;
+    const Tensor& operand = inputs[*taken->bias - 1 + kConvInputs];
+    return HostOperand(&run, scratch_, dtype_, operand.data, operand.shape, false);
+  }
+
+  // Whether a convolution is the product of X as it lies, a matrix [pixels, C], and a matrix of the weights.
+  static bool IsProduct(const ConvShape& shape) {
+    return shape.channels_last && shape.groups == 1 &&
+           std::all_of(shape.windows.begin(), shape.windows.end(),
+                       [](const Window& window) { return window.kernel == 1 && window.begin == 0 && window.end == 0; });
+  }
+
+  void MultiplyPixels(Run& run, const ConvShape& shape, const std::vector<Tensor>& inputs, void* value) const {
+    const int64_t pixels = ElementCount(shape.result()) / shape.filters, channels = shape.channels;
+    HostScratch::Buffer kept(nullptr, {&scratch_});
+    const void* x = inputs[0].data;
+    const Shape strides = shape.strides();
+    if (std::any_of(strides.begin(), strides.end(), [](int64_t stride) { return stride > 1; })) {
+      kept = scratch_.Take(static_cast<size_t>(pixels * channels) * SizeOf(dtype_));
+      KeepPixels(run, shape, static_cast<size_t>(channels) * SizeOf(dtype_), x, kept.get());
+      x = kept.get();
+    }
+    const HostOperand data(&run, scratch_, dtype_, x, {pixels, channels}, false);
+    std::optional<HostOperand> weights;
+    if (!weights_) weights.emplace(&run, scratch_, dtype_, inputs[1].data, shape.w(), false);
+    // The weights are [M, C] and multiply from the right.
+    const HostScratch::Buffer turned = scratch_.Take(static_cast<size_t>(shape.filters * channels) * SizeOf(wide_));
+    Transpose(&run, weights_ ? weights_->data() : weights->data(), turned.get(), 1, shape.filters, channels,
+              SizeOf(wide_));
+    product_->Run(
+        run, {{data.data(), ToOrt(wide_), {pixels, channels}}, {turned.get(), ToOrt(wide_), {channels, shape.filters}}},
+        {{value, ToOrt(wide_), {pixels, shape.filters}}});
   }
 
   void Multiply(Run& run, const ConvShape& shape, const double* x, const void* w, double* y) const {
@@ -254,8 +264,9 @@ class CpuConv : public Kernel {
   HostScratch scratch_;
   std::optional<HostOperand> weights_;     // constant ones that are not used as they lie
   std::optional<StandardEpilogue> taken_;  // by Conv, where a run's shapes fit
-  std::optional<size_t> place_, taken_place_;
-  std::optional<StandardOperator> product_;  // of doubles
+  std::optional<BlockedConv> blocked_;
+  std::optional<StandardEpilogue> blocked_taken_;
+  std::optional<StandardOperator> product_;  // of matrices
   mutable std::mutex mutex_;
   // By padding, and whether they take a part of the program.
   mutable std::map<std::pair<Shape, bool>, std::unique_ptr<StandardOperator>> convolutions_;

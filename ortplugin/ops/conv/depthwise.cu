@@ -28,21 +28,18 @@ __device__ __forceinline__ weight_t to_weight(storage_t w) { return w; }
 
 struct Row {
   Vector<storage_t, VECTOR> at[COLUMNS];
-  // Row number `row` of the tile's part of the image; zeros where that ends.
-  __device__ __forceinline__ void load(const storage_t* image, int top, int left, int row) {
-    const int y = top + row;
-    const bool exists = (unsigned)y < IMAGE_H;
+  // Row number `row` of the tile's part of the image, which begins at `corner`; zeros where that ends. All distances
+  // from `corner` are constants, so that they cost no arithmetic.
+  __device__ __forceinline__ void load(const storage_t* corner, int top, int left, int row) {
+    const bool exists = (unsigned)(top + row) < IMAGE_H;
 #pragma unroll
-    for (int i = 0; i < COLUMNS; ++i) {
-      const int x = left + i;
-      load_if(exists && (unsigned)x < IMAGE_W, at[i], image + (y * IMAGE_W + x) * CHANNELS);
-    }
+    for (int i = 0; i < COLUMNS; ++i)
+      load_if(exists && (unsigned)(left + i) < IMAGE_W, at[i], corner + (row * IMAGE_W + i) * CHANNELS);
   }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) depthwise(const Arguments a) {
   __shared__ __align__(16) weight_t weights[TAPS * PITCH];
-  let_next_kernel_start();
   const int slice = blockIdx.x % SLICES, lane = threadIdx.x % LANES;
   int tile = blockIdx.x / SLICES * TILES + threadIdx.x / LANES;
   const int m = slice * SLICE + lane * VECTOR;
@@ -51,10 +48,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) depthwise(const Arguments 
   const int first_y = tile % TILES_Y * TILE_H, first_x = left_tile * TILE_W, n = tile / TILES_Y;
   const bool works = (CHANNELS % SLICE == 0 || m < CHANNELS) && n < (int)a.batch;
   const int top = works ? first_y * STRIDE_H - PAD_TOP : IMAGE_H, left = first_x * STRIDE_W - PAD_LEFT;
-  const storage_t* const image = (const storage_t*)a.in[0] + n * (IMAGE_H * IMAGE_W * CHANNELS) + m;
+  const storage_t* const corner =
+      (const storage_t*)a.in[0] + n * (IMAGE_H * IMAGE_W * CHANNELS) + (top * IMAGE_W + left) * CHANNELS + m;
 
   if (!CONSTANT_WEIGHTS) wait_for_last_kernel();
-  // Weights lie channel by channel in memory, tap by tap in shared memory.
+  // Weights lie channel by channel in memory, tap by tap in shared memory. Past the last one it is read again.
   constexpr int kSteps = (TAPS * SLICE + THREADS - 1) / THREADS;
   storage_t staged[kSteps];
   const storage_t* const w = (const storage_t*)a.in[1] + slice * (SLICE * TAPS);
@@ -62,21 +60,24 @@ extern "C" __global__ void __launch_bounds__(THREADS) depthwise(const Arguments 
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) {
     const int at = i * THREADS + threadIdx.x;
-    if (at < count) staged[i] = w[at];
+    staged[i] = w[CHANNELS % SLICE == 0 && i < kSteps - 1 ? at : min(at, count - 1)];
   }
   if (CONSTANT_WEIGHTS) wait_for_last_kernel();
   Row ahead[AHEAD];
 #pragma unroll
-  for (int r = 0; r < AHEAD; ++r) ahead[r].load(image, top, left, r);
+  for (int r = 0; r < AHEAD; ++r) ahead[r].load(corner, top, left, r);
   TileOperands<VECTOR> shared_operands;
   if (works) shared_operands.load(a, n, m);
+  int tap = threadIdx.x % TAPS, at = threadIdx.x / TAPS;  // THREADS further on with each step
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) {
-    const int at = i * THREADS + threadIdx.x;
-    if (at < count) weights[at % TAPS * PITCH + at / TAPS] = to_weight(staged[i]);
+    if (i < kSteps - 1 || at < SLICE) weights[tap * PITCH + at] = to_weight(staged[i]);
+    tap += THREADS % TAPS;
+    at += THREADS / TAPS + (tap >= TAPS);
+    tap -= tap >= TAPS ? TAPS : 0;
   }
   __syncthreads();
-  if (!works) return;
+  if (!works) return;  // which lets the next kernel start, too
 
   float sums[TILE_H][TILE_W][VECTOR];
 #pragma unroll
@@ -87,10 +88,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) depthwise(const Arguments 
       for (int j = 0; j < VECTOR; ++j) sums[i][k][j] = 0.0f;
 
   const weight_t* const by = weights + lane * VECTOR;
-#pragma unroll ROLLED ? 1 : ROWS
+#pragma unroll
   for (int row = 0; row < ROWS; ++row) {
     const Row now = ahead[row % AHEAD];
-    if (row + AHEAD < ROWS) ahead[row % AHEAD].load(image, top, left, row + AHEAD);
+    if (row + AHEAD < ROWS) ahead[row % AHEAD].load(corner, top, left, row + AHEAD);
 #pragma unroll
     for (int i = 0; i < TILE_H; ++i) {
       const int r = row - i * STRIDE_H;  // of the kernel, for row i of the tile
@@ -108,24 +109,27 @@ extern "C" __global__ void __launch_bounds__(THREADS) depthwise(const Arguments 
     }
   }
 
+  // Not earlier: blocks of the next kernel would crowd on the multiprocessors that have room while this one computes.
+  let_next_kernel_start();
+  const int first_offset = ((n * OUT_H + first_y) * OUT_W + first_x) * CHANNELS + m;
 #pragma unroll
   for (int i = 0; i < TILE_H; ++i) {
     const int y = first_y + i;
+    if (OUT_H % TILE_H != 0 && y >= OUT_H) break;
     PixelOperands<VECTOR> operands[TILE_W];
 #pragma unroll
     for (int k = 0; k < TILE_W; ++k) {
       // Past the edge the last pixel is read again and nothing is written.
-      const int inner_y = min(y, OUT_H - 1), x = min(first_x + k, OUT_W - 1);
-      operands[k].load(a, n, inner_y, x, m, ((n * OUT_H + inner_y) * OUT_W + x) * CHANNELS + m);
+      const int x = OUT_W % TILE_W == 0 ? first_x + k : min(first_x + k, OUT_W - 1);
+      operands[k].load(a, n, y, x, m, first_offset + (i * OUT_W + x - first_x) * CHANNELS);
     }
 #pragma unroll
     for (int k = 0; k < TILE_W; ++k) {
-      const int x = first_x + k;
-      if ((OUT_H % TILE_H != 0 && y >= OUT_H) || (OUT_W % TILE_W != 0 && x >= OUT_W)) continue;
+      if (OUT_W % TILE_W != 0 && first_x + k >= OUT_W) break;
       Results<VECTOR> results;
 #pragma unroll
       for (int j = 0; j < VECTOR; ++j) apply(shared_operands, operands[k], j, sums[i][k][j], results);
-      results.store(a, ((n * OUT_H + y) * OUT_W + x) * CHANNELS + m);
+      results.store(a, first_offset + (i * OUT_W + k) * CHANNELS);
     }
   }
 }

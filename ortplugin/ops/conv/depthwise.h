@@ -11,7 +11,6 @@ struct DepthwiseSchedule {
   int lanes;           // threads side by side along the channels
   int tiles;           // of a block: threads = lanes * tiles
   int ahead;           // rows of the image that are loaded before they are needed
-  bool rolled;         // rows of the kernel are a loop, with tile_h 1 and ahead 1
   bool wide_weights;   // weights stand as float in shared memory
 };
 

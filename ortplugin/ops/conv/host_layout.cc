@@ -1,6 +1,7 @@
 #include "ortplugin/ops/conv/host_layout.h"
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
 
 #include "ortplugin/runtime/evaluator.h"
@@ -34,6 +35,15 @@ void TransposeAll(Run* run, const void* from, void* to, int64_t count, int64_t r
     TransposeRows(static_cast<const T*>(from) + offset, static_cast<T*>(to) + offset, rows, columns, first,
                   std::min(rows, first + kTile));
   });
+}
+
+// For each of a window's outputs, the elements of one row of pixels that a tap meets.
+void Row(const double* from, const Window& window, int64_t tap, double* to) {
+  const int64_t start = tap * window.dilation - window.begin;
+  for (int64_t out = 0; out < window.out; ++out) {
+    const int64_t at = start + out * window.stride;
+    to[out] = at >= 0 && at < window.size ? from[at] : 0.0;
+  }
 }
 
 }  // namespace
@@ -72,6 +82,59 @@ HostOperand::HostOperand(Run* run, const HostScratch& scratch, DType dtype, cons
   Widen(run, dtype, data_, owned_.get(), count);
   data_ = owned_.get();
   between_.reset();
+}
+
+void Unfold(Run& run, const ConvShape& shape, const double* image, double* columns) {
+  int64_t taps = 1, pixels = 1, size = 1;
+  for (const Window& window : shape.windows) {
+    taps *= window.kernel;
+    pixels *= window.out;
+    size *= window.size;
+  }
+  const Window& last = shape.windows.back();
+  run.parallel_for(static_cast<size_t>(shape.channels * taps), [&](size_t task) {
+    const int64_t channel = static_cast<int64_t>(task) / taps;
+    int64_t tap = static_cast<int64_t>(task) % taps;
+    std::vector<int64_t> taps_of(shape.windows.size());
+    for (size_t axis = shape.windows.size(); axis-- > 0; tap /= shape.windows[axis].kernel)
+      taps_of[axis] = tap % shape.windows[axis].kernel;
+    double* to = columns + static_cast<int64_t>(task) * pixels;
+    for (int64_t row = 0; row < pixels / last.out; ++row, to += last.out) {
+      int64_t offset = 0, stride = last.size, rest = row;
+      bool inside = true;
+      for (size_t axis = shape.windows.size() - 1; axis-- > 0;) {
+        const Window& window = shape.windows[axis];
+        const int64_t at = rest % window.out * window.stride + taps_of[axis] * window.dilation - window.begin;
+        rest /= window.out;
+        inside = inside && at >= 0 && at < window.size;
+        offset += at * stride;
+        stride *= window.size;
+      }
+      if (inside) {
+        Row(image + channel * size + offset, last, taps_of.back(), to);
+      } else {
+        std::fill_n(to, last.out, 0.0);
+      }
+    }
+  });
+}
+
+void KeepPixels(Run& run, const ConvShape& shape, size_t bytes, const void* from, void* to) {
+  const Window& last = shape.windows.back();
+  const int64_t rows = ElementCount(shape.result()) / shape.filters / last.out;
+  run.parallel_for(static_cast<size_t>(rows), [&](size_t task) {
+    int64_t rest = static_cast<int64_t>(task), offset = 0, stride = last.size;
+    for (size_t axis = shape.windows.size() - 1; axis-- > 0;) {
+      const Window& window = shape.windows[axis];
+      offset += rest % window.out * window.stride * stride;
+      rest /= window.out;
+      stride *= window.size;
+    }
+    const char* pixel = static_cast<const char*>(from) + static_cast<size_t>(offset + rest * stride) * bytes;
+    char* kept = static_cast<char*>(to) + task * static_cast<size_t>(last.out) * bytes;
+    for (int64_t out = 0; out < last.out; ++out, kept += bytes, pixel += static_cast<size_t>(last.stride) * bytes)
+      std::memcpy(kept, pixel, bytes);
+  });
 }
 
 }  // namespace ortplugin

@@ -1,8 +1,10 @@
-// How tensors lie in host memory, changed on all of ONNX Runtime's threads: dtype and order of axes.
+// How tensors lie in host memory, changed on all of ONNX Runtime's threads: dtype, order of axes, what of X a
+// convolution meets.
 #pragma once
 
 #include <cstdint>
 
+#include "ortplugin/ops/conv/geometry.h"
 #include "ortplugin/runtime/ort.h"
 #include "ortplugin/runtime/program.h"
 #include "ortplugin/runtime/standard_operator.h"
@@ -28,5 +30,11 @@ class HostOperand {
   const void* data_;
   HostScratch::Buffer owned_, between_;
 };
+
+// Columns [channels * taps, pixels of the result] of one image, channels first: the matrix that the weights multiply.
+void Unfold(Run& run, const ConvShape& shape, const double* image, double* columns);
+
+// Of X, channels last, the pixels of `bytes` each that the strides of a kernel of one element leave.
+void KeepPixels(Run& run, const ConvShape& shape, size_t bytes, const void* from, void* to);
 
 }  // namespace ortplugin

@@ -135,6 +135,16 @@ std::optional<OwnKernel> FindOwnKernel(const Program& program, const ConvProblem
     return OwnKernel{DepthwiseSource(program, problem, schedule), "depthwise", DepthwiseLaunch(problem, schedule),
                      ConvArguments(program, problem)};
   }
+  if (FitsStem(program, problem, device)) {
+    const StemSchedule schedule = ScheduleStem(program, problem, device);
+    return OwnKernel{StemSource(program, problem, schedule), "stem", StemLaunch(problem, schedule, device),
+                     ConvArguments(program, problem)};
+  }
+  if (FitsVectorConv(program, problem)) {
+    const VectorConvSchedule schedule = ScheduleVectorConv(program, problem, device);
+    return OwnKernel{VectorConvSource(program, problem, schedule), "vector_conv", VectorConvLaunch(problem, schedule),
+                     ConvArguments(program, problem)};
+  }
   return std::nullopt;
 }
 

@@ -10,6 +10,8 @@ struct StemSchedule {
   int filters;         // of a warp: 16 or 32
   int warps;           // of a block
   int tile_h, tile_w;  // pixels of a block
+  int buffers;         // parts of the image at once: 1, or 2 to copy one while the other is used
+  int parts;           // of 16 pixels that a warp works on at once
   int blocks;          // that a multiprocessor should hold
 };
 

@@ -93,6 +93,7 @@ def half_original() -> onnx.ModelProto:
         ("a = ReduceSum(c, spatial)  last = Sub(c, a)", ["ReduceSum", "Sub"]),
         ("a = ArgMax<axis = 1>(c)  b = Cast<to = 1>(a)  last = Mul(c, b)", ["ArgMax", "Cast", "Mul"]),
         ("last = Transpose<perm = [0, 1, 3, 2]>(c)", ["Transpose"]),
+        ("a = Reshape<allowzero = 1>(c, flat)  last = Reshape(a, parted)", ["Reshape", "Reshape"]),
         ("a = Reshape(c, merged)  b = Sigmoid(a)  last = Reshape(b, parted)", ["Reshape", "Sigmoid", "Reshape"]),
     ],
 )
@@ -102,11 +103,30 @@ def test_what_works_in_either_order(nodes: str, expected: list[str], rng: np.ran
         int64[1] one = {1}, int64[2] halves = {1, 3}, int64[3] zeros = {0, 0, 1}, int64[3] ends = {9, 4, 5},
         int64[2] zeros2 = {-1, 0}, int64[2] ends2 = {-9, 4}, int64[2] minus = {-2, 1}, int64[2] steps = {-1, 1},
         int64[8] pads = {0, 0, 1, 2, 0, 0, 3, 1}, int64[4] order = {2, 0, 3, 1}, int64[2] spatial = {2, -1},
-        int64[3] merged = {0, 4, -1}, int64[4] parted = {0, 4, 5, 6},
+        int64[3] merged = {0, 4, -1}, int64[3] flat = {-1, 4, 30}, int64[4] parted = {0, 4, 5, 6},
         float[1,4,1,6] pixel = {""" + ", ".join(map(str, range(24))) + "}"  # fmt: skip
     constants += ", float[1,4,5,6] full = {" + ", ".join(map(str, range(120))) + "}"
     used = [each.strip() for each in split(constants) if f"{each.split('=')[0].split()[-1]}" in tokens(nodes)]
     original = between(nodes, ", ".join(used)) if "pixel" not in nodes else between_one(nodes, ", ".join(used))
+    optimized, _ = change(original, rng)
+    assert inner(optimized) == ["FusedConv", *expected, "FusedConv"]
+
+
+@pytest.mark.parametrize(
+    ("opset", "nodes", "constants", "expected"),
+    [
+        (18, "a = ReduceMax(c, i)  last = Sub(c, a)", "int64[1] i = {1}", ["ReduceMax", "Sub"]),
+        (18, "last = Pad(c, p, , i)", "int64[4] p = {1, 2, 0, 1}, int64[2] i = {-1, 2}", ["Pad"]),
+        (18, "a, b = Split<axis = -3, num_outputs = 2>(c)  last = Concat<axis = -3>(b, a)", "", ["Split", "Concat"]),
+        (23, "a = Softmax<axis = -3>(c)  last = Gelu(a)", "", ["Softmax", "Gelu"]),
+        (11, "a = ReduceSum<axes = [1]>(c)  last = Sub(c, a)", "", ["ReduceSum", "Sub"]),
+        (11, "a, b = Split<axis = 1, split = [3, 1]>(c)  last = Concat<axis = 1>(b, a)", "", ["Split", "Concat"]),
+        (11, "last = Softmax<axis = 1>(c)", "", ["Transpose", "Softmax", "Transpose"]),  # over all axes from there on
+    ],
+)
+def test_opsets(opset: int, nodes: str, constants: str, expected: list[str], rng: np.random.Generator) -> None:
+    original = between(nodes, constants)
+    original.opset_import[0].version = opset
     optimized, _ = change(original, rng)
     assert inner(optimized) == ["FusedConv", *expected, "FusedConv"]
 
@@ -156,6 +176,20 @@ def test_what_leaves_a_region_without_a_transpose(
     assert operators(optimized) == ["Transpose", "FusedConv", *expected]
 
 
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "a = DepthToSpace<blocksize = 2>(c)  last = SpaceToDepth<blocksize = 2>(a)",
+        'a = DepthToSpace<blocksize = 2, mode = "CRD">(c)  b = Relu(a)  last = SpaceToDepth<blocksize = 2>(b)',
+    ],
+)
+def test_blocks(nodes: str, rng: np.random.Generator) -> None:
+    """Each is one Transpose in either order, and that one moves rows of channels."""
+    optimized, _ = change(between(nodes, out="[N,4,5,6]"), rng)
+    found = [each for each in inner(optimized) if each != "Relu"]
+    assert found == ["FusedConv", *["Reshape", "Transpose", "Reshape"] * 2, "FusedConv"]
+
+
 def test_the_model_s_own_transposes_cancel(rng: np.random.Generator) -> None:
     """As ConvNeXt's: what lies between them has channels last already."""
     nodes = """a = Transpose<perm = [0, 2, 3, 1]>(c)  b = Softmax<axis = -1>(a)  d = MatMul(b, m)
@@ -185,7 +219,7 @@ def test_three_axes(rng: np.random.Generator) -> None:
 
 def test_one_transpose_for_all_readers(rng: np.random.Generator) -> None:
     """What knows channels first only, twice, reads one and the same."""
-    nodes = "a = LRN<size = 3>(c)  b = DepthToSpace<blocksize = 2>(c)  y = Concat<axis = 1>(a, c)"
+    nodes = "a = LRN<size = 3>(c)  b = LpPool<kernel_shape = [2, 2]>(c)  y = Concat<axis = 1>(a, c)"
     text = graph(nodes, out="float[A,B,C,D] y, float[E,F,G,H] b")
     optimized, _ = change(model(text), rng)
     assert operators(optimized).count("Transpose") <= 3

@@ -197,6 +197,48 @@ def test_a_residual_of_dynamic_dimensions_that_stay(rng: np.random.Generator) ->
     assert_same_outputs(model(text), optimized, rng)
 
 
+@pytest.mark.parametrize(
+    ("nodes", "fused"),
+    [
+        # A block with strides and its shortcut: two ways to the same lengths, which have no name.
+        (
+            """c = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(x, w)  r = Relu(c)  d = Conv<pads = [1, 1, 1, 1]>(r, w)
+            s = Conv<strides = [2, 2]>(x, u)  a = Add(d, s)  y = Relu(a)""",
+            3,
+        ),
+        (
+            """c = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(x, w)  d = Conv<pads = [1, 1, 1, 1]>(c, w)
+            m = Mul(c, k)  a = Add(d, m)  y = Relu(a)""",
+            2,
+        ),
+        # One less: not the same.
+        (
+            """c = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(x, w)  s = Conv<strides = [2, 2]>(x, w)
+            a = Softmax(s)  b = Add(c, a)  y = Relu(b)""",
+            0,
+        ),
+        ("""c = Conv<strides = [2, 2]>(x, u)  s = Conv<strides = [3, 3]>(x, u)  a = Softmax(s)  y = Add(c, a)""", 0),
+        (
+            """c = Conv<strides = [2, 2]>(x, u)  s = Conv<strides = [2, 2], pads = [0, 0, 1, 0]>(x, u)
+            a = Softmax(s)  y = Add(c, a)""",
+            0,
+        ),
+    ],
+)
+def test_residuals_of_lengths_without_a_name(nodes: str, fused: int, rng: np.random.Generator) -> None:
+    ones = "float[4,4,1,1] u = {" + ", ".join(map(str, VALUES[:16])) + "}, float[4,1,1] k = {1, 2, 3, 4}"
+    text = f"g (float[N,4,rows,length] x) => (float[N,4,A,B] y) <{W}, {ones}> {{ {nodes} }}"
+    optimized, result = fuse(model(text))
+    left = [each for each in operators(optimized) if each in ("Add", "Relu")]
+    if fused:
+        assert operators(optimized).count("FusedConv") == fused
+        assert not left
+        assert_same_outputs(model(text), optimized, rng)
+    else:
+        assert "Add" in left
+        assert any("does not surely broadcast" in each for each in reasons(result))
+
+
 def test_what_is_used_inside_a_body_is_the_last() -> None:
     branches = """y = If (b) <then_branch = then () => (float[N,4,5,6] t) { t = Neg(c) },
                                else_branch = otherwise () => (float[N,4,5,6] e) { e = Softmax(c) }>  z = Relu(c)"""

@@ -1,0 +1,193 @@
+"""ConvGrad: one training step of the MNIST network of Flux issue 558, float32, at batch 100 and 1000.
+
+The step of models/mnist_training.py (forward, all gradients, SGD) after `optimize-model`, in ONNX Runtime with a CUDA
+graph, against PyTorch's eager operators, captured in a CUDA graph too, so that only the GPU's time counts: cuDNN's
+search on, no TF32. A third column is our step without the biases' gradients. Loss and updated parameters of both sides
+are compared. Writes results/mnist.json; --readme fills the table in docs/benchmarks.md from the results.
+
+    python benchmarks/mnist.py                 measure, write, print
+    python benchmarks/mnist.py --from benchmarks/results/mnist.json --readme    no measuring
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import timing
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from models import mnist_training
+
+BATCHES = (100, 1000)
+STEPS = 9  # of a long chain: the same step, one after another
+ROUNDS = 15
+
+
+def chains(stream: Any, replay: Callable[[], Any]) -> timing.Contender:
+    """One replay of the step, and STEPS of them, by the GPU's clock."""
+
+    def long() -> None:
+        for _ in range(STEPS):
+            replay()
+
+    return timing.Contender(timing._on_the_gpu(stream, replay), timing._on_the_gpu(stream, long))
+
+
+def ours(batch: int, feeds: dict[str, Any], bias_gradients: bool) -> tuple[timing.Contender, dict[str, Any]]:
+    """The optimized step in a session, and what it computes."""
+    import cupy
+    import onnxruntime
+
+    import ortplugin
+    from ortplugin.optimizer import PIPELINE, run_passes
+
+    model, _, _ = run_passes(mnist_training.build(batch, bias_gradients=bias_gradients), PIPELINE)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    ortplugin.register(options)
+    provider = {"enable_cuda_graph": "1", "user_compute_stream": str(stream.ptr), "use_tf32": "0"}
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=[("CUDAExecutionProvider", provider)]
+    )
+    binding = session.io_binding()
+    for value in session.get_inputs():
+        array = feeds[value.name]
+        binding.bind_input(value.name, "cuda", 0, array.dtype, array.shape, array.data.ptr)
+    results = {}
+    for value in session.get_outputs():
+        results[value.name] = cupy.empty(value.shape, np.float32)
+        array = results[value.name]
+        binding.bind_output(value.name, "cuda", 0, array.dtype, array.shape, array.data.ptr)
+    runs = onnxruntime.RunOptions()
+    runs.add_run_config_entry("disable_synchronize_execution_providers", "1")
+    for _ in range(3):  # compile, allocate, capture
+        session.run_with_iobinding(binding, runs)
+        stream.synchronize()
+    return chains(stream, lambda: session.run_with_iobinding(binding, runs)), results
+
+
+def torchs(feeds: dict[str, Any]) -> tuple[timing.Contender, dict[str, Any]]:
+    """PyTorch's eager step, captured, and what its first run computes."""
+    import cupy
+    import torch
+    from torch.nn import functional
+
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False
+    image, label = (torch.from_dlpack(feeds[name]) for name in ("image", "label"))
+    parameters = {name: torch.from_dlpack(feeds[name]).clone().requires_grad_() for name in mnist_training.PARAMETERS}
+
+    def step() -> tuple[Any, list[Any]]:
+        x = image
+        for i in range(3):
+            x = functional.conv2d(x, parameters[f"conv{i}.weight"], parameters[f"conv{i}.bias"], padding=1)
+            x = functional.max_pool2d(functional.relu(x), 2)
+        logits = functional.linear(x.flatten(1), parameters["dense.weight"], parameters["dense.bias"])
+        loss = functional.cross_entropy(logits, label)
+        return loss, torch.autograd.grad(loss, list(parameters.values()))
+
+    def update() -> Any:
+        loss, gradients = step()
+        with torch.no_grad():
+            for parameter, gradient in zip(parameters.values(), gradients, strict=True):
+                parameter.sub_(gradient, alpha=0.1)
+        return loss
+
+    loss, gradients = step()
+    results = {"loss": loss.detach()}
+    for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
+        results[f"{name}.next"] = parameter.detach() - 0.1 * gradient
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            update()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            kept = update()
+
+    def replay(_kept: Any = kept) -> None:
+        with torch.cuda.stream(stream):
+            graph.replay()
+
+    return chains(cupy.cuda.ExternalStream(stream.cuda_stream), replay), results
+
+
+def measure(batch: int) -> dict[str, Any]:
+    """One row: microseconds of each contender."""
+    import cupy
+
+    image, label = mnist_training.data(batch)
+    arrays = {"image": image, "label": label, **mnist_training.initial()}
+    feeds = {name: cupy.asarray(array) for name, array in arrays.items()}
+    cupy.cuda.Device().synchronize()
+    contenders = {}
+    contenders["torch"], wanted = torchs(feeds)
+    contenders["ours"], found = ours(batch, feeds, True)
+    contenders["without biases"], _ = ours(batch, feeds, False)
+    for name, want in wanted.items():
+        expected = cupy.asarray(want)
+        before = feeds.get(name.removesuffix(".next"), cupy.zeros((), np.float32))
+        change = float(cupy.abs(expected - before).max())
+        error = float(cupy.abs(found[name].reshape(expected.shape) - expected).max()) / change
+        if not error < 1e-3:
+            raise SystemExit(f"batch {batch}: {name} is off by {error:.1e} of its change")
+    return {"batch": batch, "microseconds": timing.microseconds(contenders, STEPS, ROUNDS)}
+
+
+def table(record: dict[str, Any]) -> str:
+    """The rows of the record, in Markdown."""
+    lines = [
+        "| batch | torch, eager operators | **ours** | ours without biases' gradients | of which biases |",
+        "|---:|---:|---:|---:|---:|",
+    ]
+    for row in record["rows"]:
+        times = row["microseconds"]
+        share = max(0.0, 1 - times["without biases"] / times["ours"])
+        lines.append(
+            f"| {row['batch']} | {times['torch']:.1f} | {times['ours']:.1f} | {times['without biases']:.1f} "
+            f"| {share:.1%} |"
+        )
+    where = record["environment"]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Microseconds of the GPU for one step, medians; {where['gpu']}, driver {where['driver']}, ONNX Runtime "
+            f"{where['onnxruntime']}, PyTorch {where.get('torch', 'absent')}, commit {where['commit'][:12]}, "
+            f"{where['date']}. Measured by `python benchmarks/mnist.py`.",
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--readme", action="store_true", help="fill the table in docs/benchmarks.md")
+    parser.add_argument("--from", dest="source", type=Path, help="use these results instead of measuring")
+    parser.add_argument("--out", type=Path, default=timing.RESULTS, help="folder of the results")
+    parser.add_argument("--commit", default="", help="what was measured, where git can't tell")
+    args = parser.parse_args()
+    if args.source:
+        record = json.loads(args.source.read_text())
+    else:
+        record = {"environment": timing.environment(args.commit), "rows": []}
+        for batch in BATCHES:
+            record["rows"].append(measure(batch))
+            timing.write("mnist", record, args.out)
+    print(table(record))
+    if args.readme:
+        timing.fill_readme("mnist", table(record))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+// y[n, p, q, m] = program(sum over r, s, c of w[m, r, s, c] x[n, p STRIDE_H + r - PAD_TOP, v, c]),
+// v = q STRIDE_W + s - PAD_LEFT
+//
+// The text in front of this one is generated for the node at hand (stem.cc, own_kernels.cc): the sizes as macros, the
+// operands and `apply`, the program.
+//
+// A matrix product on tensor cores, pixels by filters. The image stands in shared memory as it lies in memory, in
+// lines: a row of pixels, or with CHANNELS_FIRST a row of one channel. In each line a pixel of the result meets RUN
+// neighbouring elements, which is what the product sums over, line after line. RUN is even and begins at an even
+// element, so that two at a time come from shared memory as the tensor cores want them; what it has too much at its
+// ends is masked, as a weight of zero would not do for an infinite neighbour. The weights stay in registers for all the
+// pixels of a warp, and a warp's filters are numbered so that each thread ends with neighbouring ones.
+
+#define PIXEL (CHANNELS_FIRST ? 1 : CHANNELS)  // elements from one pixel of a line to the next
+#define LINE_LENGTH (IMAGE_W * PIXEL)
+#define STEP (STRIDE_W * PIXEL)                         // from one result to the next
+#define LEAD ((COPY - PAD_LEFT * PIXEL % COPY) % COPY)  // where the first result's elements begin
+#define SPARE (LEAD % 2)                                // elements too much in front
+#define RUN ((SPARE + KERNEL_W * PIXEL + 1) / 2 * 2)
+#define PAIRS (RUN / 2)
+#define SLOTS ((PAIRS + 3) / 4)  // of a line: four pairs, one for each quarter of a warp
+#define LINES (CHANNELS_FIRST ? CHANNELS * KERNEL_H : KERNEL_H)  // of the kernel
+// What a product of 16 elements, two slots, sums over: slot by slot, so that shared memory is read at distances that
+// are constants; or, where that leaves many pairs idle, pair by pair.
+#define PACKED_PRODUCTS ((LINES * PAIRS + 7) / 8)
+#define PACKED (PACKED_PRODUCTS * 5 <= (LINES * SLOTS + 1) / 2 * 4)
+#define PRODUCTS (PACKED ? PACKED_PRODUCTS : (LINES * SLOTS + 1) / 2)
+#define IMAGE_ROWS ((TILE_H - 1) * STRIDE_H + KERNEL_H)
+#define IMAGE_LINES (CHANNELS_FIRST ? CHANNELS * IMAGE_ROWS : IMAGE_ROWS)
+#define LINE_PITCH ((LEAD - SPARE + (TILE_W - 1) * STEP + SLOTS * 8 + 7) / 8 * 8)
+#define OCTETS_X (TILE_W / 8)  // a product has two rows of eight pixels
+#define OCTETS (TILE_H * OCTETS_X)
+#define COLUMNS (WARP_FILTERS / 8)  // of eight filters
+#define GROUPS (FILTERS / WARP_FILTERS)
+#define VECTOR (2 * COLUMNS)  // filters of a thread
+#define TILES_X ((OUT_W + TILE_W - 1) / TILE_W)
+#define TILES_Y ((OUT_H + TILE_H - 1) / TILE_H)
+#define THREADS (WARPS * 32)
+
+// Two neighbours, as the tensor cores take them.
+__device__ __forceinline__ unsigned join(storage_t low, storage_t high) {
+  return (unsigned)low.bits | (unsigned)high.bits << 16;
+}
+
+__device__ __forceinline__ void multiply(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32." MATRIX_TYPE "." MATRIX_TYPE
+      ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// The line of the kernel that a quarter of a warp has in a slot, and the number of the pair in that line.
+__device__ __forceinline__ constexpr int line_of(int slot, int quarter) {
+  return PACKED ? (slot * 4 + quarter) / PAIRS : slot / SLOTS;
+}
+__device__ __forceinline__ constexpr int pair_of(int slot, int quarter) {
+  return PACKED ? (slot * 4 + quarter) % PAIRS : slot % SLOTS * 4 + quarter;
+}
+
+// Which elements of it count.
+__device__ __forceinline__ constexpr unsigned mask_of(int slot, int quarter) {
+  const int pair = pair_of(slot, quarter);
+  return line_of(slot, quarter) >= LINES || pair >= PAIRS
+             ? 0u
+             : (SPARE && pair == 0 ? 0xffff0000u : ~0u) &
+                   (RUN != SPARE + KERNEL_W * PIXEL && pair == PAIRS - 1 ? 0xffffu : ~0u);
+}
+__device__ __forceinline__ constexpr bool has_mask(int slot) {
+  return (mask_of(slot, 0) & mask_of(slot, 1) & mask_of(slot, 2) & mask_of(slot, 3)) != ~0u;
+}
+
+// Where it stands in shared memory, for the tile's first pixel.
+__device__ __forceinline__ constexpr int place_of(int slot, int quarter) {
+  const int line = line_of(slot, quarter) < LINES ? line_of(slot, quarter) : 0;
+  return (CHANNELS_FIRST ? line / KERNEL_H * IMAGE_ROWS + line % KERNEL_H : line) * LINE_PITCH + LEAD - SPARE +
+         pair_of(slot, quarter) * 2;
+}
+
+struct Tile {
+  int n, y, x;
+  __device__ __forceinline__ Tile(int number)
+      : n(number / (TILES_X * TILES_Y)), y(number / TILES_X % TILES_Y * TILE_H), x(number % TILES_X * TILE_W) {}
+};
+
+// Starts copying a tile's part of the image, COPY elements at a time, zeros where there is none.
+__device__ __forceinline__ void copy_image(storage_t* shared, const storage_t* image, const Tile& tile) {
+  constexpr int kCopies = LINE_PITCH / COPY;
+  const int first = tile.x * STEP - PAD_LEFT * PIXEL - LEAD;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < IMAGE_LINES * kCopies; i += THREADS) {
+    const int line = i / kCopies, at = i % kCopies * COPY;
+    const int channel = CHANNELS_FIRST ? line / IMAGE_ROWS : 0;
+    const int y = tile.y * STRIDE_H - PAD_TOP + (CHANNELS_FIRST ? line % IMAGE_ROWS : line), x = first + at;
+    const bool exists = (unsigned)y < IMAGE_H && (unsigned)x < LINE_LENGTH;
+    const int lines = CHANNELS_FIRST ? tile.n * CHANNELS + channel : tile.n;
+    const storage_t* const from = exists ? image + (lines * IMAGE_H + y) * LINE_LENGTH + x : image;
+    const unsigned to = (unsigned)__cvta_generic_to_shared(shared + line * LINE_PITCH + at);
+    if (COPY == 8) {
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(exists ? 16 : 0));
+    } else {
+      asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(COPY == 8 ? 4 : 2 * COPY),
+                   "r"(exists ? 2 * COPY : 0));
+    }
+  }
+  asm volatile("cp.async.commit_group;");
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) stem(const Arguments a) {
+  // The weights stand where a second part of the image does later.
+  constexpr int kImage = IMAGE_LINES * LINE_PITCH / 8, kWeights = GROUPS * PRODUCTS * (COLUMNS / 2) * 32;
+  __shared__ uint4 shared[kImage + (BUFFERS == 2 && kImage > kWeights ? kImage : kWeights)];
+  uint4* const shared_weights = shared + kImage;
+  storage_t* const shared_image = (storage_t*)shared;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int row = lane / 4, quarter = lane % 4;  // what the thread has of a product
+  const int tiles = (int)a.batch * (TILES_X * TILES_Y);
+  const storage_t* const image = (const storage_t*)a.in[0];
+
+  if (!CONSTANT_WEIGHTS) wait_for_last_kernel();
+  // Two vectors of four pairs of weights are the right-hand sides of a product of 32 filters, one of 16.
+#pragma unroll 2
+  for (int i = warp; i < GROUPS * PRODUCTS * (COLUMNS / 2); i += WARPS) {
+    const int product = i / (COLUMNS / 2) % PRODUCTS, group = i / (COLUMNS / 2) / PRODUCTS;
+    const storage_t* const w = (const storage_t*)a.in[1] +
+                               (group * WARP_FILTERS + row / 2 * VECTOR + row % 2) * (KERNEL_H * KERNEL_W * CHANNELS);
+    unsigned pairs[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int number = i % (COLUMNS / 2) * 4 + j, half = number / COLUMNS, column = number % COLUMNS;
+      const int slot = product * 2 + half;
+      storage_t x[2];
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        const int line = line_of(slot, quarter), at = pair_of(slot, quarter) * 2 + k - SPARE;
+        const bool exists = line < LINES && at >= 0 && at < KERNEL_W * PIXEL;
+        const int offset = CHANNELS_FIRST ? (line % KERNEL_H * KERNEL_W + at) * CHANNELS + line / KERNEL_H
+                                          : line * (KERNEL_W * CHANNELS) + at;
+        x[k].bits = 0;
+        if (exists) x[k] = w[column * 2 * (KERNEL_H * KERNEL_W * CHANNELS) + offset];
+      }
+      pairs[j] = join(x[0], x[1]);
+    }
+    shared_weights[i * 32 + lane] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+  }
+  if (CONSTANT_WEIGHTS) wait_for_last_kernel();
+
+  int number = blockIdx.x;  // there are no more blocks than tiles
+  copy_image(shared_image, image, Tile(number));
+  __syncthreads();
+  unsigned weights[PRODUCTS][2 * COLUMNS];
+  const int group = warp % GROUPS;
+#pragma unroll
+  for (int i = 0; i < PRODUCTS; ++i)
+#pragma unroll
+    for (int j = 0; j < COLUMNS / 2; ++j) {
+      const uint4 four = shared_weights[((group * PRODUCTS + i) * (COLUMNS / 2) + j) * 32 + lane];
+      weights[i][j * 4] = four.x;
+      weights[i][j * 4 + 1] = four.y;
+      weights[i][j * 4 + 2] = four.z;
+      weights[i][j * 4 + 3] = four.w;
+    }
+  unsigned masks[2 * PRODUCTS];
+  int places[2 * PRODUCTS];
+#pragma unroll
+  for (int i = 0; i < 2 * PRODUCTS; ++i) {
+    // Without PACKED all slots of one number in their line have the same mask, and distances are constants.
+    masks[i] = mask_of(PACKED || line_of(i, 0) >= LINES ? i : i % SLOTS, quarter);
+    places[i] = place_of(i, PACKED ? quarter : 0);
+  }
+
+  if (BUFFERS == 2) __syncthreads();
+
+  const int m = group * WARP_FILTERS + quarter * VECTOR;
+  for (int buffer = 0; number < tiles; number += gridDim.x, buffer = (buffer + 1) % BUFFERS) {
+    const Tile tile(number);
+    if (number + gridDim.x >= tiles) let_next_kernel_start();
+    if (BUFFERS == 2 && number + gridDim.x < tiles) {
+      copy_image(shared_image + (1 - buffer) * kImage * 8, image, Tile(number + gridDim.x));
+      asm volatile("cp.async.wait_group 1;" ::: "memory");
+    } else {
+      asm volatile("cp.async.wait_group 0;" ::: "memory");
+    }
+    __syncthreads();
+    TileOperands<VECTOR> shared_operands;
+    shared_operands.load(a, tile.n, m);
+#pragma unroll 1
+    for (int part = warp / GROUPS; part < (OCTETS + 2 * PARTS - 1) / (2 * PARTS); part += WARPS / GROUPS) {
+      const storage_t* at[PARTS][2];
+      int y[PARTS][2], x[PARTS][2];
+      float sums[PARTS][COLUMNS][4];
+#pragma unroll
+      for (int p = 0; p < PARTS; ++p) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const int number = (part * PARTS + p) * 2 + h, octet = min(number, OCTETS - 1);
+          const int in_y = octet / OCTETS_X, in_x = octet % OCTETS_X * 8 + row;
+          at[p][h] = shared_image + buffer * kImage * 8 + in_y * (STRIDE_H * LINE_PITCH) + in_x * STEP +
+                     (PACKED ? 0 : quarter * 2);
+          y[p][h] = number < OCTETS ? tile.y + in_y : OUT_H;  // past the edge nothing is written
+          x[p][h] = tile.x + in_x;
+        }
+#pragma unroll
+        for (int j = 0; j < COLUMNS; ++j)
+#pragma unroll
+          for (int k = 0; k < 4; ++k) sums[p][j][k] = 0.0f;
+      }
+#pragma unroll
+      for (int i = 0; i < PRODUCTS; ++i) {
+        unsigned left[PARTS][4];
+#pragma unroll
+        for (int p = 0; p < PARTS; ++p)
+#pragma unroll
+          for (int k = 0; k < 4; ++k) {
+            const int slot = 2 * i + k / 2;
+            left[p][k] = *(const unsigned*)(at[p][k % 2] + places[slot]);
+            if (has_mask(slot)) left[p][k] &= masks[slot];
+          }
+#pragma unroll
+        for (int p = 0; p < PARTS; ++p)
+#pragma unroll
+          for (int j = 0; j < COLUMNS; ++j) multiply(sums[p][j], left[p], weights[i][j], weights[i][COLUMNS + j]);
+      }
+#pragma unroll
+      for (int p = 0; p < PARTS; ++p)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          if (y[p][h] >= OUT_H || x[p][h] >= OUT_W) continue;
+          const int offset = ((tile.n * OUT_H + y[p][h]) * OUT_W + x[p][h]) * FILTERS + m;
+          PixelOperands<VECTOR> operands;
+          operands.load(a, tile.n, y[p][h], x[p][h], m, offset);
+          Results<VECTOR> results;
+#pragma unroll
+          for (int j = 0; j < VECTOR; ++j) apply(shared_operands, operands, j, sums[p][j / 2][h * 2 + j % 2], results);
+          results.store(a, offset);
+        }
+    }
+    __syncthreads();
+    if (BUFFERS == 1 && number + gridDim.x < tiles) copy_image(shared_image, image, Tile(number + gridDim.x));
+  }
+}

@@ -1,0 +1,31 @@
+// What cudnn.h's parts ask of a problem.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ortplugin/runtime/cudnn.h"
+#include "ortplugin/runtime/cudnn_abi.h"
+
+namespace ortplugin::cudnn {
+
+// The tensor that the convolution computes.
+const Tensor& ValueOf(const Problem& problem);
+
+// Dense, with the axes in the order that they have in `like`.
+Tensor DenseLike(std::vector<int64_t> dims, const Tensor& like);
+
+// cuDNN has no convolutions of one spatial dimension: a second one, of length 1, goes before it.
+Problem Lifted(Problem problem);
+
+// Equal for problems that have the same plans: all but the names in the program.
+std::string Signature(const Problem& problem);
+
+// Of an engine configuration; cuDNN has 46 kinds.
+constexpr size_t kMaxKnobs = 64;
+
+abi::DataType DataTypeOf(DType dtype);
+
+}  // namespace ortplugin::cudnn

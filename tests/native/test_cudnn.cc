@@ -1,0 +1,298 @@
+// Convolutions on cuDNN as far as no GPU is needed: what is refused before the library is opened, messages of a missing
+// or old library, plan texts, and programs as pointwise operations.
+//
+// `test_cudnn FAKE` is given the path of a library that says it is cuDNN 8. The library is opened once in a process, so
+// each opening happens in a forked child, which writes the message that it got into a pipe.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ortplugin/runtime/cudnn.h"
+#include "ortplugin/runtime/cudnn_pointwise.h"
+#include "ortplugin/runtime/error.h"
+#include "tests/native/check.h"
+
+namespace {
+
+using namespace ortplugin;
+using cudnn::Direction;
+using cudnn::PlanText;
+using cudnn::PointwiseGraph;
+using cudnn::PointwiseNode;
+using cudnn::PointwiseOperand;
+using cudnn::Problem;
+using Kind = PointwiseOperand::Kind;
+using Mode = cudnn::abi::PointwiseMode;
+
+// The message of the Error that `body` throws; empty where it throws none.
+std::string MessageOf(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+bool Contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+std::string MessageInChild(const char* path) {
+  int ends[2];
+  if (pipe(ends) != 0) std::abort();
+  const pid_t child = fork();
+  if (child == 0) {
+    setenv("ORTPLUGIN_CUDNN", path, 1);
+    const std::string message = MessageOf([] { cudnn::Version(); });
+    const ssize_t written = write(ends[1], message.data(), message.size());
+    _exit(written == static_cast<ssize_t>(message.size()) ? 0 : 1);
+  }
+  close(ends[1]);
+  std::string message;
+  char buffer[512];
+  for (ssize_t count; (count = read(ends[0], buffer, sizeof buffer)) > 0;)
+    message.append(buffer, static_cast<size_t>(count));
+  close(ends[0]);
+  int status = -1;
+  waitpid(child, &status, 0);
+  CHECK(status == 0);
+  return message;
+}
+
+void TestOpening(const char* fake) {
+  const std::string missing = MessageInChild("/no/such/libcudnn.so.9");
+  CHECK_WITH(Contains(missing, "pip install nvidia-cudnn-cu13") && Contains(missing, "/no/such/libcudnn.so.9") &&
+                 Contains(missing, "ORTPLUGIN_CUDNN"),
+             missing);
+  const std::string old = MessageInChild(fake);
+  CHECK_WITH(Contains(old, "need cuDNN 9") && Contains(old, "cuDNN 8.9.7"), old);
+}
+
+void TestLayouts() {
+  CHECK(cudnn::ChannelsFirst({2, 3, 4, 5}).strides == std::vector<int64_t>{60, 20, 5, 1});
+  CHECK(cudnn::ChannelsLast({2, 3, 4, 5}).strides == std::vector<int64_t>{60, 1, 15, 3});
+  CHECK(cudnn::ChannelsLast({1, 7, 1}).strides == std::vector<int64_t>{7, 1, 7});
+  CHECK(cudnn::ChannelsLast({2, 3, 4, 5, 6}).strides == std::vector<int64_t>{360, 1, 90, 18, 3});
+}
+
+Problem Good() {
+  Problem problem;
+  problem.dtype = DType::kFloat16;
+  problem.x = cudnn::ChannelsLast({2, 8, 9, 7});
+  problem.w = cudnn::ChannelsLast({6, 4, 3, 2});
+  problem.y = cudnn::ChannelsLast({2, 6, 5, 4});
+  problem.pads_begin = {1, 0};
+  problem.pads_end = {2, 1};
+  problem.strides = {2, 2};
+  problem.dilations = {1, 1};
+  problem.groups = 2;
+  return problem;
+}
+
+void Epilogue(Problem* problem, const char* program, const std::vector<std::vector<int64_t>>& operands) {
+  problem->program = std::make_shared<const Program>(Program::Parse(program));
+  for (const std::vector<int64_t>& dims : operands) problem->operands.push_back(cudnn::ChannelsLast(dims));
+  problem->results.assign(problem->program->results().size(), problem->y);
+}
+
+constexpr char kBiasRelu[] = "(float16 c, float16 b) => (float16 y) { s = Add(c, b) y = Relu(s) }";
+
+void TestProblems() {
+  const auto message = [](const std::function<void(Problem*)>& change) {
+    Problem problem = Good();
+    change(&problem);
+    return MessageOf([&] { Check(problem); });
+  };
+  CHECK(message([](Problem*) {}).empty());
+  for (const Direction direction : {Direction::kDataGradient, Direction::kWeightGradient})
+    CHECK(message([&](Problem* problem) { problem->direction = direction; }).empty());
+  CHECK(message([](Problem* problem) { Epilogue(problem, kBiasRelu, {{1, 6, 1, 1}}); }).empty());
+
+  struct Case {
+    std::function<void(Problem*)> change;
+    const char* words;
+  };
+  const Case cases[] = {
+      {[](Problem* p) { p->dtype = DType::kInt32; }, "a convolution of int32"},
+      {[](Problem* p) { p->x.dims.pop_back(); }, "x has 3 dims and 4 strides"},
+      {[](Problem* p) { p->x = p->w = p->y = cudnn::ChannelsFirst({2, 8}); }, "x has 2 dims, expected 3 to 5"},
+      {[](Problem* p) { p->w.dims[2] = 0; }, "w is [6,4,0,2]"},
+      {[](Problem* p) { p->x.strides[1] = -1; }, "must be positive"},
+      {[](Problem* p) { p->groups = 0; }, "groups are 0"},
+      {[](Problem* p) { p->groups = 4; }, "do not fit together with 4 groups"},
+      {[](Problem* p) { p->y.dims[1] = 8; }, "do not fit together"},
+      {[](Problem* p) { p->y.dims[3] = 5; }, "y has 5 elements along spatial axis 1, expected 4"},
+      {[](Problem* p) { p->w.dims[2] = 20; }, "expected 0"},
+      {[](Problem* p) { p->pads_begin[0] = -1; }, "pads -1 and 2"},
+      {[](Problem* p) { p->strides[1] = 0; }, "stride 0"},
+      {[](Problem* p) { p->dilations.push_back(1); }, "dilations for 3"},
+      {[](Problem* p) { p->alignment = 3; }, "aligned to 3 bytes, expected a multiple of 2"},
+      {[](Problem* p) { p->results.push_back(p->y); }, "without an epilogue"},
+      {[](Problem* p) { Epilogue(p, kBiasRelu, {}); }, "0 operands after the convolution's value"},
+      {[](Problem* p) { Epilogue(p, kBiasRelu, {{1, 5, 1, 1}}); }, "[1,5,1,1] does not broadcast to [2,6,5,4]"},
+      {[](Problem* p) { Epilogue(p, kBiasRelu, {{6}}); }, "operand has 1 dims"},
+      {[](Problem* p) {
+         Epilogue(p, kBiasRelu, {{1, 6, 1, 1}});
+         p->results[0] = cudnn::ChannelsLast({2, 6, 5, 1});
+       },
+       "result is [2,6,5,1], expected [2,6,5,4]"},
+      {[](Problem* p) { Epilogue(p, "(float c) => (float y) { y = Relu(c) }", {}); }, "first parameter is float"},
+  };
+  for (const Case& each : cases) {
+    const std::string got = message(each.change);
+    CHECK_WITH(Contains(got, each.words), got + " lacks " + each.words);
+  }
+  const std::string text = Good().ToString();
+  CHECK_WITH(Contains(text, "float16") && Contains(text, "[2,8,9,7]") && Contains(text, "groups 2"), text);
+}
+
+void TestPlanTexts() {
+  for (const char* text : {"engine=0", "engine=52;k2=5", "engine=7;k2=0;k13=1;k24=-1"})
+    CHECK(PlanText::Parse(text).ToString() == text);
+  const PlanText plan = PlanText::Parse("engine=10;k2=5;k14=3");
+  CHECK(plan.engine == 10 && plan.knobs == std::vector<std::pair<int64_t, int64_t>>{{2, 5}, {14, 3}});
+  std::string long_text = "engine=1", many = "engine=1";
+  for (int knob = 0; knob < 65; ++knob) many += ";k" + std::to_string(knob) + "=1";
+  long_text.append(3000, ' ');
+  for (const std::string& text : std::vector<std::string>{"",
+                                                          "auto",
+                                                          "engine",
+                                                          "engine=",
+                                                          "engine=-1",
+                                                          "engine=x",
+                                                          "engine=1;",
+                                                          "engine=1;k",
+                                                          "engine=1;k2",
+                                                          "engine=1;k2=",
+                                                          "engine=1;k2=x",
+                                                          "engine=1;k2=1;",
+                                                          "engine=1;k2=1;k2=2",
+                                                          "engine=1;k3=1;k2=2",
+                                                          " engine=1",
+                                                          "engine=1 ",
+                                                          "engine=1;k-1=2",
+                                                          "engine=99999999999999999999",
+                                                          "engine=1;k2=99999999999999999999",
+                                                          "Engine=1",
+                                                          std::string("engine=1\0", 9),
+                                                          long_text,
+                                                          many}) {
+    const std::string got = MessageOf([&] { PlanText::Parse(text); });
+    CHECK_WITH(Contains(got, "is not valid: expected"), "\"" + text + "\" gives \"" + got + "\"");
+  }
+}
+
+// "Add(c, p1) Relu(#0)": modes by number, operands, and the result that a node writes.
+std::string Shown(const PointwiseGraph& graph) {
+  std::string text;
+  const auto show = [&](const PointwiseOperand& operand) {
+    switch (operand.kind) {
+      case Kind::kConvolution:
+        return std::string("c");
+      case Kind::kParameter:
+        return "p" + std::to_string(operand.index);
+      case Kind::kScalar: {
+        std::string number = std::to_string(graph.scalars[operand.index]);
+        return number.substr(0, number.find('.') + 3);
+      }
+      case Kind::kNode:
+        return "#" + std::to_string(operand.index);
+      default:
+        return std::string();
+    }
+  };
+  for (const PointwiseNode& node : graph.nodes) {
+    text += (text.empty() ? "" : " ") + std::to_string(static_cast<int>(node.mode)) + "(" + show(node.x);
+    if (node.b.kind != Kind::kNone) text += "," + show(node.b);
+    if (node.t.kind != Kind::kNone) text += ";" + show(node.t);
+    for (const auto& [name, number] : node.attributes)
+      text += "|" + std::to_string(name) + "=" + std::to_string(number).substr(0, 4);
+    text += ")";
+    if (node.dtype == DType::kBool) text += "?";
+    if (node.result >= 0) text += "!" + std::to_string(node.result) + NameOf(node.dtype);
+  }
+  return text;
+}
+
+void TestPrograms() {
+  const auto mapped = [](const std::string& signature, const std::string& body) {
+    const Program program = Program::Parse(signature + " {" + body + "}");
+    std::string why;
+    const std::optional<PointwiseGraph> graph = cudnn::MapProgram(program, &why);
+    CHECK(graph.has_value() == cudnn::RefusalOf(program).empty());
+    return graph ? Shown(*graph) : "refused: " + why;
+  };
+  const std::string one = "(float16 c) => (float16 y)", two = "(float16 c, float16 b) => (float16 y)";
+  struct Case {
+    std::string signature;
+    const char *body, *expected;
+  };
+  // The numbers are cuDNN's: 0 Add, 1 Mul, 2 Min, 3 Max, 9 Sub, 21 Identity, 100 Relu, 304 Less, 601 select, ...
+  const Case cases[] = {
+      {two, "s = Add(c, b) y = Relu(s)", "0(c,p1) 100(#0)!0float16"},
+      {two, "s = Add(b, c) y = Relu(s)", "0(c,p1) 100(#0)!0float16"},  // the convolution first
+      {two, "y = Sub(b, c)", "9(p1,c)!0float16"},                      // which does not commute
+      {two, "s = Sigmoid(b) y = Mul(s, c)", "102(p1) 1(#0,c)!0float16"},
+      {one, "y = Sub(1, c)", "9(1.00,c)!0float16"},
+      {one, "y = Clip(c, 0, 6)", "100(c) 2(#0,6.00) 301(c,c)? 601(c,#1;#2)!0float16"},
+      {one, "y = Clip(c, 0, inf)", "100(c)!0float16"},
+      {one, "y = Clip(c, -1, 1)", "3(c,-1.00) 2(#0,1.00) 301(c,c)? 601(c,#1;#2)!0float16"},
+      {one, "y = Pow(c, 2)", "1(c,c)!0float16"},
+      {one, "y = Pow(c, 3)", "1(c,c) 1(#0,c)!0float16"},
+      {one, "y = Max(0.5, c)", "3(c,0.50) 301(c,c)? 601(c,#0;#1)!0float16"},
+      {two, "y = Min(c, b)", "2(c,p1) 301(c,c)? 601(c,#0;#1) 301(p1,p1)? 601(p1,#2;#3)!0float16"},
+      {one, "y = HardSigmoid(c)", "1(c,0.20) 0(#0,0.50) 100(#1) 2(#2,1.00) 301(#1,#1)? 601(#1,#3;#4)!0float16"},
+      {one, "y = Tanh(c)", "101(c)!0float16"},
+      {one, "y = LeakyRelu<alpha=0.25>(c)", "100(c|5=0.25)!0float16"},
+      {one, "y = Elu<alpha=0.5>(c)", "103(c|6=0.50)!0float16"},
+      {one, "y = Swish(c)", "106(c|8=1.00)!0float16"},
+      {one, "y = QuickGelu<alpha=1.5>(c)", "106(c|8=1.50)!0float16"},
+      {one, "y = Gelu(c)", "104(c)!0float16"},
+      {one, "y = Gelu<approximate=\"tanh\">(c)", "107(c)!0float16"},
+      {one, "y = HardSwish(c)", "1(c,0.16) 0(#0,0.50) 100(#1) 2(#2,1.00) 1(c,#3)!0float16"},
+      {two, "y = PRelu(c, b)", "304(c,0.00)? 1(c,p1) 601(#1,c;#0)!0float16"},
+      {two, "g = Greater(c, b) y = Where(g, c, b)", "302(c,p1)? 601(c,p1;#0)!0float16"},
+      {one, "g = IsNaN(c) y = Where(g, 0, c)", "301(c,c)? 601(0.00,c;#0)!0float16"},
+      {"(float16 c) => (float y)", "y = Cast<to=float>(c)", "21(c)!0float"},
+      {"(float16 c) => (float16 y)", "w = Cast<to=float>(c) r = Relu(w) y = Cast<to=float16>(r)", "100(c)!0float16"},
+      {"(float16 c) => (float16 y, float16 z)", "y = Neg(c) z = Exp(y)", "16(c) 13(#0)!1float16 21(#0)!0float16"},
+      {"(double c, double b) => (double y)", "y = Add(c, b)", "0(c,p1)!0double"},
+      {one, "y = Round(c)", "refused: Round"},
+      {one, "y = Sin(c)", "refused: Sin"},
+      {one, "y = Pow(c, 0.5)", "refused: Pow with an exponent that is not 2 or 3"},
+      {two, "y = Clip(c, b, 1)", "refused: Clip with bounds that vary"},
+      {"(float c) => (float y)", "y = Tanh(c)", "refused: Tanh with more than 17 bits"},
+      {one, "y = ThresholdedRelu(c)", "refused: ThresholdedRelu"},
+      {"(float c) => (float y)", "h = Cast<to=float16>(c) w = Cast<to=float>(h) y = Relu(w)",
+       "refused: Cast to float16 of a value that is used further"},
+      {"(float c) => (float y)", "i = Cast<to=int32>(c) y = Cast<to=float>(i)", "refused: Cast from float to int32"},
+      {"(float16 c, bool m) => (float16 y)", "y = Where(m, c, 0)", "refused: an operand of dtype bool"},
+      {"(float16 c) => (bool y)", "y = Greater(c, 0)", "refused: a result of dtype bool"},
+      {"(float c) => (double y)", "d = Cast<to=double>(c) y = Exp(d)",
+       "refused: arithmetic in float64 after a convolution in fp32"},
+  };
+  for (const Case& each : cases) {
+    const std::string got = mapped(each.signature, each.body);
+    CHECK_WITH(got == each.expected, std::string(each.body) + " gives " + got + ", expected " + each.expected);
+  }
+  CHECK(mapped("(float16 c) => (float16 c)", "") == "21(c)!0float16");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::printf("usage: test_cudnn FAKE_CUDNN\n");
+    return 2;
+  }
+  TestOpening(argv[1]);
+  TestLayouts();
+  TestProblems();
+  TestPlanTexts();
+  TestPrograms();
+  return test::Summary();
+}

@@ -1,0 +1,183 @@
+"""Random networks of what exporters write, with channels first and last: equal outputs, and nothing left to do."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+from pass_helpers import assert_close, restore, run
+
+from ortplugin.optimizer import run_passes, select_passes
+
+Shape = tuple[int, int, int]  # channels, height, width
+
+
+class Network:
+    """A network under construction, batch 2: nodes, constants, and the shape of each image."""
+
+    def __init__(self, data: st.DataObject) -> None:
+        self.data = data
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: list[onnx.TensorProto] = []
+        self.images: dict[str, Shape] = {"x": (4, 5, 6)}
+        self.generator = np.random.default_rng(data.draw(st.integers(0, 99)))
+
+    def op(self, op: str, *inputs: str, shape: Shape | None = None, **attributes: object) -> str:
+        name = f"v{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op, list(inputs), [name], f"n{len(self.nodes)}", **attributes))
+        if shape is not None:
+            self.images[name] = shape
+        return name
+
+    def constant(self, value: object, dtype: type = np.float32) -> str:
+        name = f"c{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.asarray(value, dtype), name))
+        return name
+
+    def weights(self, *shape: int) -> str:
+        return self.constant(self.generator.standard_normal(shape) / np.sqrt(np.prod(shape[1:])))
+
+    def image(self, shape: Shape | None = None) -> str:
+        """One of the images, as a rule a late one."""
+        names = [name for name, own in self.images.items() if shape in (None, own)]
+        return self.data.draw(st.sampled_from(names[-3:]))
+
+    def model(self, opset: int) -> onnx.ModelProto:
+        read = {name for node in self.nodes for name in node.input}
+        last = self.nodes[-1].output[0]
+        outputs = sorted({last, *(name for name in self.images if name not in read and name != "x")})
+        graph = helper.make_graph(
+            self.nodes,
+            "g",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 4, 5, 6])],
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
+            self.constants,
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+        inferred = onnx.shape_inference.infer_shapes(model)
+        for own, info in zip(model.graph.output, inferred.graph.output, strict=True):
+            own.CopyFrom(info)
+        return model
+
+
+def conv(n: Network) -> None:
+    x = n.image()
+    c, h, w = n.images[x]
+    groups = n.data.draw(st.sampled_from([g for g in (1, 2, c) if c % g == 0]))
+    rows = groups * n.data.draw(st.integers(1, 3))
+    kernel, stride = n.data.draw(st.sampled_from([1, 3])), n.data.draw(st.sampled_from([1, 1, 2]))
+    attributes = {"group": groups, "pads": [kernel // 2] * 4, "strides": [stride] * 2}
+    shape = (rows, -(-h // stride), -(-w // stride))
+    bias = [n.weights(rows)] * n.data.draw(st.integers(0, 1))
+    n.op("Conv", x, n.weights(rows, c // groups, kernel, kernel), *bias, shape=shape, **attributes)
+
+
+def activation(n: Network) -> None:
+    x = n.image()
+    n.op(n.data.draw(st.sampled_from(["Relu", "Sigmoid", "Tanh", "Neg"])), x, shape=n.images[x])
+
+
+def swish(n: Network) -> None:
+    x = n.image()
+    n.op("Mul", n.op("Sigmoid", x), x, shape=n.images[x])
+
+
+def residual(n: Network) -> None:
+    a = n.image()
+    n.op("Add", a, n.image(n.images[a]), shape=n.images[a])
+
+
+def per_channel(n: Network) -> None:
+    x = n.image()
+    shape = n.data.draw(st.sampled_from([(n.images[x][0], 1, 1), (1, n.images[x][0], 1, 1), (n.images[x][2],), ()]))
+    operands = [x, n.constant(n.generator.standard_normal(shape))]
+    n.op(n.data.draw(st.sampled_from(["Add", "Mul"])), *n.data.draw(st.permutations(operands)), shape=n.images[x])
+
+
+def concat(n: Network) -> None:
+    a = n.image()
+    c, h, w = n.images[a]
+    n.op("Concat", a, a, n.image((c, h, w)), axis=n.data.draw(st.sampled_from([1, -3])), shape=(3 * c, h, w))
+
+
+def squeeze_excite(n: Network) -> None:
+    x = n.image()
+    c = n.images[x][0]
+    pooled = n.op("GlobalAveragePool", x) if n.data.draw(st.booleans()) else n.op("ReduceMean", x, axes=[2, 3])
+    gate = n.op(
+        "Sigmoid", n.op("Conv", n.op("Relu", n.op("Conv", pooled, n.weights(2, c, 1, 1))), n.weights(c, 2, 1, 1))
+    )
+    n.op("Mul", *n.data.draw(st.permutations([x, gate])), shape=n.images[x])
+
+
+def pool(n: Network) -> None:
+    x = n.image()
+    kind = n.data.draw(st.sampled_from(["MaxPool", "AveragePool"]))
+    n.op(kind, x, kernel_shape=[3, 3], pads=[1, 1, 1, 1], shape=n.images[x])
+
+
+def channels_first_only(n: Network) -> None:
+    x = n.image()
+    n.op("LRN", x, size=3, shape=n.images[x])
+
+
+def norm_with_channels_last(n: Network) -> None:
+    x = n.image()
+    c = n.images[x][0]
+    y = n.op("Softmax", n.op("Transpose", x, perm=[0, 2, 3, 1]), axis=-1)
+    n.op("Transpose", n.op("MatMul", y, n.weights(c, c)), perm=[0, 3, 1, 2], shape=n.images[x])
+
+
+def tokens(n: Network) -> None:
+    x = n.image()
+    c, h, w = n.images[x]
+    flat = n.op("Reshape", x, n.constant([2, c, -1], np.int64))
+    turned = n.op("Transpose", n.op("Tanh", n.op("Transpose", flat, perm=[0, 2, 1])), perm=[0, 2, 1])
+    n.op("Reshape", turned, n.constant([2, c, h, w], np.int64), shape=(c, h, w))
+
+
+def mean_of_channels(n: Network) -> None:
+    x = n.image()
+    n.op("Sub", x, n.op("ReduceMean", x, axes=[1]), shape=n.images[x])
+
+
+def split(n: Network) -> None:
+    x = n.image()
+    c, h, w = n.images[x]
+    start, end = n.constant([c // 2], np.int64), n.constant([c], np.int64)
+    n.op("Slice", x, start, end, n.constant([1], np.int64), shape=(c - c // 2, h, w))
+
+
+def norm(n: Network) -> None:
+    x = n.image()
+    c = n.images[x][0]
+    parameters = [n.constant(n.generator.uniform(0.5, 1.5, c)) for _ in range(4)]
+    n.op("BatchNormalization", x, *parameters, shape=n.images[x])
+
+
+STEPS = (conv, conv, conv, activation, swish, residual, residual, per_channel, concat, squeeze_excite, pool,
+         channels_first_only, norm_with_channels_last, tokens, mean_of_channels, split, norm)  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_random_networks(layout: str, data: st.DataObject) -> None:
+    network = Network(data)
+    for _ in range(data.draw(st.integers(1, 9))):
+        data.draw(st.sampled_from(STEPS))(network)
+    original = network.model(data.draw(st.sampled_from([13, 17])))
+    passes = select_passes(layout=layout)
+    optimized, _, _ = run_passes(original, passes)
+    assert not [node for node in optimized.graph.node if node.op_type == "Conv"]
+    feeds = {"x": network.generator.standard_normal((2, 4, 5, 6)).astype(np.float32)}
+    for info, expected, found in zip(
+        original.graph.output, run(original, feeds), run(restore(optimized), feeds), strict=True
+    ):
+        assert_close(expected / (1 + np.abs(expected).max()), found / (1 + np.abs(expected).max()), info.name)
+    again, changes, _ = run_passes(optimized, passes)
+    assert not changes
+    assert again.SerializeToString(deterministic=True) == optimized.SerializeToString(deterministic=True)
