@@ -264,7 +264,11 @@ def torch_steps(step: Callable[..., Any], feeds: Sequence[Mapping[str, Any]]) ->
 
 
 def session_steps(
-    model: Callable[[int], bytes], feeds: Sequence[Mapping[str, Any]], *, plugin: bool
+    model: Callable[[int], bytes],
+    feeds: Sequence[Mapping[str, Any]],
+    *,
+    plugin: bool,
+    provider_options: Mapping[str, str] | None = None,
 ) -> tuple[Contender, Any]:
     """The same in ONNX Runtime with CUDA graphs; `model(count)` has inputs `<name><step>` and an output `y<step>`."""
     import cupy
@@ -279,7 +283,7 @@ def session_steps(
         options.log_severity_level = 3
         if plugin:
             ortplugin.register(options)
-        provider = {"enable_cuda_graph": "1", "user_compute_stream": str(stream.ptr)}
+        provider = {"enable_cuda_graph": "1", "user_compute_stream": str(stream.ptr), **(provider_options or {})}
         session = onnxruntime.InferenceSession(model(count), options, providers=[("CUDAExecutionProvider", provider)])
         binding = session.io_binding()
         for number, feed in enumerate(feeds[:count]):

@@ -1,7 +1,8 @@
 """Convolutional networks of torchvision, a DCGAN generator and a U-Net, as PyTorch modules with random weights.
 
-The architectures are the published ones. Their own initialisation gives the weights; the statistics of the batch norms
-are those of random images, each moved a little, so that activations neither vanish nor grow and no norm is trivial.
+The architectures are the published ones. Their own initialisation gives the weights; scales and shifts of the batch
+norms are random, and their statistics those of random images, moved a little, so that activations neither vanish nor
+grow and no norm is trivial.
 Nothing is downloaded. Needs PyTorch and torchvision.
 """
 
@@ -125,17 +126,18 @@ def module(name: str, device: str = "cpu") -> Any:
                 each.layer_scale.normal_(0, 0.3)
             if isinstance(each, torch.nn.Dropout):
                 each.p = 0.0
+        model.eval()  # whole blocks are left out at random in training
         for norm in norms:
-            norm.reset_running_stats()
-            norm.momentum = None  # averages what it sees
-        if norms:
-            model.train()
-            model(torch.randn(4, *network.shape, device=device))
-        for norm in norms:
-            norm.running_mean += 0.1 * torch.randn_like(norm.running_mean) * norm.running_var.sqrt()
-            norm.running_var *= torch.empty_like(norm.running_var).uniform_(0.8, 1.25)
             norm.weight.uniform_(0.8, 1.25)
             norm.bias.normal_(0, 0.1)
+            norm.reset_running_stats()
+            norm.momentum = None  # averages what it sees
+            norm.train()
+        if norms:
+            model(torch.randn(8, *network.shape, device=device))
+        for norm in norms:
+            norm.running_mean += 0.02 * torch.randn_like(norm.running_mean) * norm.running_var.sqrt()
+            norm.running_var *= torch.empty_like(norm.running_var).uniform_(0.95, 1.05)
     return model.eval()
 
 

@@ -51,6 +51,7 @@ from .passes.shape_arithmetic import SHAPE_ARITHMETIC
 from .passes.sum_to_add import SUM_TO_ADD
 from .passes.transpose_views import TRANSPOSE_VIEWS
 from .passes.update_slice import UPDATE_SLICE
+from .passes.vector_conv_transpose import VECTOR_CONV_TRANSPOSE
 from .precision import FLOAT16, Precision, resolve
 from .precision.convert import ConvertPrecision
 from .precision.plan import Request
@@ -90,6 +91,7 @@ PIPELINE: tuple[Pass, ...] = (
     MATMUL_TO_CONV,  # needs convolutions with channels last beside it
     GEMM_TO_CONV,  # likewise
     CONV_EPILOGUE,  # before what it draws in is fused on its own
+    VECTOR_CONV_TRANSPOSE,  # with its epilogue, which the Reshape after it would keep away
     TRANSPOSE_VIEWS,  # what is left of vectors after the layout is chosen; see LAST
     FUSE_CONV_GRAD,  # before sums and pointwise operators take what makes a gradient
     FUSE_SUM_TO,  # before other pointwise operators take what makes the summands; see LAST

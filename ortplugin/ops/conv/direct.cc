@@ -39,34 +39,36 @@ int64_t SharedBytes(const DirectConv& conv, const DirectSchedule& s) {
   return 4 * (s.chunk * Taps(conv) * WeightPitch(s) + std::max<int64_t>(s.chunk * s.images * s.image_pitch, staged));
 }
 int64_t Registers(const DirectConv& conv, const DirectSchedule& s) {
-  return s.maps * s.strip + Window(conv, s) + s.maps + 36;
+  const int64_t held = s.maps * s.strip + Window(conv, s) + s.maps + 36;
+  // Loads that are under way together, in front of the sums or between them.
+  return std::max<int64_t>(held + (s.chunk < conv.channels ? 12 : 0), 80);
 }
 bool IsWhole(const DirectConv& conv, const DirectSchedule& s) { return s.rows >= conv.output[0]; }
 
 // Cycles, about, that the whole problem takes on this GPU. What is not counted in instructions was fitted to an H200.
 double Cost(const DirectConv& conv, const DirectSchedule& s, const cuda::DeviceFacts& gpu) {
-  const int64_t warps = s.threads / 32;
-  const double products = static_cast<double>(conv.channels * Taps(conv) * s.maps * s.strip);
-  const double reads =
-      static_cast<double>(conv.channels * conv.kernel[0]) *
-      (static_cast<double>(Window(conv, s)) + static_cast<double>(conv.kernel[1] * std::max<int64_t>(1, s.maps / 4)));
-  const int64_t chunks = DivideUp(conv.channels, s.chunk);
-  const double loads =
-      14.0 * static_cast<double>(conv.channels * s.images * InRows(conv, s) * InWidth(conv, s)) / s.threads +
-      (chunks > 1 ? 10.0 * static_cast<double>(conv.channels * Taps(conv) * s.block_maps) / s.threads : 0);
-  const double results = 8.0 * s.maps * s.strip;
-  const double issued = products + reads + loads + results;  // instructions of a warp
-  const double of_tile =
-      std::max(static_cast<double>(DivideUp(warps, 4)) * issued, static_cast<double>(warps) * (reads + results / 4));
+  const auto number = [](int64_t n) { return static_cast<double>(n); };
   int64_t resident = std::min({kSharedOfAll / (SharedBytes(conv, s) + 1024),
                                kRegistersOfAll / (s.threads * DivideUp(Registers(conv, s), 8) * 8),
                                int64_t{2048} / s.threads, kMostBlocks});
   if (resident == 0) return 1e30;
   const int64_t of_one = DivideUp(s.tiles * s.map_blocks, gpu.multiprocessors);  // tiles of a multiprocessor
   resident = std::min(resident, of_one);
-  const double latency = 1500.0 + 900.0 * static_cast<double>(chunks);
-  return static_cast<double>(DivideUp(of_one, resident)) *
-         std::max(latency + of_tile, of_tile * static_cast<double>(resident) * 1.1 + latency / 2);
+  const int64_t turns = DivideUp(of_one, resident);  // tiles of a block
+  // Instructions of a warp for a tile.
+  const int64_t warps = s.threads / 32, chunks = DivideUp(conv.channels, s.chunk);
+  const double products = number(conv.channels * Taps(conv) * s.maps * s.strip);
+  const double reads =
+      number(conv.channels * conv.kernel[0] * (Window(conv, s) + conv.kernel[1] * std::max<int64_t>(1, s.maps / 4)));
+  const double image = 14.0 * number(conv.channels * s.images * InRows(conv, s) * InWidth(conv, s)) / s.threads;
+  const double weights = 14.0 * number(conv.channels * Taps(conv) * s.block_maps) / s.threads;
+  const double results = 8.0 * s.maps * s.strip;
+  const double issued = products + reads + image + (chunks > 1 ? weights : weights / number(turns)) + results;
+  const double of_tile = std::max(number(DivideUp(warps, 4)) * issued, number(warps) * (reads + results / 4));
+  // Few warps leave gaps.
+  const double gaps = 1.2 + 2.0 / std::max(1.0, number(warps * resident) / 4);
+  const double latency = 1500.0 + 900.0 * number(chunks);
+  return number(turns) * std::max(latency + of_tile, gaps * of_tile * number(resident) + latency / 2);
 }
 
 // Rows and images are put so far apart in shared memory that the threads of a warp read different banks.
@@ -120,18 +122,31 @@ void Finish(const DirectConv& conv, int most_vector, DirectSchedule* s) {
 
 bool IsLinear(const Axes& axes, size_t i) { return axes.is_linear(i); }
 bool IsScalar(const Axes& axes, size_t i) { return axes.is_scalar(i); }
-std::vector<size_t> Repeated(const Axes& axes) {
+// One number for each channel, as a bias.
+bool IsOfChannel(const DirectConv& conv, const Axes& axes, size_t i) {
+  if (IsLinear(axes, i) || IsScalar(axes, i)) return false;
+  const int64_t pixels = conv.output[0] * conv.output[1];
+  int64_t behind = 1;  // elements of y that follow with the same index of the axis
+  bool found = false;
+  for (size_t axis = axes.count(); axis-- > 0; behind *= axes.sizes[axis]) {
+    if (axes.strides[i][axis] == 0) continue;
+    if (found || behind != pixels || axes.sizes[axis] != conv.groups * conv.outputs) return false;
+    found = true;
+  }
+  return found;
+}
+std::vector<size_t> Repeated(const DirectConv& conv, const Axes& axes) {
   std::vector<size_t> parameters;
   for (size_t i = 1; i < axes.strides.size(); ++i)
-    if (!IsLinear(axes, i) && !IsScalar(axes, i)) parameters.push_back(i);
+    if (!IsLinear(axes, i) && !IsScalar(axes, i) && !IsOfChannel(conv, axes, i)) parameters.push_back(i);
   return parameters;
 }
 bool IsAcross(const Axes& axes, const DirectSchedule& s) {
   return axes.count() > 1 && axes.sizes.back() % s.vector != 0;
 }
-IndexMap MapOf(const Axes& axes, const DirectSchedule& s) {
+IndexMap MapOf(const DirectConv& conv, const Axes& axes, const DirectSchedule& s) {
   const bool across = IsAcross(axes, s);
-  return IndexMap(across ? "element" : "index", axes, across ? 1 : s.vector, Repeated(axes), s.wide);
+  return IndexMap(across ? "element" : "index", axes, across ? 1 : s.vector, Repeated(conv, axes), s.wide);
 }
 
 }  // namespace
@@ -142,11 +157,17 @@ bool FitsDirect(const DirectConv& conv, DType dtype) {
          conv.output[0] >= 1 && conv.outputs * conv.groups < (int64_t{1} << 20);
 }
 
-bool IsDirectFast(const DirectConv& conv, const cuda::DeviceFacts&) {
-  return conv.channels <= 32 && conv.outputs <= 32 && Taps(conv) > 1;
+bool IsDirectFast(const DirectConv& conv, const cuda::DeviceFacts& gpu) {
+  if (Taps(conv) == 1) return false;
+  if (conv.channels <= 4) return conv.outputs <= 64;
+  // Larger sums take so long that a multiprocessor must have many of them.
+  constexpr int64_t kFewProducts = int64_t{2} << 20;
+  const int64_t products =
+      conv.images * conv.groups * conv.outputs * conv.output[0] * conv.output[1] * conv.channels * Taps(conv);
+  return conv.channels <= 32 && conv.outputs <= 32 && products > kFewProducts * gpu.multiprocessors;
 }
 
-DirectSchedule ScheduleDirect(const DirectConv& conv, const cuda::DeviceFacts& gpu, int most_vector) {
+std::optional<DirectSchedule> ScheduleDirect(const DirectConv& conv, const cuda::DeviceFacts& gpu, int most_vector) {
   DirectSchedule best{};
   double least = 1e31;
   std::vector<int64_t> chunks;
@@ -185,7 +206,9 @@ DirectSchedule ScheduleDirect(const DirectConv& conv, const cuda::DeviceFacts& g
             }
           }
       }
-  if (least >= 1e30) Fail("the convolution has no schedule");
+  if (least >= 1e30) return std::nullopt;
+  constexpr double kShort = 16000;  // cycles
+  best.is_short = least < kShort;
   Finish(conv, most_vector, &best);
   return best;
 }
@@ -193,13 +216,16 @@ DirectSchedule ScheduleDirect(const DirectConv& conv, const cuda::DeviceFacts& g
 std::string DirectSource(const DirectConv& conv, const Program& program, const Axes& axes,
                          const DirectSchedule& schedule) {
   const size_t inputs = program.parameters().size(), outputs = program.results().size();
-  const IndexMap map = MapOf(axes, schedule);
-  const std::vector<size_t> repeated = Repeated(axes);
+  const IndexMap map = MapOf(conv, axes, schedule);
+  const std::vector<size_t> repeated = Repeated(conv, axes);
   const bool across = IsAcross(axes, schedule);
   const auto type = [&](size_t i) { return program.value(program.parameters()[i]).dtype; };
   const auto result_type = [&](size_t r) { return program.value(program.results()[r]).dtype; };
   const auto is_repeated = [&](size_t i) { return std::count(repeated.begin(), repeated.end(), i) > 0; };
-  const auto is_row_value = [&](size_t i) { return is_repeated(i) && !across && axes.strides[i].back() == 0; };
+  const auto is_of_channel = [&](size_t i) { return IsOfChannel(conv, axes, i); };
+  const auto is_row_value = [&](size_t i) {
+    return (is_repeated(i) || is_of_channel(i)) && !across && axes.strides[i].back() == 0;
+  };
   const auto pointer = [&](size_t i) {
     return "(const " + StorageType(type(i)) + "*)a.in[" + std::to_string(i + 1) + "]";
   };
@@ -231,6 +257,12 @@ std::string DirectSource(const DirectConv& conv, const Program& program, const A
   define("VECTOR", schedule.vector);
   define("THREADS", schedule.threads);
   define("MIN_BLOCKS", schedule.min_blocks);
+  define("IS_SHORT", schedule.is_short);
+  define("CONSTANT_WEIGHTS", conv.constant_weights);
+  // Vectors of operands that a thread loads before it needs the first, as far as registers are left.
+  int64_t held = 1;
+  for (size_t i = 1; i < inputs; ++i) held += static_cast<int64_t>(SizeOf(type(i))) * schedule.vector;
+  define("AHEAD", std::clamp<int64_t>(64 / held, 1, 4));
   text << "typedef " << StorageType(type(0)) << " storage_t;\n"
        << "typedef unsigned " << (schedule.wide ? "long long" : "int") << " index_t;\n\n"
        << "struct Arguments {\n  const void* in[" << inputs + 1 << "];\n  void* out[" << outputs
@@ -249,7 +281,17 @@ std::string DirectSource(const DirectConv& conv, const Program& program, const A
   for (size_t i = 1; i < inputs; ++i)
     if (!IsScalar(axes, i))
       text << "  Vector<" << StorageType(type(i)) << ", " << (is_row_value(i) ? "1" : "N") << "> p" << i << ";\n";
-  text << "  __device__ __forceinline__ void load(const Arguments& a, index_t index) {\n";
+  text << "  // channel(j): of element j\n  template <typename Channel>\n  __device__ __forceinline__ void load(const "
+          "Arguments& a, index_t index, const Channel& channel) {\n";
+  for (size_t i = 1; i < inputs; ++i) {
+    if (!is_of_channel(i)) continue;
+    const std::string load = ".load(" + pointer(i) + " + channel(";
+    if (is_row_value(i))
+      text << "    p" << i << load << "0));\n";
+    else
+      text << "#pragma unroll\n    for (int j = 0; j < N; ++j) {\n      Vector<" << StorageType(type(i)) << ", 1> x;\n"
+           << "      x" << load << "j));\n      p" << i << ".set(j, x[0]);\n    }\n";
+  }
   for (size_t i = 1; i < inputs; ++i)
     if (IsLinear(axes, i))
       text << "    p" << i << ".load_ordered(" << pointer(i) << " + (unsigned long long)index * N);\n";
@@ -300,7 +342,7 @@ std::vector<uint64_t> DirectArguments(const DirectConv& conv, const Program& pro
                                       const DirectSchedule& schedule) {
   std::vector<uint64_t> block(program.parameters().size() + 1 + program.results().size());
   block.push_back(static_cast<uint64_t>(conv.images));
-  const std::vector<uint64_t> numbers = MapOf(axes, schedule).Numbers();
+  const std::vector<uint64_t> numbers = MapOf(conv, axes, schedule).Numbers();
   block.insert(block.end(), numbers.begin(), numbers.end());
   return block;
 }

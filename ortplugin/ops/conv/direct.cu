@@ -30,7 +30,7 @@
 #define IS_WHOLE (ROWS >= OUT_H)
 
 template <int N>
-struct Weights {
+struct Floats {  // in shared memory
   Vector<float, N> w;
   __device__ __forceinline__ void load(const float* p) {
 #pragma unroll
@@ -38,10 +38,38 @@ struct Weights {
   }
 };
 
+// Kernels that follow each other: the second may start while the first ends, and waits here for what the first writes.
+__device__ __forceinline__ void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+__device__ __forceinline__ void wait_for_last_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// store(i, load(i)) for i below COUNT, shared among the block's threads. Up to MOST loads are under way at once.
+template <int COUNT, int MOST, typename Load, typename Store>
+__device__ __forceinline__ void transfer(const Load& load, const Store& store) {
+  constexpr int kEach = (COUNT + THREADS - 1) / THREADS, kRounds = (kEach + MOST - 1) / MOST;
+  constexpr int kBatch = (kEach + kRounds - 1) / kRounds;
+#pragma unroll 1
+  for (int first = threadIdx.x; first < COUNT; first += kBatch * THREADS) {
+    float x[kBatch];
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j)
+      if (first + j * THREADS < COUNT) x[j] = load(first + j * THREADS);
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j)
+      if (first + j * THREADS < COUNT) store(first + j * THREADS, x[j]);
+  }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) conv_direct(const Arguments a) {
   __shared__ __align__(16) float weights[CHUNK * TAPS * WEIGHT_PITCH];
   __shared__ __align__(16) float shared[INPUT_SIZE > STAGED_SIZE ? INPUT_SIZE : STAGED_SIZE];
-  begin_kernel();
 
   const int map_block = blockIdx.x % (GROUPS * MAP_BLOCKS);
   const int group = map_block / MAP_BLOCKS, first_map = map_block % MAP_BLOCKS * BLOCK_MAPS;  // in the group
@@ -49,14 +77,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) conv_direct(co
   const storage_t* w = (const storage_t*)a.in[1] + (unsigned long long)(group * OUTPUTS + first_map) * CHANNELS * TAPS;
 
   const auto load_weights = [&](int chunk) {
-    for (int i = threadIdx.x; i < BLOCK_MAPS * CHUNK * TAPS; i += THREADS) {
-      const int map = i / (CHUNK * TAPS), at = i % (CHUNK * TAPS);
-      const bool exists = map < maps && chunk * CHUNK * TAPS + at < CHANNELS * TAPS;
-      weights[at * WEIGHT_PITCH + map] =
-          exists ? to_compute(w[map * (CHANNELS * TAPS) + chunk * (CHUNK * TAPS) + at]) : 0.0f;
-    }
+    transfer<BLOCK_MAPS * CHUNK * TAPS, CHUNKS == 1 ? 14 : 6>(
+        [&](int i) {
+          const int map = i / (CHUNK * TAPS), at = chunk * (CHUNK * TAPS) + i % (CHUNK * TAPS);
+          return map < maps && at < CHANNELS * TAPS ? to_compute(w[map * (CHANNELS * TAPS) + at]) : 0.0f;
+        },
+        [&](int i, float x) { weights[i % (CHUNK * TAPS) * WEIGHT_PITCH + i / (CHUNK * TAPS)] = x; });
   };
-  if (CHUNKS == 1) load_weights(0);
+  // The blocks of a next kernel that is as long would settle unevenly beside these.
+  if (IS_SHORT) let_next_kernel_start();
+  if (CONSTANT_WEIGHTS && CHUNKS == 1) load_weights(0);
+  wait_for_last_kernel();
+  if (!CONSTANT_WEIGHTS && CHUNKS == 1) load_weights(0);
 
   const int strip = threadIdx.x % TILE_STRIPS, map = threadIdx.x / TILE_STRIPS * MAPS;
   const int row = strip / STRIPS % ROWS, image = strip / (STRIPS * ROWS), pixel = strip % STRIPS * STRIP;
@@ -81,18 +113,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) conv_direct(co
       const storage_t* x = (const storage_t*)a.in[0] +
                            ((unsigned long long)first_image * GROUPS + group) * CHANNELS * (IMAGE_H * IMAGE_W) +
                            chunk * CHUNK * (IMAGE_H * IMAGE_W);
-#pragma unroll 4
-      for (int i = threadIdx.x; i < CHUNK * IMAGES * IN_ROWS * IN_WIDTH; i += THREADS) {
-        const int column = i % IN_WIDTH, line = i / IN_WIDTH % IN_ROWS;
-        const int which = i / (IN_WIDTH * IN_ROWS) % IMAGES, channel = i / (IN_WIDTH * IN_ROWS * IMAGES);
-        const int h = first_row * STRIDE_H + line - PAD_TOP, v = column - PAD_LEFT;
-        const bool exists = h >= 0 && h < IMAGE_H && v >= 0 && v < IMAGE_W && first_image + which < images &&
-                            chunk * CHUNK + channel < CHANNELS;
-        const unsigned long long offset =
-            (unsigned long long)(which * GROUPS * CHANNELS + channel) * (IMAGE_H * IMAGE_W) + h * IMAGE_W + v;
-        shared[(channel * IMAGES + which) * IMAGE_PITCH + line * ROW_PITCH + column] =
-            exists ? to_compute(x[offset]) : 0.0f;
-      }
+      transfer<CHUNK * IMAGES * IN_ROWS * IN_WIDTH, CHUNKS == 1 ? 10 : 6>(
+          [&](int i) {
+            const int column = i % IN_WIDTH, line = i / IN_WIDTH % IN_ROWS;
+            const int which = i / (IN_WIDTH * IN_ROWS) % IMAGES, channel = i / (IN_WIDTH * IN_ROWS * IMAGES);
+            const int h = first_row * STRIDE_H + line - PAD_TOP, v = column - PAD_LEFT;
+            const bool exists = h >= 0 && h < IMAGE_H && v >= 0 && v < IMAGE_W && first_image + which < images &&
+                                chunk * CHUNK + channel < CHANNELS;
+            const unsigned long long offset =
+                (unsigned long long)(which * GROUPS * CHANNELS + channel) * (IMAGE_H * IMAGE_W) + h * IMAGE_W + v;
+            return exists ? to_compute(x[offset]) : 0.0f;
+          },
+          [&](int i, float value) {
+            const int column = i % IN_WIDTH, line = i / IN_WIDTH % IN_ROWS, image = i / (IN_WIDTH * IN_ROWS);
+            shared[image * IMAGE_PITCH + line * ROW_PITCH + column] = value;
+          });
       __syncthreads();
       if (works) {
         const float* from = shared + image * IMAGE_PITCH + row * STRIDE_H * ROW_PITCH + pixel * STRIDE_W;
@@ -106,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) conv_direct(co
             for (int j = 0; j < WINDOW; ++j) window[j] = from[r * DILATION_H * ROW_PITCH + j];
 #pragma unroll
             for (int s = 0; s < KERNEL_W; ++s) {
-              Weights<MAPS> tap;
+              Floats<MAPS> tap;
               tap.load(by + (r * KERNEL_W + s) * WEIGHT_PITCH);
 #pragma unroll
               for (int k = 0; k < MAPS; ++k)
@@ -134,24 +169,38 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) conv_direct(co
     // Runs of neighbouring elements of y: an image's channels, or a channel's rows.
     constexpr int kRun = IS_WHOLE ? BLOCK_MAPS * TILE_PIXELS : TILE_PIXELS;
     const int run = IS_WHOLE ? maps * TILE_PIXELS : min(ROWS, OUT_H - first_row) * OUT_W;
-    constexpr int kSteps = (kRun + VECTOR - 1) / VECTOR;
-#pragma unroll 2
-    for (int i = threadIdx.x; i < STAGED_SIZE / kRun * kSteps; i += THREADS) {
-      const int number = i / kSteps, at = i % kSteps * VECTOR;
-      const int which = IS_WHOLE ? number : number / BLOCK_MAPS;
-      const int channel = first_map + (IS_WHOLE ? 0 : number % BLOCK_MAPS);
-      if (at >= run || channel >= OUTPUTS || first_image + which >= images) continue;
-      const index_t element =
-          ((first_image + which) * (index_t)(GROUPS * OUTPUTS) + group * OUTPUTS + channel) * (index_t)(OUT_H * OUT_W) +
-          first_row * OUT_W + at;
-      Weights<VECTOR> sum;
-      sum.load(shared + number * kRun + at);
-      Operands<VECTOR> operands;
-      operands.load(a, element / VECTOR);
-      Results<VECTOR> results;
+    constexpr int kSteps = (kRun + VECTOR - 1) / VECTOR, kAll = STAGED_SIZE / kRun * kSteps;
+    constexpr int kEach = (kAll + THREADS - 1) / THREADS, kBatch = kEach < AHEAD ? kEach : AHEAD;
+#pragma unroll 1
+    for (int first = threadIdx.x; first < kAll; first += kBatch * THREADS) {
+      Operands<VECTOR> operands[kBatch];
+      index_t elements[kBatch];
+      bool exists[kBatch];
 #pragma unroll
-      for (int j = 0; j < VECTOR; ++j) apply(sum.w[j], operands, scalars, j, results);
-      results.store(a, element / VECTOR);
+      for (int k = 0; k < kBatch; ++k) {
+        const int i = first + k * THREADS, number = i / kSteps, at = i % kSteps * VECTOR;
+        const int which = IS_WHOLE ? number : number / BLOCK_MAPS;
+        const int channel = first_map + (IS_WHOLE ? 0 : number % BLOCK_MAPS);
+        exists[k] = i < kAll && at < run && channel < OUTPUTS && first_image + which < images;
+        elements[k] = ((first_image + which) * (index_t)(GROUPS * OUTPUTS) + group * OUTPUTS + channel) *
+                          (index_t)(OUT_H * OUT_W) +
+                      first_row * OUT_W + at;
+        const int plane = group * OUTPUTS + channel;
+        if (exists[k])
+          operands[k].load(a, elements[k] / VECTOR,
+                           [&](int j) { return plane + (IS_WHOLE ? (at + j) / TILE_PIXELS : 0); });
+      }
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        if (!exists[k]) continue;
+        const int i = first + k * THREADS;
+        Floats<VECTOR> sum;
+        sum.load(shared + i / kSteps * kRun + i % kSteps * VECTOR);
+        Results<VECTOR> results;
+#pragma unroll
+        for (int j = 0; j < VECTOR; ++j) apply(sum.w[j], operands[k], scalars, j, results);
+        results.store(a, elements[k] / VECTOR);
+      }
     }
   }
 }

@@ -60,3 +60,43 @@ def test_one_that_others_need_stays() -> None:
     text = """g (float[N,4,5] x) => (float[A,B,C] y, float[5,4,N] a) {
         a = Transpose(x)  y = Transpose<perm = [0, 2, 1]>(a) }"""
     assert_unchanged(model(text), [TRANSPOSE_VIEWS])
+
+
+def around_a_split(dims: str, first: str, target: str, last: str, rank: int, outputs: str = "") -> str:
+    out, count = ",".join("ABCDE"[:rank]), target.count(",") + 1
+    return f"""g (float[{dims}] x) => (float[{out}] y{outputs}) <int64[{count}] s = {target}> {{
+        a = Transpose<perm = {first}>(x)  b = Reshape(a, s)  y = Transpose<perm = {last}>(b) }}"""
+
+
+@pytest.mark.parametrize(
+    ("dims", "first", "target", "last", "expected"),
+    [
+        ("N,5,6,12", "[0, 3, 1, 2]", "{-1, 3, 4, 5, 6}", "[0, 3, 4, 1, 2]", ["Reshape"]),
+        ("N,5,6,12", "[0, 3, 1, 2]", "{0, 3, 4, 5, 6}", "[0, 1, 3, 4, 2]", ["Reshape", "Transpose"]),
+        ("N,5,6,4", "[0, 3, 1, 2]", "{0, 1, 4, 5, 6}", "[0, 3, 4, 1, 2]", ["Reshape"]),
+        ("N,5,6,3", "[0, 3, 1, 2]", "{0, 3, 1, 5, 6}", "[0, 3, 4, 1, 2]", ["Reshape"]),
+        ("2,1,6,3", "[0, 3, 1, 2]", "{2, 3, 1, 1, 6}", "[0, 3, 4, 1, 2]", ["Reshape"]),
+        ("4,N,6", "[2, 0, 1]", "{2, 3, 4, -1}", "[3, 2, 0, 1]", ["Reshape", "Transpose"]),
+    ],
+)
+def test_around_a_split(
+    dims: str, first: str, target: str, last: str, expected: list[str], rng: np.random.Generator
+) -> None:
+    original = model(around_a_split(dims, first, target, last, last.count(",") + 1))
+    optimized, result = run_pass(original, TRANSPOSE_VIEWS)
+    assert operators(optimized) == expected
+    assert len(result.changes) == 1
+    assert_same_outputs(original, optimized, rng)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        around_a_split("N,5,6,12", "[0, 3, 1, 2]", "{0, 3, 20, 6}", "[0, 2, 3, 1]", 4),  # splits and merges
+        around_a_split("N,5,6,12", "[0, 3, 1, 2]", "{-1, 4, 5, 6}", "[0, 2, 3, 1]", 4),  # moves channels to the batch
+        around_a_split("N,M,6,12", "[0, 3, 1, 2]", "{0, 3, 4, -1, 6}", "[0, 3, 4, 1, 2]", 5),  # two unknown lengths
+        around_a_split("N,5,6,12", "[0, 3, 1, 2]", "{0, 3, 4, 5, 6}", "[0, 3, 4, 1, 2]", 5, ", float[F,G,H,I] a"),
+    ],
+)
+def test_other_reshapes_stay(text: str) -> None:
+    assert_unchanged(model(text), [TRANSPOSE_VIEWS])
