@@ -69,6 +69,7 @@ gpu-bench: install
 	$(BIN)/python benchmarks/pointwise.py --readme
 	$(BIN)/python benchmarks/lerp.py --readme
 	$(BIN)/python benchmarks/scatter.py --readme
+	$(BIN)/python benchmarks/conv.py --readme
 	$(BIN)/python benchmarks/models.py --readme
 
 # The library with warnings as errors. Incremental.

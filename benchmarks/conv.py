@@ -322,14 +322,17 @@ def measure(case: Case, tuned: int) -> dict[str, Any]:
         )
         checks.append((name, of, result))
 
-    ours("bare", bare, "auto")
-    ours("fused", case, "auto")
     if case.table == "few":
-        ours("cudnn bare", bare, "fused")
-        ours("cudnn fused", case, "fused")
+        for algorithm in ("own", "fused"):
+            ours(f"{algorithm} bare", bare, algorithm)
+            ours(algorithm, case, algorithm)
         ours("ort", case, None)
-    if case.table == "own":
-        ours("cudnn", case, "fused")
+    elif case.table == "own":
+        ours("own", case, "own")
+        ours("fused", case, "fused")
+    else:
+        ours("bare", bare, "auto")
+        ours("fused", case, "auto")
     tried = []
     if tuned and case.table == "resnet":
         for algorithm in variants(case, weights)[:tuned]:
@@ -353,7 +356,6 @@ def measure(case: Case, tuned: int) -> dict[str, Any]:
         of.check(name, result, expected[of.epilogue])
     best = min(["fused", *tried], key=lambda name: times[name])
     row = {
-        "table": case.table,
         "case": case.name,
         "epilogue": case.epilogue,
         "count": case.count,
@@ -372,15 +374,31 @@ def cudnn_version() -> str:
     return f"cuDNN {number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
+def measure_table(name: str, tuned: int, commit: str) -> dict[str, Any]:
+    """The rows of a table, and where they were measured."""
+    import cupy
+
+    rows = []
+    for case in cases():
+        if case.table != name:
+            continue
+        rows.append(measure(case, tuned))
+        gc.collect()
+        cupy.get_default_memory_pool().free_all_blocks()
+        shown = ", ".join(f"{key} {value:.1f}" for key, value in rows[-1]["microseconds"].items())
+        print(f"{case.name} ({case.epilogue}): {shown} {rows[-1].get('algorithm', '')}", flush=True)
+    return {"environment": {**timing.environment(commit), "cudnn": cudnn_version()}, "rows": rows}
+
+
 COLUMNS = {
     "few": {
         "ort": "ORT's operators",
         "torch bare": "torch, bare",
         "torch": "torch, bias, Relu",
-        "cudnn bare": "cuDNN, bare",
-        "cudnn fused": "cuDNN, fused",
-        "bare": "**bare**",
-        "fused": "**fused**",
+        "fused bare": "cuDNN, bare",
+        "fused": "**cuDNN, fused**",
+        "own bare": "our kernel, bare",
+        "own": "**our kernel, fused**",
     },
     "resnet": {
         "torch bare": "torch, bare",
@@ -389,13 +407,13 @@ COLUMNS = {
         "fused": "**fused**",
         "tuned": "**fused, tuned**",
     },
-    "own": {"torch": "torch", "cudnn": "cuDNN, fused", "fused": "**fused**"},
+    "own": {"torch": "torch", "fused": "cuDNN, fused", "own": "**our kernel**"},
 }
 
 
 def table(record: dict[str, Any], name: str) -> str:
     """One table of the record, in Markdown."""
-    rows = [row for row in record["rows"] if row["table"] == name]
+    rows = record.get(name, {}).get("rows")
     if not rows:
         return ""
     columns = {key: title for key, title in COLUMNS[name].items() if key in rows[0]["microseconds"]}
@@ -410,7 +428,7 @@ def table(record: dict[str, Any], name: str) -> str:
         total = {key: sum(row["count"] * row["microseconds"][key] for row in rows) for key in columns}
         cells = " | ".join(f"{value:.0f}" for value in total.values())
         lines.append(f"| all | | {sum(row['count'] for row in rows)} | {cells} |")
-    where = record["environment"]
+    where = record[name]["environment"]
     lines += [
         "",
         f"Microseconds of one, medians; {where['gpu']}, driver {where['driver']}, {where['cudnn']}, ONNX Runtime "
@@ -429,23 +447,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=timing.RESULTS, help="folder of the results")
     parser.add_argument("--commit", default="", help="what was measured, where git can't tell")
     args = parser.parse_args()
-    if args.source:
-        record = json.loads(args.source.read_text())
-    else:
-        import cupy
-
-        record = {"environment": timing.environment(args.commit), "rows": []}
-        for case in cases():
-            if case.table not in args.only:
-                continue
-            record["rows"].append(measure(case, args.tuned))
-            record["environment"]["cudnn"] = cudnn_version()
-            gc.collect()
-            cupy.get_default_memory_pool().free_all_blocks()
-            times = record["rows"][-1]["microseconds"]
-            shown = ", ".join(f"{name} {value:.1f}" for name, value in times.items())
-            print(f"{case.name} ({case.epilogue}): {shown} {record['rows'][-1].get('algorithm', '')}", flush=True)
-            timing.write("conv", record, args.out)
+    path = args.source or args.out / "conv.json"
+    record: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    for name in () if args.source else args.only:
+        record[name] = measure_table(name, args.tuned, args.commit)
+        timing.write("conv", record, args.out)
     for name in COLUMNS:
         print(table(record, name))
         if args.readme and table(record, name):

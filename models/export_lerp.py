@@ -11,6 +11,7 @@ strings and metadata are removed.
 from __future__ import annotations
 
 import io
+import lzma
 import tempfile
 import warnings
 from pathlib import Path
@@ -91,7 +92,8 @@ def main() -> None:
         for exporter in ("torchscript", "dynamo"):
             model = export(module, shapes, exporter == "dynamo")
             onnx.checker.check_model(model)
-            (FOLDER / f"{name}_{exporter}.onnx").write_bytes(model.SerializeToString(deterministic=True))
+            data = lzma.compress(model.SerializeToString(deterministic=True), preset=9 | lzma.PRESET_EXTREME)
+            (FOLDER / f"{name}_{exporter}.onnx.xz").write_bytes(data)
 
 
 if __name__ == "__main__":

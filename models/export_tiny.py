@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import lzma
 import math
 import os
 import sys
@@ -485,7 +486,7 @@ def main(arguments: list[str] | None = None) -> int:
     for case in cases:
         proto, entry = make(case)
         data = proto.SerializeToString(deterministic=True)
-        (DATA / f"{case.name}.onnx").write_bytes(data)
+        (DATA / f"{case.name}.onnx.xz").write_bytes(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME))
         expected[case.name] = entry
         kinds = {n.op_type for n in all_nodes(proto.graph) if "Normalization" in n.op_type} or {"decomposed"}
         print(

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from exported import DATA
 
 ROOT = Path(__file__).resolve().parent.parent
-DATA = ROOT / "tests" / "data"
 
 # Makes `models` importable. Appended, so that an installed ortplugin comes before the source folder.
 sys.path.append(str(ROOT))

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from exported import DATA
 from onnx import TensorProto, helper
 
 import ortplugin
@@ -253,7 +254,7 @@ def test_buffers_go_with_their_session(library: Path, rng: np.random.Generator) 
 def test_models_are_verified_on_cuda(library: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from ortplugin.cli import main
 
-    model = Path(__file__).resolve().parent.parent / "data" / "bert_torchscript_opset14_fp16.onnx"
+    model = DATA / "bert_torchscript_opset14_fp16.onnx"
     assert main([str(model), "-o", str(tmp_path / "fast.onnx"), "--provider", "cuda"]) == 0
     text = capsys.readouterr().out
     assert "on CUDA" in text

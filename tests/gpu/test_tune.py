@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-from onnx import ModelProto, TensorProto, helper
+from exported import DATA
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import ortplugin
 from ortplugin import tune
@@ -14,7 +13,6 @@ from ortplugin import tune
 cupy = pytest.importorskip("cupy")
 pytestmark = pytest.mark.gpu
 
-DATA = Path(__file__).resolve().parent.parent / "data"
 ROWS, UPDATES, WIDTH = 5000, 3000, 64
 
 
@@ -53,6 +51,41 @@ def test_a_scatter(rng: np.random.Generator) -> None:
     expected[feeds["at"][:, 0]] = feeds["rows"]
     session = ortplugin.session(tuned.SerializeToString(), providers=["cuda"])
     assert (cupy.asnumpy(ortplugin.run(session, feeds)["y"]) == expected).all()
+
+
+def conv_model(rng: np.random.Generator) -> ModelProto:
+    """A convolution with bias and Relu, float16."""
+    w = (rng.standard_normal((64, 64, 3, 3)) / 24).astype(np.float16)
+    b = rng.standard_normal(64).astype(np.float16)
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "b"], ["c"], "conv", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c"], ["y"], "relu"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT16, [2, 64, 28, 28])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT16, [2, 64, 28, 28])],
+        [numpy_helper.from_array(w, "w"), numpy_helper.from_array(b, "b")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+def test_a_convolution(rng: np.random.Generator) -> None:
+    """cuDNN's plans are timed, and the one that is kept says so in the node and runs without complaint."""
+    model = conv_model(rng)
+    feeds = {"x": rng.standard_normal((2, 64, 28, 28)).astype(np.float16)}
+    tuned, report = ortplugin.optimize(model, tune=True, verify=True, providers=["cuda"], inputs=feeds)
+    assert report.passed
+    (entry,) = (each for each in report.tuning if "(FusedConv)" in each.node)
+    names = [name for name in entry.microseconds if name not in ("", tune.STANDARD)]
+    assert any(name.startswith("algorithm=fused:engine=") for name in names)
+    assert any(name.startswith("algorithm=split:engine=") for name in names)
+    assert all(entry.microseconds[name] is not None for name in names)
+    found = [node for node in tuned.graph.node if node.op_type == "FusedConv"]
+    if entry.choice.startswith("algorithm="):
+        (attribute,) = (each for each in found[0].attribute if each.name == "algorithm")
+        assert f"algorithm={attribute.s.decode()}" == entry.choice
 
 
 def test_a_transformer() -> None:

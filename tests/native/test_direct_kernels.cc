@@ -63,7 +63,10 @@ int main(int argc, char** argv) {
       shapes.insert(shapes.end(), {full, {the.conv.output[0], 1}, {the.conv.images, 1, 1, 1}});
     const Axes axes = JoinAxes(full, shapes);
     CHECK(FitsDirect(the.conv, DType::kFloat));
-    const DirectSchedule schedule = ScheduleDirect(the.conv, device, the.most_vector);
+    const std::optional<DirectSchedule> found = ScheduleDirect(the.conv, device, the.most_vector);
+    CHECK(found.has_value());
+    if (!found) continue;
+    const DirectSchedule& schedule = *found;
     std::string log, code, failure;
     try {
       code = cuda::Compile(DirectSource(the.conv, program, axes, schedule), architecture, &log);
@@ -83,5 +86,9 @@ int main(int argc, char** argv) {
     CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, variant());
     CHECK_WITH(test::Spilled(log) == 0, variant());
   }
+  DirectConv wide = Square(1, 3, 2000, 8, 3, 4);
+  wide.dilations[0] = 200;
+  wide.output[0] = (2000 + 2 - 401) / 4 + 1;
+  CHECK(!FitsDirect(wide, DType::kFloat) || !ScheduleDirect(wide, device, 16));
   return test::Summary();
 }

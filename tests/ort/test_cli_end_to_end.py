@@ -16,6 +16,7 @@ import onnx
 import onnx_graphsurgeon as gs
 import onnxruntime
 import pytest
+from exported import DATA
 from mistakes import check_mistake
 from onnx import TensorProto, helper, numpy_helper
 
@@ -24,7 +25,6 @@ from ortplugin import optimizer
 from ortplugin.cli import main
 from ortplugin.passes.base import Change, NearMiss, PassResult
 
-DATA = Path(__file__).resolve().parent.parent / "data"
 BERT = DATA / "bert_torchscript_opset17_dynamic.onnx"
 
 

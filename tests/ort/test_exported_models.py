@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from exported import DATA
 
 import ortplugin
 from ortplugin.graph.facts import scopes
@@ -23,7 +24,6 @@ from ortplugin.graph.model import annotate, import_model
 from ortplugin.graph.shape_values import shape_values
 from ortplugin.passes.fuse_pointwise import find_members
 
-DATA = Path(__file__).resolve().parent.parent / "data"
 EXPECTED: dict[str, dict[str, Any]] = json.loads((DATA / "expected.json").read_text())
 NUMPY_DTYPES = {"float": np.float32, "float16": np.float16, "int64": np.int64, "bool": np.bool_, "index": np.int64}
 # rtol, atol of a whole network. The original rounds to fp16 after every operator, the fused one once: they may

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from exported import DATA
 from onnx import TensorProto, helper, numpy_helper
 
 import ortplugin
@@ -17,7 +18,6 @@ from ortplugin.cli import main
 from ortplugin.errors import VerificationError
 from ortplugin.precision.ranges import measure
 
-DATA = Path(__file__).resolve().parent.parent / "data"
 # Which of tests/data, and how many Casts there may be in the result: one for each floating input and output, and those
 # between integers or bools and what computes with them. `None`: of kept operators there are some.
 MODELS = {

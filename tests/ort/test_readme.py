@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx
 import onnxruntime
 import pytest
+from exported import DATA
 
 import ortplugin
 from ortplugin.cli import command
@@ -24,7 +25,7 @@ def test_the_options_exist() -> None:
 
 
 def test_the_python_lines_run(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = ROOT / "tests" / "data" / "bert_torchscript_opset17_dynamic.onnx"
+    source = DATA / "bert_torchscript_opset17_dynamic.onnx"
     (tmp_path / "model.onnx").write_bytes(source.read_bytes())
     onnx.save(ortplugin.optimize(source)[0], tmp_path / "fast.onnx")
     monkeypatch.chdir(tmp_path)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from exported import DATA
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 import ortplugin
@@ -18,7 +19,6 @@ from ortplugin.errors import UsageError, VerificationError
 from ortplugin.passes.base import Change
 from ortplugin.session import CPU, run_on_host
 
-DATA = Path(__file__).resolve().parent.parent / "data"
 SCATTER = "ScatterElements"
 
 

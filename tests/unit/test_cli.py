@@ -11,6 +11,7 @@ from pathlib import Path
 import onnx
 import onnx_graphsurgeon as gs
 import pytest
+from exported import DATA
 from mistakes import check_mistake
 from onnx import TensorProto, helper
 
@@ -19,7 +20,7 @@ from ortplugin import optimizer
 from ortplugin.cli import main
 from ortplugin.passes.base import NearMiss, PassResult
 
-BERT = Path(__file__).resolve().parent.parent / "data" / "bert_torchscript_opset17_dynamic.onnx"
+BERT = DATA / "bert_torchscript_opset17_dynamic.onnx"
 Run = Callable[..., tuple[int, str, str]]
 
 

@@ -71,9 +71,10 @@ std::optional<OwnKernel> FindDirect(const ConvCase& the, const ConvShape& shape,
   conv.constant_weights = the.constant_weights;
   if (!FitsDirect(conv, ValueType(*the.program)) || (only_where_fast && !IsDirectFast(conv, gpu))) return std::nullopt;
   const Axes axes = EpilogueAxes(*the.program, kConvInputs, shape.result(), the.shapes);
-  const DirectSchedule schedule = ScheduleDirect(conv, gpu, kMostVector);
-  return OwnKernel{DirectSource(conv, *the.program, axes, schedule), "conv_direct", DirectLaunch(schedule, gpu),
-                   DirectArguments(conv, *the.program, axes, schedule)};
+  const std::optional<DirectSchedule> schedule = ScheduleDirect(conv, gpu, kMostVector);
+  if (!schedule) return std::nullopt;
+  return OwnKernel{DirectSource(conv, *the.program, axes, *schedule), "conv_direct", DirectLaunch(*schedule, gpu),
+                   DirectArguments(conv, *the.program, axes, *schedule)};
 }
 
 // Our own kernel for a node, if there is one; `only_where_fast`: if it is known to be the fastest.

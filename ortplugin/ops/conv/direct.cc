@@ -167,7 +167,7 @@ bool IsDirectFast(const DirectConv& conv, const cuda::DeviceFacts& gpu) {
   return conv.channels <= 32 && conv.outputs <= 32 && products > kFewProducts * gpu.multiprocessors;
 }
 
-DirectSchedule ScheduleDirect(const DirectConv& conv, const cuda::DeviceFacts& gpu, int most_vector) {
+std::optional<DirectSchedule> ScheduleDirect(const DirectConv& conv, const cuda::DeviceFacts& gpu, int most_vector) {
   DirectSchedule best{};
   double least = 1e31;
   std::vector<int64_t> chunks;
@@ -206,7 +206,7 @@ DirectSchedule ScheduleDirect(const DirectConv& conv, const cuda::DeviceFacts& g
             }
           }
       }
-  if (least >= 1e30) Fail("the convolution has no schedule");
+  if (least >= 1e30) return std::nullopt;
   constexpr double kShort = 16000;  // cycles
   best.is_short = least < kShort;
   Finish(conv, most_vector, &best);

@@ -2,6 +2,7 @@
 // make them matrix products that are too narrow to be fast, and write the result before bias and activation.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,14 +32,15 @@ struct DirectSchedule {
   int64_t tiles, map_blocks;  // map_blocks: of all groups
 };
 
-// Whether the kernel can do it at all; `vector` as for DirectSource.
+// Whether the kernel can do it at all, if there is a schedule.
 bool FitsDirect(const DirectConv& conv, DType dtype);
 // Whether it is the fastest there is, as measured.
 bool IsDirectFast(const DirectConv& conv, const cuda::DeviceFacts& gpu);
 
 // `axes`: of y's shape; strides of the program's parameters, the first of which is the convolution's value.
 // `most_vector`: the most elements of an access that every operand's and result's address is good for.
-DirectSchedule ScheduleDirect(const DirectConv& conv, const cuda::DeviceFacts& gpu, int most_vector);
+// Empty where no tile fits the memory of a block.
+std::optional<DirectSchedule> ScheduleDirect(const DirectConv& conv, const cuda::DeviceFacts& gpu, int most_vector);
 std::string DirectSource(const DirectConv& conv, const Program& program, const Axes& axes,
                          const DirectSchedule& schedule);
 // The kernel's argument block: addresses of the node's inputs (X, W, operands) and outputs, still 0, then numbers.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from exported import DATA
 from pass_helpers import (
     assert_close,
     assert_same_outputs,
@@ -318,7 +318,7 @@ def test_a_shape_in_floats_stays() -> None:
 
 # ---------------------------------------------------------------------------------------------- lerp, from exporters
 
-LERP = Path(__file__).resolve().parents[2] / "data" / "lerp"  # made by models/export_lerp.py
+LERP = DATA / "lerp"  # made by models/export_lerp.py
 
 
 def lerp(x: np.ndarray, y: np.ndarray, w: np.ndarray | float) -> np.ndarray:
