@@ -70,6 +70,8 @@ gpu-bench: install
 	$(BIN)/python benchmarks/lerp.py --readme
 	$(BIN)/python benchmarks/scatter.py --readme
 	$(BIN)/python benchmarks/conv.py --readme
+	$(BIN)/python benchmarks/conv_transpose.py --readme
+	$(BIN)/python benchmarks/mnist.py --readme
 	$(BIN)/python benchmarks/models.py --readme
 
 # The library with warnings as errors. Incremental.

@@ -102,18 +102,19 @@ def torchs(feeds: dict[str, Any]) -> tuple[timing.Contender, dict[str, Any]]:
                 parameter.sub_(gradient, alpha=0.1)
         return loss
 
-    loss, gradients = step()
-    results = {"loss": loss.detach()}
-    for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
-        results[f"{name}.next"] = parameter.detach() - 0.1 * gradient
+    results = {}
     stream = torch.cuda.Stream()
     torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
+    with torch.cuda.stream(stream):  # of another stream, leaves would be waited for there, which ends a capture
+        loss, gradients = step()
+        results["loss"] = loss.detach()
+        for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
+            results[f"{name}.next"] = parameter.detach() - 0.1 * gradient
         for _ in range(3):
             update()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="relaxed"):
             kept = update()
 
     def replay(_kept: Any = kept) -> None:

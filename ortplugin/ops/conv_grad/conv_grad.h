@@ -54,6 +54,9 @@ GradShape FitGrad(const GradNode& node, const std::vector<Shape>& inputs);
 // Checks inputs, outputs and what is known of shapes early. Returns the inputs' types.
 std::vector<TensorType> CheckGrad(const GradNode& node, const NodeInfo& info);
 
+// The CUDA C++ that pads elements of so many bytes with zeros, for tests as well as for launches.
+std::string PadSource(size_t element_bytes);
+
 std::unique_ptr<Kernel> CreateCudaConvGrad(const NodeInfo& info);
 
 }  // namespace ortplugin

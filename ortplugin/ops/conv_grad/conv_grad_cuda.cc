@@ -1,6 +1,7 @@
 // ConvGrad on the GPU: dZ, and dB with it, on the kernels of FusedPointwise and FusedSumTo; dX and dW on cuDNN.
 
 #include <algorithm>
+#include <cstdio>
 #include <exception>
 #include <numeric>
 #include <optional>
@@ -11,6 +12,7 @@
 #include "ortplugin/ops/pointwise/pointwise.h"
 #include "ortplugin/runtime/cuda.h"
 #include "ortplugin/runtime/cudnn.h"
+#include "ortplugin/runtime/kernel_sources.h"
 #include "ortplugin/runtime/plan_cache.h"
 
 namespace ortplugin {
@@ -46,11 +48,47 @@ SumPlan Zeros(const Shape& shape, DType dtype, const cuda::DeviceFacts& gpu) {
   return PlanSums(sums, {{0, ElementCount(shape)}}, gpu, true);
 }
 
+void Warn(const std::string& message) { std::fprintf(stderr, "ortplugin: %s\n", message.c_str()); }
+
+// A tensor with zeros around it, in memory of its own.
+struct Padding {
+  size_t bytes;
+  Shape shape;  // with them, in the node's layout
+  cuda::Function kernel;
+  cuda::LaunchShape launch;
+  std::vector<uint64_t> arguments;  // addresses are filled in at each launch
+};
+Padding Pad(const Shape& shape, bool channels_last, const Shape& begin, const Shape& end, DType dtype,
+            const cuda::DeviceFacts& gpu) {
+  constexpr size_t kAxes = 3;
+  constexpr unsigned kThreads = 256;
+  Padding padding{};
+  padding.shape = shape;
+  const size_t rank = begin.size(), first = channels_last ? 1 : 2;
+  std::vector<uint64_t> large(kAxes - rank, 1), small(kAxes - rank, 1), before(kAxes - rank, 0);
+  for (size_t axis = 0; axis < rank; ++axis) {
+    padding.shape[first + axis] += begin[axis] + end[axis];
+    large.push_back(static_cast<uint64_t>(padding.shape[first + axis]));
+    small.push_back(static_cast<uint64_t>(shape[first + axis]));
+    before.push_back(static_cast<uint64_t>(begin[axis]));
+  }
+  const auto count = static_cast<uint64_t>(ElementCount(padding.shape));
+  padding.bytes = Bytes(padding.shape, dtype);
+  padding.arguments = {0, 0, count, channels_last ? static_cast<uint64_t>(shape.back()) : 1};
+  for (const std::vector<uint64_t>* each : {&large, &small, &before})
+    padding.arguments.insert(padding.arguments.end(), each->begin(), each->end());
+  padding.kernel = cuda::Load(gpu, PadSource(SizeOf(dtype)), "pad", Warn);
+  constexpr uint64_t kMostBlocks = 1 << 20;
+  padding.launch = {static_cast<unsigned>(std::min((count + kThreads - 1) / kThreads, kMostBlocks)), kThreads};
+  return padding;
+}
+
 // dX or dW for one combination of shapes.
 struct Part {
   std::optional<SumPlan> zeros;  // where there is nothing to add up
   std::shared_ptr<const cudnn::Plan> plan;
   std::optional<Conversion> first, second;  // the plan's inputs, where they are converted
+  std::optional<Padding> padding;           // of the first input
   std::optional<Conversion> result;         // from what the plan writes
   size_t made_bytes = 0;                    // of that, where it is converted
 
@@ -58,6 +96,7 @@ struct Part {
     size_t bytes = made_bytes + (plan != nullptr ? RoundUp(plan->workspace_bytes()) : 0);
     for (const std::optional<Conversion>* each : {&first, &second})
       if (*each) bytes += (*each)->bytes;
+    if (padding) bytes += padding->bytes;
     return bytes;
   }
 };
@@ -222,14 +261,26 @@ class CudaConvGrad : public Kernel {
     return problem;
   }
 
+  // cuDNN 9.19 computes weight gradients wrongly, and reads beyond the tensor, where the padding before differs from
+  // that behind: the larger tensor is then padded here.
+  static bool IsUneven(const cudnn::Problem& problem) { return problem.pads_begin != problem.pads_end; }
+
   // From X and dZ of dtype `from` to dW of dtype `to`.
   cudnn::Problem WeightProblem(const GradShape& shape, DType from, DType to) const {
     cudnn::Problem problem = ProblemOf(shape);
     problem.direction = cudnn::Direction::kWeightGradient;
     problem.dtype = from;
+    if (from != node_.dtype()) problem.allow_tf32 = true;  // it holds 16-bit floats exactly
+    if (IsUneven(problem)) {
+      for (size_t axis = 0; axis < node_.rank(); ++axis)
+        problem.x.dims[2 + axis] += problem.pads_begin[axis] + problem.pads_end[axis];
+      problem.x = node_.channels_last ? cudnn::ChannelsLast(problem.x.dims) : cudnn::ChannelsFirst(problem.x.dims);
+      problem.pads_begin.assign(node_.rank(), 0);
+      problem.pads_end.assign(node_.rank(), 0);
+    }
     if (from == to || to == DType::kDouble) return problem;
-    problem.program = std::make_shared<const Program>(
-        Parse(NameOf(from), NameOf(to), std::string("Cast<to=") + NameOf(to) + ">(x)"));
+    problem.program =
+        std::make_shared<const Program>(Parse(NameOf(from), NameOf(to), std::string("Cast<to=") + NameOf(to) + ">(x)"));
     problem.results = {problem.w};
     return problem;
   }
@@ -278,10 +329,12 @@ class CudaConvGrad : public Kernel {
       part.made_bytes = Bytes(shape.w, from);
     };
     const bool narrow = SizeOf(given) == 2;
-    if (given == wanted) {
+    // cuDNN rounds partial sums of grouped gradients to bfloat16.
+    const bool is_coarse = given == DType::kBFloat16 && node_.group > 1;
+    if (given == wanted && !is_coarse) {
       find(given, given);
-    } else if (!narrow || wanted != DType::kFloat || !find(given, wanted)) {
-      // More digits than dZ has come of float32 operands only, and these hold 16-bit floats exactly, TF32 too.
+    } else if (!narrow || is_coarse || wanted != DType::kFloat || !find(given, wanted)) {
+      // Sums that keep their digits come of float32 operands.
       const DType made = narrow ? DType::kFloat : given;
       if (narrow) {
         const Shape &large = node_.transposed ? shape.z : shape.x, &small = node_.transposed ? shape.x : shape.z;
@@ -292,6 +345,10 @@ class CudaConvGrad : public Kernel {
       if (made != wanted) convert_result(made);
     }
     if (part.plan == nullptr) Fail(cudnn::Version(), " has no plan for ", refusal);
+    const cudnn::Problem problem = ProblemOf(shape);
+    if (IsUneven(problem))
+      part.padding = Pad(node_.transposed ? shape.z : shape.x, node_.channels_last, problem.pads_begin,
+                         problem.pads_end, part.first ? DType::kFloat : given, device_);
     return part;
   }
 
@@ -385,6 +442,15 @@ class CudaConvGrad : public Kernel {
       arguments.inputs[number] = scratch;
       scratch += conversion->bytes;
     }
+    if (part.padding) {
+      std::vector<uint64_t> numbers = part.padding->arguments;
+      numbers[0] = reinterpret_cast<uintptr_t>(arguments.inputs[0]);
+      numbers[1] = reinterpret_cast<uintptr_t>(scratch);
+      void* parameters[] = {numbers.data()};
+      cuda::LaunchNext(device_, part.padding->kernel, part.padding->launch, stream, parameters);
+      arguments.inputs[0] = scratch;
+      scratch += part.padding->bytes;
+    }
     void* const made = part.result ? scratch : result;
     scratch += part.made_bytes;
     arguments.results = &made;
@@ -403,6 +469,13 @@ class CudaConvGrad : public Kernel {
 };
 
 }  // namespace
+
+std::string PadSource(size_t element_bytes) {
+  const char* const type = element_bytes == 2   ? "unsigned short"
+                           : element_bytes == 4 ? "unsigned"
+                                                : "unsigned long long";
+  return std::string(kCommonSource) + "\n#define ELEMENT " + type + "\n" + kConvGradSource;
+}
 
 std::unique_ptr<Kernel> CreateCudaConvGrad(const NodeInfo& info) { return std::make_unique<CudaConvGrad>(info); }
 

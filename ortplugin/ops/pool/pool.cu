@@ -196,6 +196,7 @@ struct Arguments {
 };
 
 #define GROUPS (THREADS / GROUP)
+#define SUMS (ITEMS < 2 ? 1 : 2)  // at once, of a thread
 #define WIDTH (ALONG ? 1 : VECTOR)
 
 __device__ __forceinline__ unsigned rank_in_cluster() {
@@ -261,35 +262,32 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) pool_global
   const bool is_there = image < a.outer && c < (index_t)a.inner;
   begin_kernel();
 
-  // Several sums at once, so that as many loads are under way. They are taken in an order that the shape decides.
-  Totals totals[ITEMS];
+  // ITEMS loads are under way at once; past the end the last pixel is read again and left out. The sums are taken in an
+  // order that the shape decides.
+  Totals totals[SUMS];
 #pragma unroll
-  for (int i = 0; i < ITEMS; ++i) totals[i].clear();
+  for (int i = 0; i < SUMS; ++i) totals[i].clear();
   if (is_there) {
     const T* x = a.x + (image * a.pixels * a.inner + c) * VECTOR;
     const index_t pixels = (index_t)a.pixels, step = CLUSTER * ROWS;
     index_t pixel = rank * ROWS + row;
-    for (; pixel + (ITEMS - 1) * step < pixels; pixel += ITEMS * step) {
+    for (; pixel < pixels; pixel += ITEMS * step) {
       Elements elements[ITEMS];
 #pragma unroll
+      for (int i = 0; i < ITEMS; ++i) {
+        const index_t at = pixel + i * step;
+        elements[i].load(x + (at < pixels ? at : pixels - 1) * (index_t)a.inner * (unsigned long long)VECTOR);
+      }
+#pragma unroll
       for (int i = 0; i < ITEMS; ++i)
-        elements[i].load(x + (pixel + i * step) * (index_t)a.inner * (unsigned long long)VECTOR);
-#pragma unroll
-      for (int i = 0; i < ITEMS; ++i) totals[i].add(elements[i]);
-    }
-#pragma unroll
-    for (int i = 0; i < ITEMS - 1; ++i, pixel += step) {
-      if (pixel >= pixels) break;
-      Elements elements;
-      elements.load(x + pixel * (index_t)a.inner * (unsigned long long)VECTOR);
-      totals[i].add(elements);
+        if (pixel + i * step < pixels) totals[i % SUMS].add(elements[i]);
     }
   }
   compute_t total[WIDTH];
 #if ALONG
   total[0] = totals[0].get(0);
 #pragma unroll
-  for (int i = 0; i < ITEMS; ++i)
+  for (int i = 0; i < SUMS; ++i)
 #pragma unroll
     for (int j = i == 0 ? 1 : 0; j < VECTOR; ++j) total[0] = combined(total[0], totals[i].get(j));
 #else
@@ -297,7 +295,7 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) pool_global
   for (int j = 0; j < VECTOR; ++j) {
     total[j] = totals[0].get(j);
 #pragma unroll
-    for (int i = 1; i < ITEMS; ++i) total[j] = combined(total[j], totals[i].get(j));
+    for (int i = 1; i < SUMS; ++i) total[j] = combined(total[j], totals[i].get(j));
   }
 #endif
 

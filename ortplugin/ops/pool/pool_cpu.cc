@@ -7,6 +7,7 @@
 
 #include "ortplugin/ops/pool/pool.h"
 #include "ortplugin/runtime/evaluator.h"
+#include "ortplugin/runtime/half.h"
 #include "ortplugin/runtime/operand_lanes.h"
 
 namespace ortplugin {
@@ -30,10 +31,78 @@ T Lowest() {
 }
 
 template <bool is_max, typename T>
-T Combine(T a, T b) {
-  if constexpr (is_max) return a > b || a != a ? a : b;
+ORTPLUGIN_INLINE T Combine(T a, T b) {
+  if constexpr (is_max) {
+    const T larger = a > b ? a : b;  // b where either is NaN
+    return a != a ? a : larger;
+  }
   return static_cast<T>(a + b);
 }
+
+// ---- loops over lanes, for the vectors of the CPU at hand
+// ------------------------------------------------------------
+
+// sums[i] = sums[i] combined with every taps[t][i].
+template <bool is_max, typename T>
+ORTPLUGIN_INLINE void AddTaps(const T* const* taps, size_t tap_count, T* __restrict sums, size_t count) {
+  size_t t = 0;
+  for (; t + 3 <= tap_count; t += 3) {  // each sum is read and written once for three taps
+    const T *const a = taps[t], *const b = taps[t + 1], *const c = taps[t + 2];
+    for (size_t i = 0; i < count; ++i)
+      sums[i] = Combine<is_max>(Combine<is_max>(Combine<is_max>(sums[i], a[i]), b[i]), c[i]);
+  }
+  for (; t < tap_count; ++t) {
+    const T* const a = taps[t];
+    for (size_t i = 0; i < count; ++i) sums[i] = Combine<is_max>(sums[i], a[i]);
+  }
+}
+
+// sums[i] = sums[i] combined with x[i * stride].
+template <bool is_max, typename T>
+ORTPLUGIN_INLINE void AddStrided(const T* x, int64_t stride, T* __restrict sums, int64_t count) {
+  if (stride == 1) {
+    for (int64_t i = 0; i < count; ++i) sums[i] = Combine<is_max>(sums[i], x[i]);
+  } else if (stride == 2) {
+    for (int64_t i = 0; i < count; ++i) sums[i] = Combine<is_max>(sums[i], x[2 * i]);
+  } else {
+    for (int64_t i = 0; i < count; ++i) sums[i] = Combine<is_max>(sums[i], x[stride * i]);
+  }
+}
+
+// The same statements for wider vectors: lane by lane they give the same bits.
+template <bool is_max, typename T>
+struct Loops {
+  void (*taps)(const T* const*, size_t, T*, size_t);
+  void (*strided)(const T*, int64_t, T*, int64_t);
+};
+#define ORTPLUGIN_LOOPS(Name, attribute)                                                     \
+  template <bool is_max, typename T>                                                         \
+  attribute void Taps##Name(const T* const* taps, size_t tap_count, T* sums, size_t count) { \
+    AddTaps<is_max>(taps, tap_count, sums, count);                                           \
+  }                                                                                          \
+  template <bool is_max, typename T>                                                         \
+  attribute void Strided##Name(const T* x, int64_t stride, T* sums, int64_t count) {         \
+    AddStrided<is_max>(x, stride, sums, count);                                              \
+  }
+ORTPLUGIN_LOOPS(Baseline, )
+#if defined(__x86_64__) && defined(__GNUC__)
+ORTPLUGIN_LOOPS(Avx2, __attribute__((target("avx2"))))
+#endif
+#undef ORTPLUGIN_LOOPS
+
+template <bool is_max, typename T>
+Loops<is_max, T> ChooseLoops() {
+#if defined(__x86_64__) && defined(__GNUC__)
+  static const bool has_avx2 = [] {
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx2") != 0;
+  }();
+  if (has_avx2) return {TapsAvx2<is_max, T>, StridedAvx2<is_max, T>};
+#endif
+  return {TapsBaseline<is_max, T>, StridedBaseline<is_max, T>};
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 
 // One run over a tensor [outer, spatial.., inner].
 template <typename T, bool is_max>
@@ -59,10 +128,10 @@ class PoolPass {
     const int64_t work = w_[0].kernel * w_[1].kernel * w_[2].kernel * w_[2].out * shape_.inner;
     const int64_t step = std::max<int64_t>(1, kTaskWork / std::max<int64_t>(1, work));
     const auto task = [&](size_t number) {
-      std::vector<T> lanes(shape_.inner == 1 ? static_cast<size_t>(w_[2].size + w_[2].out) : 2 * kBlock);
+      std::vector<T> lanes(static_cast<size_t>(w_[2].size + w_[2].out));
       const int64_t first = static_cast<int64_t>(number) * step;
       for (int64_t row = first; row < std::min(rows, first + step); ++row)
-        shape_.inner == 1 ? RowOfPixels(row, lanes.data()) : RowOfChannels(row, lanes.data());
+        shape_.inner == 1 ? RowOfPixels(row, lanes.data()) : RowOfChannels(row, lanes);
     };
     Tasks(run, DivideUp(rows, step), task);
   }
@@ -119,13 +188,7 @@ class PoolPass {
         const int64_t offset = k * w.dilation - w.begin;
         const int64_t first = offset >= 0 ? 0 : DivideUp(-offset, w.stride);
         const int64_t last = offset >= w.size ? 0 : std::min(w.out, (w.size - 1 - offset) / w.stride + 1);
-        if (w.stride == 1) {
-          for (int64_t o = first; o < last; ++o) sums[o] = Combine<is_max>(sums[o], x[o + offset]);
-        } else if (w.stride == 2) {
-          for (int64_t o = first; o < last; ++o) sums[o] = Combine<is_max>(sums[o], x[2 * o + offset]);
-        } else {
-          for (int64_t o = first; o < last; ++o) sums[o] = Combine<is_max>(sums[o], x[w.stride * o + offset]);
-        }
+        if (first < last) loops_.strided(x + first * w.stride + offset, w.stride, sums + first, last - first);
       }
     });
     if constexpr (!is_max) {
@@ -135,25 +198,27 @@ class PoolPass {
     StoreLanes(dtype_, sums, static_cast<size_t>(w.out), output_ + row * w.out * size_);
   }
 
-  // Channels last: the channels of a pixel at a time. `lanes`: room for two blocks.
-  void RowOfChannels(int64_t row, T* lanes) const {
-    T* const sums = lanes + kBlock;
+  // Channels last: the channels of a pixel at a time. The rows of the input become lanes first, in `memory`.
+  void RowOfChannels(int64_t row, std::vector<T>& memory) const {
     const PoolWindow& w = w_[2];
+    const auto channels = static_cast<size_t>(shape_.inner), width = static_cast<size_t>(w.size) * channels;
+    std::vector<const char*> stored;
+    ForRows(row, [&](const char* elements) { stored.push_back(elements); });
+    memory.resize(channels + (IsLanes(dtype_) ? 0 : stored.size() * width));
+    T* const sums = memory.data();
+    std::vector<const T*> rows, taps;
+    for (const char* elements : stored)
+      rows.push_back(LanesOf(dtype_, elements, width, sums + channels + rows.size() * width));
     for (int64_t o = 0; o < w.out; ++o) {
-      const Taps taps = Inside(w, o);
-      for (int64_t c = 0; c < shape_.inner; c += kBlock) {
-        const int64_t count = std::min<int64_t>(kBlock, shape_.inner - c);
-        std::fill_n(sums, count, Start());
-        ForRows(row, [&](const char* elements) {
-          for (int64_t k = taps.first; k < taps.last; ++k) {
-            const int64_t at = o * w.stride - w.begin + k * w.dilation;
-            const T* x = LanesOf(dtype_, elements + (at * shape_.inner + c) * size_, static_cast<size_t>(count), lanes);
-            for (int64_t i = 0; i < count; ++i) sums[i] = Combine<is_max>(sums[i], x[i]);
-          }
-        });
-        if constexpr (!is_max) Divide(sums, count, RowCount(row) * counts_[2][static_cast<size_t>(o)]);
-        StoreLanes(dtype_, sums, static_cast<size_t>(count), output_ + ((row * w.out + o) * shape_.inner + c) * size_);
-      }
+      const Taps inside = Inside(w, o);
+      taps.clear();
+      for (const T* x : rows)
+        for (int64_t k = inside.first; k < inside.last; ++k)
+          taps.push_back(x + static_cast<size_t>(o * w.stride - w.begin + k * w.dilation) * channels);
+      std::fill_n(sums, channels, Start());
+      loops_.taps(taps.data(), taps.size(), sums, channels);
+      if constexpr (!is_max) Divide(sums, shape_.inner, RowCount(row) * counts_[2][static_cast<size_t>(o)]);
+      StoreLanes(dtype_, sums, channels, output_ + (row * w.out + o) * shape_.inner * size_);
     }
   }
 
@@ -210,7 +275,7 @@ class PoolPass {
         for (int64_t pixel = at; pixel < std::min(last, at + kSegment); ++pixel) {
           const T* x = LanesOf(dtype_, input_ + ((image * pixels + pixel) * shape_.inner + c) * size_,
                                static_cast<size_t>(count), lanes.data());
-          for (int64_t i = 0; i < count; ++i) sums[i] = Combine<is_max>(sums[i], x[i]);
+          loops_.strided(x, 1, sums, count);
         }
         for (int64_t i = 0; i < count; ++i) total[i] = Combine<is_max>(total[i], static_cast<Sum>(sums[i]));
       }
@@ -230,6 +295,7 @@ class PoolPass {
   int64_t size_;
   const char* input_;
   char* output_;
+  const Loops<is_max, T> loops_ = ChooseLoops<is_max, T>();
   std::vector<int64_t> counts_[kMostSpatial];  // of an average: the elements of each window along an axis
 };
 

@@ -79,33 +79,30 @@ PoolSchedule SchedulePool(const PoolShape& shape, DType dtype, const cuda::Devic
     return best;
   }
   // A block has a few vectors of channels of one image, as few as give every multiprocessor work, but accesses of 64
-  // bytes side by side. Then the blocks of a cluster share the pixels.
+  // bytes side by side. Where its threads had more loads than can be under way, the blocks of a cluster share the
+  // pixels.
+  constexpr int64_t kItems = 8;
   best.along = shape.inner == 1;
-  best.items = 4;
   const int64_t pixels = shape.pixels();
   best.vector = VectorOf(dtype, best.along ? pixels : shape.inner, alignment);
-  best.wide = pixels * shape.inner / best.vector >= kNarrow;
+  best.wide = pixels * shape.inner / best.vector >= kNarrow - 4096 * kItems;
   const int64_t vectors = shape.inner / (best.along ? 1 : best.vector);
   const int64_t steps = pixels / (best.along ? best.vector : 1);
-  int64_t chunks = 1;
-  if (best.along) {
-    best.group = static_cast<int>(std::clamp<int64_t>(PowerUp(DivideUp(steps, best.items)), 8, best.threads));
-    chunks = 1;
-  } else {
-    const int64_t least = std::max<int64_t>(1, 64 / (best.vector * static_cast<int64_t>(SizeOf(dtype))));
-    int64_t lanes = std::min<int64_t>(32, PowerUp(vectors));
-    while (lanes > least && shape.outer * DivideUp(vectors, lanes) < gpu.multiprocessors) lanes /= 2;
-    best.lanes = static_cast<int>(lanes);
-    if (steps * lanes >= 4096) best.threads = 512;
-    best.group = best.threads = static_cast<int>(std::clamp<int64_t>(PowerUp(steps) * lanes, 32, best.threads));
-    chunks = DivideUp(vectors, lanes);
-  }
-  const int groups = best.threads / best.group;
-  best.blocks = DivideUp(shape.outer * chunks, groups);
-  const int64_t rows = best.group / best.lanes;
-  while (gpu.major >= 9 && best.cluster < 8 && best.group == best.threads &&
-         best.blocks * best.cluster < gpu.multiprocessors && steps >= 4 * rows * best.cluster)
+  const int64_t least = std::max<int64_t>(1, 64 / (best.vector * static_cast<int64_t>(SizeOf(dtype))));
+  int64_t lanes = std::min<int64_t>(32, PowerUp(vectors));
+  while (lanes > least && shape.outer * DivideUp(vectors, lanes) < gpu.multiprocessors) lanes /= 2;
+  best.lanes = static_cast<int>(lanes);
+  int64_t group = std::clamp<int64_t>(PowerUp(DivideUp(steps, 4)) * lanes, best.along ? 8 : 32, best.threads);
+  const int64_t chunks = DivideUp(vectors, lanes);
+  if (!best.along) best.threads = static_cast<int>(group);
+  const auto loads = [&] { return DivideUp(steps * lanes, group * best.cluster); };
+  while (gpu.major >= 9 && best.cluster < 8 && group == best.threads && loads() > kItems &&
+         shape.outer * chunks * best.cluster < gpu.multiprocessors)
     best.cluster *= 2;
+  if (group == best.threads && loads() > 2 * kItems) group = best.threads = 2 * best.threads;
+  best.group = static_cast<int>(group);
+  best.items = static_cast<int>(std::min(kItems, PowerUp(loads())));
+  best.blocks = DivideUp(shape.outer * chunks, best.threads / group);
   best.blocks *= best.cluster;
   return best;
 }

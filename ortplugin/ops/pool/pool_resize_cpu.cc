@@ -86,19 +86,26 @@ class CpuResize : public Kernel {
     const auto width = static_cast<size_t>(shape.inner) * size;
     const char* const x = input + static_cast<size_t>(from) * size;
     char* y = output + static_cast<size_t>(row * shape.axes[2].out) * width;
-    for (const Place& place : places[2]) {
-      const char* const element = x + static_cast<size_t>(place.low) * width;
-      switch (width) {
-        case 2:
-          std::memcpy(y, element, 2);
-          break;
-        case 4:
-          std::memcpy(y, element, 4);
-          break;
-        default:
-          std::memcpy(y, element, width);
-      }
-      y += width;
+    switch (width) {
+      case 1:
+        return Gather<uint8_t>(places[2], x, y);
+      case 2:
+        return Gather<uint16_t>(places[2], x, y);
+      case 4:
+        return Gather<uint32_t>(places[2], x, y);
+      default:
+        for (const Place& place : places[2]) {
+          std::memcpy(y, x + static_cast<size_t>(place.low) * width, width);
+          y += width;
+        }
+    }
+  }
+
+  template <typename T>
+  static void Gather(const std::vector<Place>& places, const char* x, char* y) {
+    for (const Place& place : places) {
+      std::memcpy(y, x + static_cast<size_t>(place.low) * sizeof(T), sizeof(T));
+      y += sizeof(T);
     }
   }
 
