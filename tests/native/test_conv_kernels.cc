@@ -7,6 +7,7 @@
 #include <iostream>
 #include <sstream>
 
+#include "ortplugin/ops/conv/conv_cuda.h"
 #include "ortplugin/ops/conv/own_kernels.h"
 #include "ortplugin/runtime/cuda.h"
 #include "tests/native/check.h"
@@ -126,6 +127,12 @@ int main(int argc, char** argv) {
     CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, variant());
     CHECK_WITH(test::Spilled(log) == 0 && test::Local(log) == 0, variant());
     CHECK_WITH(code.find(own->entry) != std::string::npos, variant());
+  }
+  for (const size_t bytes : {2, 4, 8}) {
+    std::string log;
+    const std::string source = ChannelsLastSource(bytes), code = cuda::Compile(source, architecture, &log);
+    CHECK(code.size() > 1000 && test::Spilled(log) == 0);
+    if (architecture == "sm_90") CHECK_WITH(test::BeforeWait(source).empty(), test::BeforeWait(source));
   }
   return test::Summary();
 }

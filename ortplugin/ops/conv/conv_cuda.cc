@@ -338,10 +338,7 @@ class CudaConv : public Kernel {
     plan->turned_count = static_cast<uint64_t>(ElementCount(shape.x()));
     plan->turned_pixels = plan->turned_count / static_cast<uint64_t>(shape.batch * shape.channels);
     plan->turned_bytes = RoundUp(plan->turned_count * size);
-    const char* element = size == 2 ? "unsigned short" : size == 4 ? "unsigned" : "unsigned long long";
-    plan->turn = cuda::Load(
-        device_, std::string(kCommonSource) + "\ntypedef " + element + " element_t;\n\n" + kChannelsLastSource,
-        "channels_last", Warn);
+    plan->turn = cuda::Load(device_, ChannelsLastSource(size), "channels_last", Warn);
     constexpr uint64_t kMostBlocks = 1 << 20;
     plan->turn_launch = {static_cast<unsigned>(std::min(kMostBlocks, (plan->turned_count + 255) / 256)), 256};
   }
@@ -450,6 +447,11 @@ std::unique_ptr<Kernel> CreateCudaConvolution(const NodeInfo& info, bool transpo
 }
 
 std::unique_ptr<Kernel> CreateCudaConv(const NodeInfo& info) { return CreateCudaConvolution(info, false); }
+
+std::string ChannelsLastSource(size_t element_bytes) {
+  const char* element = element_bytes == 2 ? "unsigned short" : element_bytes == 4 ? "unsigned" : "unsigned long long";
+  return std::string(kCommonSource) + "\ntypedef " + element + " element_t;\n\n" + kChannelsLastSource;
+}
 
 std::vector<std::string> ListConvAlgorithms(const ConvCase& the, const cuda::DeviceFacts& gpu) {
   // cuDNN's heuristics come in their order: what they put far behind is hardly ever the fastest, and takes its time.
