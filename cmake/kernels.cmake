@@ -9,6 +9,7 @@ set(kernel_files
   kScatterSortSource=${root}/ortplugin/ops/scatter/scatter_sort.cu
   kFusedPointwiseSource=${root}/ortplugin/ops/pointwise/pointwise.cu
   kSumToSource=${root}/ortplugin/ops/sum_to/sum_to.cu
+  kChannelsLastSource=${root}/ortplugin/ops/conv/channels_last.cu
   kOwnKernelSource=${root}/ortplugin/ops/conv/own_kernels.cuh
   kDepthwiseSource=${root}/ortplugin/ops/conv/depthwise.cu
   kStemSource=${root}/ortplugin/ops/conv/stem.cu

@@ -37,6 +37,7 @@ from .passes.fuse_rms_norm import FUSE_RMS_NORM
 from .passes.fuse_scatter import FUSE_SCATTER
 from .passes.fuse_sum_to import FUSE_SUM_TO
 from .passes.gemm_to_conv import GEMM_TO_CONV
+from .passes.image_input import IMAGE_INPUT
 from .passes.inline_if import INLINE_IF
 from .passes.lone_pointwise import LONE_POINTWISE
 from .passes.masked_fill import MASKED_FILL
@@ -92,6 +93,7 @@ PIPELINE: tuple[Pass, ...] = (
     FUSE_RESIZE,  # of what that left with its channels first
     MATMUL_TO_CONV,  # needs convolutions with channels last beside it
     GEMM_TO_CONV,  # likewise
+    IMAGE_INPUT,  # after the layouts are decided, of which it takes a Transpose
     CONV_EPILOGUE,  # before what it draws in is fused on its own
     VECTOR_CONV_TRANSPOSE,  # with its epilogue, which the Reshape after it would keep away
     TRANSPOSE_VIEWS,  # what is left of vectors after the layout is chosen; see LAST

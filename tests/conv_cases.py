@@ -91,6 +91,14 @@ class Case:
         attributes = {"kernel_shape": list(w[2:]), **self.attributes, "layout": layout}
         return replace(self, name=f"{self.name}, {layout}", shapes=(last(x), last(w), *moved), attributes=attributes)
 
+    def with_image_first(self) -> Case:
+        """The same with the layout NHWC, but for X, which stays as it is."""
+        moved = self.with_layout("NHWC")
+        attributes = {**moved.attributes, "input_layout": "NCHW"}
+        return replace(
+            moved, name=f"{moved.name} but X", shapes=(self.shapes[0], *moved.shapes[1:]), attributes=attributes
+        )
+
 
 def _made(rng: np.random.Generator, dtype: str, shape: Shape, values: str, scale: float = 1.0) -> Array:
     if dtype == "bool":
@@ -327,7 +335,19 @@ def _cases() -> list[Case]:
         for name in ("3x3", "1x1", "depthwise")
         for dtype in FLOATING
     ]
-    cases = [case.with_layout(layout) for case in cases for layout in ("NCHW", "NHWC")]
+    images = (
+        "3x3",
+        "1x1",
+        "stem",
+        "depthwise",
+        "SAME_UPPER with strides",
+        "Relu",
+        "no rows",
+        "nothing but padding",
+        "1-D",
+    )
+    first = [case.with_image_first() for case in cases if case.name.split(", ")[0] in images]
+    cases = [case.with_layout(layout) for case in cases for layout in ("NCHW", "NHWC")] + first
     constant = [case for case in cases if case.name.startswith(("3x3, ", "1x1, ", "groups, ", "SiLU, "))]
     # What ONNX Runtime's CPU does in blocks of 8 or 16 channels.
     blocks = [made(f"{values}, {name}, {dtype}", BIAS_RELU, dtype, *GEOMETRIES[name][:2], values, **GEOMETRIES[name][2])

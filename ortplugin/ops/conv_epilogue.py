@@ -90,7 +90,9 @@ def decompose_around(
         assert attributes.spatial is not None  # or its attributes would have been refused
         rank = attributes.spatial + 2
         to_first, to_last = [0, rank - 1, *range(1, rank - 1)], [0, *range(2, rank), 1]
-        x, w = builder.op("Transpose", x, perm=to_first), builder.op("Transpose", w, perm=to_first)
+        w = builder.op("Transpose", w, perm=to_first)
+        if attributes.input_layout == "NHWC":
+            x = builder.op("Transpose", x, perm=to_first)
     if narrow:
         x, w = builder.cast(x, "float"), builder.cast(w, "float")
     made = f"{prefix}/convolution" if narrow or channels_last else result

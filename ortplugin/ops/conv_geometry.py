@@ -34,6 +34,7 @@ class ConvAttributes:
     auto_pad: str
     group: int
     layout: str
+    input_layout: str  # that of X
     dilations: tuple[int, ...] | None
     kernel_shape: tuple[int, ...] | None
     pads: tuple[int, ...] | None  # all begins, then all ends
@@ -85,6 +86,7 @@ def read_attributes(node: onnx.NodeProto, transposed: bool = False) -> ConvAttri
         return attribute
 
     def word(name: str, allowed: Sequence[str]) -> str:
+        """The attribute; the first of `allowed` where it is absent."""
         attribute = get(name, onnx.AttributeProto.STRING)
         text = allowed[0] if attribute is None else attribute.s.decode("utf-8", "replace")
         if text not in allowed:
@@ -97,12 +99,14 @@ def read_attributes(node: onnx.NodeProto, transposed: bool = False) -> ConvAttri
 
     group = get("group", onnx.AttributeProto.INT)
     lists = {name: integers(name) if transposed or not name.startswith("output") else None for name in _INTS}
+    layout = word("layout", LAYOUTS)
     attributes = ConvAttributes(
         where,
         transposed,
         word("auto_pad", AUTO_PADS),
         1 if group is None else group.i,
-        word("layout", LAYOUTS),
+        layout,
+        layout if transposed else word("input_layout", (layout, "NCHW")),
         **lists,
     )
     _check(attributes)
@@ -234,8 +238,10 @@ def out_shape(attributes: ConvAttributes, x: Shape | None, w: Shape | None) -> S
 
     Raises ModelError where X, W and the attributes contradict each other.
     """
+    if attributes.input_layout == "NHWC":
+        x = None if x is None else first(x)
     if attributes.layout == "NHWC":
-        x, w = None if x is None else first(x), None if w is None else first(w)
+        w = None if w is None else first(w)
     rank = next((len(shape) for shape in (x, w) if shape is not None), None)
     if rank is None and attributes.spatial is not None:
         rank = attributes.spatial + 2

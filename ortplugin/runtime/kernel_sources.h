@@ -14,6 +14,7 @@ extern const char kPoolSource[];            // ops/pool/pool.cu
 extern const char kResizeSource[];          // ops/pool/pool_resize.cu
 extern const char kScatterSource[];         // ops/scatter/scatter.cu
 extern const char kScatterSortSource[];     // ops/scatter/scatter_sort.cu
+extern const char kChannelsLastSource[];    // ops/conv/channels_last.cu
 extern const char kOwnKernelSource[];       // ops/conv/own_kernels.cuh
 extern const char kDepthwiseSource[];       // ops/conv/depthwise.cu
 extern const char kStemSource[];            // ops/conv/stem.cu

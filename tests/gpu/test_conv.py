@@ -89,7 +89,8 @@ class Conv:
     def shapes(self) -> dict[str, Shape]:
         """Of every input, as it lies in memory."""
         w = (self.filters, self.x[1] // self.group, *self.kernel)
-        found = {"x": self.ordered(self.x), "w": self.ordered(w)}
+        first = self.attributes.get("input_layout") == "NCHW"
+        found = {"x": self.x if first else self.ordered(self.x), "w": self.ordered(w)}
         numpy = NUMPY_DTYPES[self.dtype]
         bare = replace(self, program=BARE)
         (result,) = OPERATOR.infer_shapes(bare.node(), [TensorType(numpy, shape) for shape in found.values()])

@@ -75,15 +75,18 @@ STEMS = [
 ]
 
 
+@pytest.mark.parametrize("image", ["NHWC", "NCHW"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(("x", "filters", "kernel", "stride", "pads"), STEMS)
 def test_stems(
-    library: Path, x: tuple[int, ...], filters: int, kernel: int, stride: int, pads: list[int], dtype: str
+    library: Path, x: tuple[int, ...], filters: int, kernel: int, stride: int, pads: list[int], dtype: str, image: str
 ) -> None:
-    attributes = {"pads": pads, "strides": [stride, stride]}
+    attributes = {"pads": pads, "strides": [stride, stride], "input_layout": image}
     conv = Conv(SCALED, dtype, "NHWC", x, filters, (kernel, kernel), attributes=attributes)
-    if stride * x[1] % 2 or x[1] * x[3] % 2:
+    pixel = x[1] if image == "NHWC" else 1
+    if stride * pixel % 2 or x[3] * pixel % 2:
         assert "own" not in algorithms(conv, conv.arrays())  # the tensor cores take elements by two
+        conv.run()
         return
     conv = own(conv)
     conv.run()

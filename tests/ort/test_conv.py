@@ -270,6 +270,8 @@ WRONG = {
     "a kernel of nothing": Wrong("at least 1", shapes=((2, 6, 9, 11), (8, 6, 0, 3), (8, 1, 1))),
     "another layout": Wrong("NCWH", {"layout": "NCWH"}),
     "channels last without kernel_shape": Wrong("kernel_shape is missing", {"layout": "NHWC"}),
+    "an input_layout that is none": Wrong("input_layout is 'NWHC'", {"input_layout": "NWHC"}),
+    "an input with channels last alone": Wrong("with the layout NCHW it must be NCHW", {"input_layout": "NHWC"}),
     "tf32 that is no flag": Wrong("allow_tf32 is 2", {"allow_tf32": 2}),
     "an algorithm that is a number": Wrong("algorithm", {"algorithm": 7}),
     "channels that disagree": Wrong("X has 7 channels, W with 1 groups is for 6",

@@ -14,6 +14,8 @@ Attributes:
     `layout` (string): "NCHW" (default) or "NHWC", channels first or last for 1, 2 or 3 spatial dimensions:
         X [N, C, spatial..], W [M, C/group, spatial..], Y [N, M, spatial..], or
         X [N, spatial.., C], W [M, spatial.., C/group], Y [N, spatial.., M]; then `kernel_shape` must be given.
+    `input_layout` (string): the layout of X, by default `layout`. "NCHW" beside the layout NHWC lets the first
+        convolution of a network read an image as it comes.
     `allow_tf32` (0, default, or 1): float products on a GPU's tensor cores, with 10 bits of precision.
     `algorithm` (string): "auto" (default), or what `--tune` found: on CUDA only; it changes rounding alone.
         "own"    our own kernel

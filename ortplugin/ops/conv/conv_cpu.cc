@@ -49,7 +49,7 @@ class CpuConv : public Kernel {
       HostOperand weights(nullptr, scratch_, dtype_, w->data, w->shape, node_.attributes.channels_last);
       if (weights.data() != w->data) weights_.emplace(std::move(weights));
       const Shape first = node_.attributes.channels_last ? ChannelsFirst(w->shape) : w->shape;
-      if (wide_ == DType::kFloat && BlockedConv::Takes(node_.attributes, first)) {
+      if (wide_ == DType::kFloat && !node_.attributes.turns_input && BlockedConv::Takes(node_.attributes, first)) {
         blocked_taken_ = Take(first.size() - 2, false, true);
         blocked_.emplace(info, node_.attributes, first, *blocked_taken_);
       }
@@ -173,7 +173,7 @@ class CpuConv : public Kernel {
                 void* value) const {
     const int64_t count = ElementCount(shape.result());
     const bool last = shape.channels_last;
-    const HostOperand data(&run, scratch_, dtype_, inputs[0].data, shape.x(), last);
+    const HostOperand data(&run, scratch_, dtype_, inputs[0].data, shape.x(), shape.x_channels_last);
     std::optional<HostOperand> weights;
     if (!weights_) weights.emplace(&run, scratch_, dtype_, inputs[1].data, shape.w(), last);
     const void* filters = weights_ ? weights_->data() : weights->data();
@@ -215,7 +215,7 @@ class CpuConv : public Kernel {
 
   // Whether a convolution is the product of X as it lies, a matrix [pixels, C], and a matrix of the weights.
   static bool IsProduct(const ConvShape& shape) {
-    return shape.channels_last && shape.groups == 1 &&
+    return shape.x_channels_last && shape.groups == 1 &&
            std::all_of(shape.windows.begin(), shape.windows.end(),
                        [](const Window& window) { return window.kernel == 1 && window.begin == 0 && window.end == 0; });
   }

@@ -11,6 +11,7 @@
 #include "ortplugin/ops/conv/own_kernels.h"
 #include "ortplugin/ops/pointwise/pointwise.h"
 #include "ortplugin/runtime/cuda.h"
+#include "ortplugin/runtime/kernel_sources.h"
 #include "ortplugin/runtime/plan_cache.h"
 
 namespace ortplugin {
@@ -98,6 +99,7 @@ std::optional<OwnKernel> FindOwn(const ConvCase& the, const ConvShape& shape, co
   problem.dilations = {rows.dilation, columns.dilation};
   problem.out_height = rows.out;
   problem.out_width = columns.out;
+  problem.x_channels_first = the.attributes.turns_input;
   problem.allow_tf32 = the.allow_tf32;
   problem.constant_weights = the.constant_weights;
   problem.operands.assign(the.shapes.begin() + kConvInputs, the.shapes.end());
@@ -113,7 +115,8 @@ cudnn::Problem BareProblem(const ConvCase& the, const ConvShape& shape) {
   problem.dtype = ValueType(*the.program);
   problem.allow_tf32 = the.allow_tf32;
   problem.w = TensorOf(the.shapes[1], shape.channels_last);
-  (transposed ? problem.y : problem.x) = TensorOf(the.shapes[0], shape.channels_last);
+  const Shape x = shape.x_first();  // cuDNN gets it in the node's layout, whatever it came in
+  (transposed ? problem.y : problem.x) = shape.channels_last ? cudnn::ChannelsLast(x) : cudnn::ChannelsFirst(x);
   (transposed ? problem.x : problem.y) = TensorOf(shape.result(), shape.channels_last);
   for (const Window& window : shape.windows) {
     problem.pads_begin.push_back(window.begin);
@@ -159,7 +162,11 @@ struct Plan {
     PointwisePlan plan;
   };
   std::vector<Copy> copies;
-  size_t value_bytes = 0, scratch_bytes = 0;
+  // X, whose channels come first, as cuDNN takes it: made in scratch memory.
+  cuda::Function turn = nullptr;
+  cuda::LaunchShape turn_launch{};
+  uint64_t turned_channels = 0, turned_pixels = 0, turned_count = 0;
+  size_t turned_bytes = 0, value_bytes = 0, scratch_bytes = 0;
 };
 
 class CudaConv : public Kernel {
@@ -282,6 +289,7 @@ class CudaConv : public Kernel {
     } else {
       if (algorithm_.kind == ConvAlgorithm::Kind::kOwn) WarnOfAlgorithm("there is no such kernel for it");
       FindCudnn(the, shape, plan.get());
+      if (the.attributes.turns_input) Turn(the, shape, plan.get());
     }
     LayScratch(the, unaligned, plan.get());
     return plans_.Keep(shapes, unaligned, std::move(plan));
@@ -324,9 +332,23 @@ class CudaConv : public Kernel {
     plan->epilogue = PlanPointwise(*the.program, FitPointwise(*the.program, shapes), device_, kMostVector);
   }
 
-  // Scratch memory holds cuDNN's workspace, the convolution's value, and copies of tensors.
+  void Turn(const ConvCase& the, const ConvShape& shape, Plan* plan) const {
+    const size_t size = SizeOf(ValueType(*the.program));
+    plan->turned_channels = static_cast<uint64_t>(shape.channels);
+    plan->turned_count = static_cast<uint64_t>(ElementCount(shape.x()));
+    plan->turned_pixels = plan->turned_count / static_cast<uint64_t>(shape.batch * shape.channels);
+    plan->turned_bytes = RoundUp(plan->turned_count * size);
+    const char* element = size == 2 ? "unsigned short" : size == 4 ? "unsigned" : "unsigned long long";
+    plan->turn = cuda::Load(
+        device_, std::string(kCommonSource) + "\ntypedef " + element + " element_t;\n\n" + kChannelsLastSource,
+        "channels_last", Warn);
+    constexpr uint64_t kMostBlocks = 1 << 20;
+    plan->turn_launch = {static_cast<unsigned>(std::min(kMostBlocks, (plan->turned_count + 255) / 256)), 256};
+  }
+
+  // Scratch memory holds cuDNN's workspace, the convolution's value, X turned, and copies of tensors.
   void LayScratch(const ConvCase& the, const std::vector<size_t>& unaligned, Plan* plan) const {
-    plan->scratch_bytes = plan->value_bytes;
+    plan->scratch_bytes = plan->value_bytes + plan->turned_bytes;
     if (plan->convolution != nullptr) plan->scratch_bytes += RoundUp(plan->convolution->workspace_bytes());
     for (const size_t tensor : unaligned) {
       const size_t inputs = the.shapes.size();
@@ -349,6 +371,8 @@ class CudaConv : public Kernel {
     if (plan.convolution != nullptr) scratch += RoundUp(plan.convolution->workspace_bytes());
     char* value = scratch;
     scratch += plan.value_bytes;
+    char* turned = scratch;
+    scratch += plan.turned_bytes;
     std::vector<std::pair<const Plan::Copy*, void*>> later;
     for (const Plan::Copy& copy : plan.copies) {
       void*& address = addresses[copy.tensor];
@@ -359,6 +383,12 @@ class CudaConv : public Kernel {
       }
       address = scratch;
       scratch += copy.bytes;
+    }
+    if (plan.turn != nullptr) {
+      uint64_t channels = plan.turned_channels, pixels = plan.turned_pixels, count = plan.turned_count;
+      void* parameters[] = {&addresses[0], &turned, &channels, &pixels, &count};
+      cuda::LaunchNext(device_, plan.turn, plan.turn_launch, stream, parameters);
+      addresses[0] = turned;
     }
     if (plan.own != nullptr) {
       std::vector<uint64_t> arguments = plan.arguments;

@@ -36,6 +36,11 @@ ConvAttributes Read(const Node& node, bool transposed) {
   const std::string layout = node.string_attribute("layout", "NCHW");
   the.channels_last = layout == "NHWC";
   if (!the.channels_last && layout != "NCHW") Fail("layout is '", layout, "'; it must be NCHW or NHWC");
+  const std::string input_layout = transposed ? layout : node.string_attribute("input_layout", layout.c_str());
+  the.turns_input = input_layout != layout;
+  if (the.turns_input && input_layout != "NCHW")
+    Fail("input_layout is '", input_layout, "'; with the layout ", layout, " it must be ", layout,
+         the.channels_last ? " or NCHW" : "");
   the.groups = node.int_attribute("group", 1);
   if (the.groups < 1 || the.groups > kLargest) Fail("group is ", the.groups, "; it must be at least 1");
   the.kernel_shape = node.ints_attribute("kernel_shape");
@@ -218,7 +223,7 @@ Shape ConvShape::result_first() const {
   return shape;
 }
 
-Shape ConvShape::x() const { return channels_last ? ToLast(x_first()) : x_first(); }
+Shape ConvShape::x() const { return x_channels_last ? ToLast(x_first()) : x_first(); }
 Shape ConvShape::w() const { return channels_last ? ToLast(w_first()) : w_first(); }
 Shape ConvShape::result() const { return channels_last ? ToLast(result_first()) : result_first(); }
 
@@ -248,7 +253,8 @@ Shape ConvShape::pads() const {
 }
 
 ConvShape FitConv(const ConvAttributes& attributes, const Shape& x, const Shape& w) {
-  const Shape data = attributes.channels_last ? ToFirst(x) : x;
+  const bool is_last = attributes.channels_last && !attributes.turns_input;
+  const Shape data = is_last ? ToFirst(x) : x;
   const Shape weights = attributes.channels_last ? ToFirst(w) : w;
   ConvShape shape{};
   shape.windows = Windows(attributes, data, weights);
@@ -257,6 +263,7 @@ ConvShape FitConv(const ConvAttributes& attributes, const Shape& x, const Shape&
   shape.groups = attributes.groups;
   shape.filters = attributes.transposed ? weights[1] * attributes.groups : weights[0];
   shape.channels_last = attributes.channels_last;
+  shape.x_channels_last = is_last;
   ElementCount(shape.result());
   return shape;
 }
@@ -270,11 +277,11 @@ TensorType InferConv(const ConvAttributes& attributes, const TensorType& x, cons
   TensorType result;
   if (rank == 0) return result;
   const Shape nothing(rank, kUnknown);
-  const bool last = attributes.channels_last;
-  const Shape data = !has_x ? nothing : last ? ToFirst(x.shape) : x.shape;
+  const bool last = attributes.channels_last, x_last = last && !attributes.turns_input;
+  const Shape data = !has_x ? nothing : x_last ? ToFirst(x.shape) : x.shape;
   const Shape weights = !has_w ? nothing : last ? ToFirst(w.shape) : w.shape;
   std::vector<std::string> symbols(rank);
-  if (has_x) symbols = last ? ToFirst(x.symbols) : x.symbols;
+  if (has_x) symbols = x_last ? ToFirst(x.symbols) : x.symbols;
   const std::vector<Window> windows = Windows(attributes, data, weights);
   result.has_shape = true;
   result.shape = {data[0], attributes.transposed ? weights[1] : weights[0]};

@@ -16,6 +16,7 @@ struct ConvAttributes {
   bool transposed;
   AutoPad auto_pad;
   bool channels_last;
+  bool turns_input;  // X has its channels first although the layout is NHWC
   int64_t groups;
   Shape kernel_shape, strides, dilations, pads;  // pads: all begins, then all ends
   Shape output_padding, output_shape;            // of a transposed convolution
@@ -41,9 +42,9 @@ struct Window {
 struct ConvShape {
   int64_t batch, channels, filters, groups;  // channels of X, filters: channels of the result
   std::vector<Window> windows;
-  bool channels_last;
+  bool channels_last, x_channels_last;
 
-  Shape x() const;  // in the node's layout
+  Shape x() const;  // as they lie
   Shape w() const;  // that of a convolution, not transposed
   Shape result() const;
   Shape x_first() const, w_first() const, result_first() const;            // with channels first, whatever the layout

@@ -53,7 +53,9 @@ def convolution(attributes: ConvAttributes, x: Array, w: Array) -> Wide:
     x, w = np.asarray(x).astype(np.float64), np.asarray(w).astype(np.float64)
     channels_last = attributes.layout == "NHWC"
     if channels_last:
-        x, w = np.moveaxis(x, -1, 1), np.moveaxis(w, -1, 1)
+        w = np.moveaxis(w, -1, 1)
+        if attributes.input_layout == "NHWC":
+            x = np.moveaxis(x, -1, 1)
     axes = windows(attributes, x.shape, w.shape)
     batch, group, rows = x.shape[0], attributes.group, w.shape[0]
     padded = np.pad(x, [(0, 0), (0, 0), *((each.begin, each.end) for each in axes)])

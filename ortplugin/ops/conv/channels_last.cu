@@ -1,0 +1,13 @@
+// y[n, p, c] = x[n, c, p]: an image that comes with its channels first, for kernels that take them last. There are few
+// channels, so that neighbours in y lie in a few lines of x. The text in front gives element_t.
+
+extern "C" __global__ void __launch_bounds__(256)
+    channels_last(const element_t* x, element_t* y, unsigned long long channels, unsigned long long pixels,
+                  unsigned long long count) {
+  begin_kernel();
+  const unsigned long long step = (unsigned long long)gridDim.x * 256;
+  for (unsigned long long i = (unsigned long long)blockIdx.x * 256 + threadIdx.x; i < count; i += step) {
+    const unsigned long long pixel = i / channels, c = i - pixel * channels, n = pixel / pixels;
+    y[i] = x[(n * channels + c) * pixels + (pixel - n * pixels)];
+  }
+}
