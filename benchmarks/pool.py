@@ -190,7 +190,8 @@ def table(record: dict[str, Any]) -> str:
         "|---|---|" + "---:|" * len(present),
     ]
     for row in record["rows"]:
-        cells = " | ".join(f"{row['microseconds'][column]:.1f}" for column in present)
+        times = row["microseconds"]
+        cells = " | ".join(f"{times[column]:.1f}" if column in times else "" for column in present)
         lines.append(f"| {row['case']}, {row['dtype']} | {', '.join(map(str, row['sizes']))} | {cells} |")
     where = record["environment"]
     lines += [

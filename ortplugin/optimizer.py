@@ -32,6 +32,7 @@ from .passes.fuse_conv import FUSE_CONV
 from .passes.fuse_conv_grad import FUSE_CONV_GRAD
 from .passes.fuse_layer_norm import FUSE_LAYER_NORM
 from .passes.fuse_pointwise import FUSE_POINTWISE
+from .passes.fuse_resize import FUSE_RESIZE
 from .passes.fuse_rms_norm import FUSE_RMS_NORM
 from .passes.fuse_scatter import FUSE_SCATTER
 from .passes.fuse_sum_to import FUSE_SUM_TO
@@ -89,6 +90,7 @@ PIPELINE: tuple[Pass, ...] = (
     FUSE_CONV,  # once weights have taken in what they can, which these passes look for around a Conv; see LAST
     CHANNELS_LAST,  # before the epilogues, which it lets read what else has its channels last
     POOL_PRECISION,  # of what that made, before the Casts are drawn into others
+    FUSE_RESIZE,  # of what that left with its channels first
     MATMUL_TO_CONV,  # needs convolutions with channels last beside it
     GEMM_TO_CONV,  # likewise
     IMAGE_INPUT,  # after the layouts are decided, of which it takes a Transpose
@@ -103,7 +105,16 @@ PIPELINE: tuple[Pass, ...] = (
 )
 
 # These wait for a round in which nothing before them changes anything: what they fuse is hidden from the other passes.
-LAST = (BATCH_NORM_POINTWISE, FUSE_CONV, TRANSPOSE_VIEWS, FUSE_SUM_TO, POINTWISE_VIEWS, FUSE_POINTWISE, LONE_POINTWISE)
+LAST = (
+    BATCH_NORM_POINTWISE,
+    FUSE_CONV,
+    FUSE_RESIZE,
+    TRANSPOSE_VIEWS,
+    FUSE_SUM_TO,
+    POINTWISE_VIEWS,
+    FUSE_POINTWISE,
+    LONE_POINTWISE,
+)
 
 LAYOUTS = ("auto", "nchw", "nhwc")
 

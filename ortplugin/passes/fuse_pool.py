@@ -90,6 +90,12 @@ def over_all_pixels(scope: Scope, node: gs.Node) -> Plan | None:
 
 def resize(scope: Scope, node: gs.Node) -> Plan | None:
     """Resize of the spatial axes by constant scales or sizes."""
+    attributes = resize_attributes(scope, node)
+    return None if attributes is None else plan(scope, node, "FusedResize", attributes)
+
+
+def resize_attributes(scope: Scope, node: gs.Node) -> dict[str, Any] | None:
+    """Those of a FusedResize for a Resize of the spatial axes by constants; None if it is none."""
     rank = scope.rank(node.inputs[0])
     given = [None if t.is_empty() else scope.constant(t) for t in node.inputs[1:]]
     known = [None if t.is_empty() or not scope.shape(t) or 0 in (scope.shape(t) or ()) else t for t in node.inputs[1:]]
@@ -117,7 +123,7 @@ def resize(scope: Scope, node: gs.Node) -> Plan | None:
     spatial = [by_axis.get(axis, 1.0 if name == "scales" else shape[axis]) for axis in range(2, rank)]
     if any(not isinstance(each, (int, float)) for each in spatial):
         return None
-    return plan(scope, node, "FusedResize", {**kept, name: spatial})
+    return {**kept, name: spatial}
 
 
 POOL_RULES: dict[str, Rule] = {
