@@ -286,11 +286,13 @@ def table(record: dict[str, Any]) -> str:
         what = f"{row['dtype']}, {row['reduction']}, {'no' if row['unique'] else 'with'} duplicates"
         lines.append(f"| {what} | {best[0]:.1f} | {best[1]:.1f} | {times['ortplugin']:.1f} | {vouched} |")
     where = record["environment"]
+    other = record.get("million_environment", where)["commit"][:12]  # measured apart, where the record says so
+    million = "" if other == where["commit"][:12] else f"; the million updates at commit {other}"
     lines += [
         "",
         f"Microseconds of a step, medians; {where['gpu']}, driver {where['driver']}, ONNX Runtime "
         f"{where['onnxruntime']}, PyTorch {where['torch']}, CuPy {where['cupy']}, commit {where['commit'][:12]}, "
-        f"{where['date']}. torch and CuPy: the fastest of their deterministic forms. Measured by "
+        f"{where['date']}{million}. torch and CuPy: the fastest of their deterministic forms. Measured by "
         "`python benchmarks/scatter.py`.",
     ]
     return "\n".join(lines)

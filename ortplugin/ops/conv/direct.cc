@@ -164,7 +164,7 @@ bool IsDirectFast(const DirectConv& conv, const cuda::DeviceFacts& gpu) {
   constexpr int64_t kFewProducts = int64_t{2} << 20;
   const int64_t products =
       conv.images * conv.groups * conv.outputs * conv.output[0] * conv.output[1] * conv.channels * Taps(conv);
-  return conv.channels <= 32 && conv.outputs <= 32 && products > kFewProducts * gpu.multiprocessors;
+  return conv.channels <= 16 && conv.outputs <= 32 && products > kFewProducts * gpu.multiprocessors;
 }
 
 std::optional<DirectSchedule> ScheduleDirect(const DirectConv& conv, const cuda::DeviceFacts& gpu, int most_vector) {
