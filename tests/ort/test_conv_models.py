@@ -100,7 +100,7 @@ def test_channels_last(name: str, library: Path) -> None:
 
 
 def check_channels_last(name: str, original: onnx.ModelProto, optimized: onnx.ModelProto) -> None:
-    """Every convolution, activation and residual sum in one node; no Transpose: the first one reads its image as it comes."""
+    """Every convolution, activation and residual sum in one node; no Transpose, before the image either."""
     assert set(layouts(optimized)) == {"NHWC"}
     assert len(apart(optimized)) == APART[name.split("_")[0]]
     assert transposes(optimized) == []
