@@ -297,10 +297,12 @@ def best(times: Mapping[str, float], *columns: str) -> float | None:
 
 def table(record: Mapping[str, Any]) -> str:
     """The record as a Markdown table."""
+    is_tuned = any("tuned" in row["microseconds"] for row in record["rows"])
     lines = [
-        "| model | ORT default | ORT best | torch.compile | **ortplugin** | tuned | times ORT best | times compile | "
-        "error | error of PyTorch |",
-        "|---|" + "---:|" * 9,
+        "| model | ORT default | ORT best | torch.compile | **ortplugin** | "
+        + ("tuned | " if is_tuned else "")
+        + "times ORT best | times compile | error | error of PyTorch |",
+        "|---|" + "---:|" * (9 if is_tuned else 8),
     ]
     for row in record["rows"]:
         times, errors = row["microseconds"], row["errors"]
@@ -314,7 +316,8 @@ def table(record: Mapping[str, Any]) -> str:
         def ratio(value: float | None, ours: float | None = ours) -> str:
             return "" if value is None or ours is None else f"{value / ours:.2f}"
 
-        cells = [cell(times.get("default")), cell(ort), cell(torch), cell(times.get("ours")), cell(times.get("tuned")),
+        cells = [cell(times.get("default")), cell(ort), cell(torch), cell(times.get("ours")),
+                 *([cell(times.get("tuned"))] if is_tuned else []),
                  ratio(ort), ratio(torch), f"{errors.get('ours', float('nan')):.1e}",
                  f"{errors['torch']:.1e}"]  # fmt: skip
         lines.append(f"| {TITLES[name]}, batch {batch} | " + " | ".join(cells) + " |")
@@ -347,7 +350,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     parser.add_argument("--tune", action="store_true", help="also optimize with --tune")
     parser.add_argument("--profile", type=Path, help="a folder for the kernels of each optimized model")
-    parser.add_argument("--readme", action="store_true", help="fill the table in docs/benchmarks.md")
+    parser.add_argument("--readme", action="store_true", help="fill the table in README.md")
     parser.add_argument("--from", dest="source", type=Path, help="use these results instead of measuring")
     parser.add_argument("--out", type=Path, default=timing.RESULTS, help="folder of models.json")
     parser.add_argument("--commit", default="", help="of the measured code, where there is no git")
