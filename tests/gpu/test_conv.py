@@ -155,7 +155,7 @@ class Conv:
 # -------------------------------------------------------------------------------------------------------------- parity
 
 
-# What becomes of infinities and NaN is cuDNN's to say: it pads channels with zeros, and its Relu makes NaN zero.
+# What becomes of infinities and NaN is cuDNN's to say: some of its kernels multiply them by padding.
 SHARED = [case for case in CASES if case.values != "special"]
 
 
