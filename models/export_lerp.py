@@ -1,4 +1,4 @@
-"""Writes tests/data/lerp: torch.lerp and its gradients through both of PyTorch's ONNX exporters, a few kB in all.
+"""Writes lerp/ in the archive of tests/data: torch.lerp and its gradients, by both of PyTorch's ONNX exporters.
 
     pip install torch onnxscript
     python -m models.export_lerp
@@ -11,7 +11,7 @@ strings and metadata are removed.
 from __future__ import annotations
 
 import io
-import lzma
+import shutil
 import tempfile
 import warnings
 from pathlib import Path
@@ -19,7 +19,8 @@ from pathlib import Path
 import onnx
 import torch
 
-FOLDER = Path(__file__).resolve().parent.parent / "tests" / "data" / "lerp"
+from models.packed import pack, unpack
+
 OPSET = 17  # of the TorchScript exporter
 
 
@@ -87,13 +88,15 @@ def export(module: torch.nn.Module, shapes: tuple[tuple[int, ...], ...], dynamo:
 
 def main() -> None:
     """Writes every file."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="ortplugin-models-"))
+    unpack(folder)
     for name, (module, shapes) in MODULES.items():
         for exporter in ("torchscript", "dynamo"):
             model = export(module, shapes, exporter == "dynamo")
             onnx.checker.check_model(model)
-            data = lzma.compress(model.SerializeToString(deterministic=True), preset=9 | lzma.PRESET_EXTREME)
-            (FOLDER / f"{name}_{exporter}.onnx.xz").write_bytes(data)
+            (folder / "lerp" / f"{name}_{exporter}.onnx").write_bytes(model.SerializeToString(deterministic=True))
+    pack(folder)
+    shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

@@ -24,9 +24,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import lzma
 import math
 import os
+import shutil
 import sys
 import tempfile
 import warnings
@@ -45,8 +45,9 @@ import transformers
 from torch import nn
 
 from models import tiny_scatters
+from models.packed import ARCHIVE, pack, unpack
 
-DATA = Path(__file__).resolve().parent.parent / "tests" / "data"
+DATA = ARCHIVE.parent
 SEED = 20240701
 VOCAB = 48  # token ids in every language model
 
@@ -480,13 +481,14 @@ def main(arguments: list[str] | None = None) -> int:
         print("\n".join(case.name for case in cases) or f"no case contains '{options.only}'")
         return 0 if cases else 1
 
-    DATA.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="ortplugin-models-"))
+    unpack(folder)
     expected_path = DATA / "expected.json"
     expected: dict[str, Any] = json.loads(expected_path.read_text()) if expected_path.exists() else {}
     for case in cases:
         proto, entry = make(case)
         data = proto.SerializeToString(deterministic=True)
-        (DATA / f"{case.name}.onnx.xz").write_bytes(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME))
+        (folder / f"{case.name}.onnx").write_bytes(data)
         expected[case.name] = entry
         kinds = {n.op_type for n in all_nodes(proto.graph) if "Normalization" in n.op_type} or {"decomposed"}
         print(
@@ -496,6 +498,8 @@ def main(arguments: list[str] | None = None) -> int:
     known = {case.name for case in CASES}
     expected = {name: expected[name] for name in sorted(expected) if name in known}
     expected_path.write_text(json.dumps(expected, indent=2) + "\n")
+    pack(folder)
+    shutil.rmtree(folder)
     return 0
 
 
