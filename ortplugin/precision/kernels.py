@@ -1,7 +1,8 @@
 """Operators of the standard domain that ONNX Runtime's CUDA provider runs in the narrow dtypes.
 
 Found by making a session of each operator alone, without the CPU to fall back to, in onnxruntime-gpu 1.31; Attention,
-GRU, RMSNormalization, Resize, RotaryEmbedding and Upsample were not tried and are assumed. What it lacks would run on the CPU in the middle of a model, or, in bfloat16, not at all.
+GRU, RMSNormalization, Resize, RotaryEmbedding and Upsample were not tried and are assumed. What it lacks would run on
+the CPU in the middle of a model, or, in bfloat16, not at all.
 """
 
 from __future__ import annotations
