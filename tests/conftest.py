@@ -18,12 +18,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exported import DATA
 
 ROOT = Path(__file__).resolve().parent.parent
 
 # Makes `models` importable. Appended, so that an installed ortplugin comes before the source folder.
 sys.path.append(str(ROOT))
+
+from exported import DATA  # noqa: E402, which needs it
 
 
 @cache
