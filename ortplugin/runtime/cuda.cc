@@ -384,4 +384,13 @@ bool IsCapturing(const DeviceFacts& device, Stream stream) {
   return status != 0;
 }
 
+void RefuseCapture(const DeviceFacts& device, Stream stream) {
+  if (IsCapturing(device, stream))
+    Fail(
+        "these input shapes come for the first time while a CUDA graph is captured, when nothing can be compiled: "
+        "run once with them before the capture");
+}
+
+void Warn(const std::string& message) { std::fprintf(stderr, "ortplugin: %s\n", message.c_str()); }
+
 }  // namespace ortplugin::cuda

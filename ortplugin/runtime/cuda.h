@@ -81,4 +81,10 @@ std::string LibraryFolder();
 // Whether a CUDA graph is being captured on the stream: nothing may be compiled, loaded or allocated then.
 bool IsCapturing(const DeviceFacts& device, Stream stream);
 
+// Throws where a CUDA graph is being captured, for a kernel that has yet to prepare for the shapes it was given.
+void RefuseCapture(const DeviceFacts& device, Stream stream);
+
+// What goes wrong without ending a run, to stderr: kernels are made during runs, when ORT offers no log.
+void Warn(const std::string& message);
+
 }  // namespace ortplugin::cuda

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
-#include <cstdio>
 #include <exception>
 #include <utility>
 
@@ -20,9 +19,6 @@ namespace {
 // Plans that need more memory than this besides the tensors are left out.
 constexpr size_t kMostWorkspace = size_t{256} << 20;
 constexpr size_t kAlignment = 256;  // of what stands in scratch memory
-
-// Where the kernel cache complains too: kernels are made during runs, when ORT offers no log.
-void Warn(const std::string& message) { std::fprintf(stderr, "ortplugin: %s\n", message.c_str()); }
 
 size_t RoundUp(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -213,10 +209,7 @@ class CudaConv : public Kernel {
       if (reinterpret_cast<uintptr_t>(addresses[i]) % 16 != 0) unaligned.push_back(i);
     if (!unaligned.empty()) plan = plans_.Find(shapes, unaligned);
     if (plan == nullptr) {
-      if (cuda::IsCapturing(device_, stream))
-        Fail(
-            "these input shapes come for the first time while a CUDA graph is captured, when nothing can be "
-            "compiled: run once with them before the capture");
+      cuda::RefuseCapture(device_, stream);
       plan = &Make(shapes, unaligned);
     }
     if (plan->scratch_bytes == 0) return Launch(*plan, stream, addresses, nullptr);
@@ -283,7 +276,7 @@ class CudaConv : public Kernel {
       plan->zeros = PlanPointwise(zero, FitPointwise(zero, {plan->shape}), device_, kMostVector);
       Split(the, plan.get());
     } else if (std::optional<OwnKernel> own = FindOwnFor(the, shape)) {
-      plan->own = cuda::Load(device_, own->source, own->entry, Warn);
+      plan->own = cuda::Load(device_, own->source, own->entry, cuda::Warn);
       plan->launch = own->launch;
       plan->arguments = std::move(own->arguments);
     } else {
@@ -338,7 +331,7 @@ class CudaConv : public Kernel {
     plan->turned_count = static_cast<uint64_t>(ElementCount(shape.x()));
     plan->turned_pixels = plan->turned_count / static_cast<uint64_t>(shape.batch * shape.channels);
     plan->turned_bytes = RoundUp(plan->turned_count * size);
-    plan->turn = cuda::Load(device_, ChannelsLastSource(size), "channels_last", Warn);
+    plan->turn = cuda::Load(device_, ChannelsLastSource(size), "channels_last", cuda::Warn);
     constexpr uint64_t kMostBlocks = 1 << 20;
     plan->turn_launch = {static_cast<unsigned>(std::min(kMostBlocks, (plan->turned_count + 255) / 256)), 256};
   }
@@ -425,8 +418,8 @@ class CudaConv : public Kernel {
   // Once for each the.
   void WarnOfAlgorithm(const std::string& reason) const {
     if (warned_.exchange(true)) return;
-    Warn("node '" + name_ + "': the algorithm '" + algorithm_.ToString() + "' is not used, but auto: " + reason +
-         ". It was tuned for other shapes, another GPU or another cuDNN; run optimize-model --tune again");
+    cuda::Warn("node '" + name_ + "': the algorithm '" + algorithm_.ToString() + "' is not used, but auto: " + reason +
+               ". It was tuned for other shapes, another GPU or another cuDNN; run optimize-model --tune again");
   }
 
   std::string name_;

@@ -5,7 +5,7 @@
 //
 //   ConvProblem problem{...};                              // every address must be a multiple of 16 bytes
 //   std::optional<OwnKernel> own = FindOwnKernel(program, problem, device);
-//   if (own) function = cuda::Load(device, own->source, own->entry, Warn);
+//   if (own) function = cuda::Load(device, own->source, own->entry, cuda::Warn);
 //
 // and in each run: fill own->arguments[i] with the address of the node's input i (X, W, then the operands) and the next
 // ones with those of the outputs, in order; then

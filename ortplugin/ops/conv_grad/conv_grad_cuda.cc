@@ -1,7 +1,6 @@
 // ConvGrad on the GPU: dZ, and dB with it, on the kernels of FusedPointwise and FusedSumTo; dX and dW on cuDNN.
 
 #include <algorithm>
-#include <cstdio>
 #include <exception>
 #include <numeric>
 #include <optional>
@@ -48,8 +47,6 @@ SumPlan Zeros(const Shape& shape, DType dtype, const cuda::DeviceFacts& gpu) {
   return PlanSums(sums, {{0, ElementCount(shape)}}, gpu, true);
 }
 
-void Warn(const std::string& message) { std::fprintf(stderr, "ortplugin: %s\n", message.c_str()); }
-
 // A tensor with zeros around it, in memory of its own.
 struct Padding {
   size_t bytes;
@@ -77,7 +74,7 @@ Padding Pad(const Shape& shape, bool channels_last, const Shape& begin, const Sh
   padding.arguments = {0, 0, count, channels_last ? static_cast<uint64_t>(shape.back()) : 1};
   for (const std::vector<uint64_t>* each : {&large, &small, &before})
     padding.arguments.insert(padding.arguments.end(), each->begin(), each->end());
-  padding.kernel = cuda::Load(gpu, PadSource(SizeOf(dtype)), "pad", Warn);
+  padding.kernel = cuda::Load(gpu, PadSource(SizeOf(dtype)), "pad", cuda::Warn);
   constexpr uint64_t kMostBlocks = 1 << 20;
   padding.launch = {static_cast<unsigned>(std::min((count + kThreads - 1) / kThreads, kMostBlocks)), kThreads};
   return padding;
@@ -162,10 +159,7 @@ class CudaConvGrad : public Kernel {
       if (reinterpret_cast<uintptr_t>(addresses[i]) % 16 != 0) unaligned.push_back(i);
     if (!unaligned.empty()) plan = plans_.Find(shapes, unaligned);
     if (plan == nullptr) {
-      if (cuda::IsCapturing(device_, stream))
-        Fail(
-            "these input shapes come for the first time while a CUDA graph is captured, when nothing can be "
-            "compiled: run once with them before the capture");
+      cuda::RefuseCapture(device_, stream);
       plan = &Make(shapes, unaligned);
     }
     if (plan->scratch_bytes == 0) return Launch(*plan, stream, addresses, nullptr);

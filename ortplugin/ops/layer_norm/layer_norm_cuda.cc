@@ -1,7 +1,6 @@
 // FusedLayerNorm on the GPU: which variant of layer_norm.cu a shape gets, its source, and the launch.
 
 #include <algorithm>
-#include <cstdio>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -176,9 +175,6 @@ std::string LayerNormSource(const NormProgram& norm, const NormShape& shape, con
 
 namespace {
 
-// Where the kernel cache complains: kernels are made during runs too, when ORT offers no log.
-void Warn(const std::string& message) { std::fprintf(stderr, "ortplugin: %s\n", message.c_str()); }
-
 // A kernel for one combination of input shapes, ready to launch.
 struct Plan {
   NormShape shape;
@@ -231,10 +227,7 @@ class CudaLayerNorm : public Kernel {
     if (ElementCount(shape) == 0) return;
     if (!aligned) plan = Find(shapes, aligned);
     if (plan == nullptr) {
-      if (cuda::IsCapturing(*device_, stream))
-        Fail(
-            "these input shapes come for the first time while a CUDA graph is captured, when nothing can be "
-            "compiled: run once with them before the capture");
+      cuda::RefuseCapture(*device_, stream);
       plan = &Make(shapes, aligned);
     }
 
@@ -302,8 +295,8 @@ class CudaLayerNorm : public Kernel {
     const GpuLimits limits{device_->multiprocessors, device_->l2_bytes};
     const NormSchedule schedule = ScheduleLayerNorm(norm_, shape, limits, aligned);
     const std::string source = LayerNormSource(norm_, shape, schedule);
-    plan->first = cuda::Load(*device_, source, schedule.streamed ? "row_moments" : "layer_norm", Warn);
-    plan->second = schedule.streamed ? cuda::Load(*device_, source, "normalize_rows", Warn) : nullptr;
+    plan->first = cuda::Load(*device_, source, schedule.streamed ? "row_moments" : "layer_norm", cuda::Warn);
+    plan->second = schedule.streamed ? cuda::Load(*device_, source, "normalize_rows", cuda::Warn) : nullptr;
     const int threads = schedule.lanes * schedule.groups;
     const int resident = cuda::BlocksPerMultiprocessor(*device_, plan->first, threads);
     if (resident == 0) Fail("the kernel does not fit a multiprocessor of this GPU");

@@ -1,7 +1,6 @@
 // FusedPointwise on the GPU: which variant of pointwise.cu a program and its shapes get, its source, and the launch.
 
 #include <algorithm>
-#include <cstdio>
 #include <numeric>
 #include <sstream>
 
@@ -234,13 +233,6 @@ std::string PointwiseSource(const Program& program, const PointwiseShape& shape,
   return text.str();
 }
 
-namespace {
-
-// Where the kernel cache complains: kernels are made during runs too, when ORT offers no log.
-void Warn(const std::string& message) { std::fprintf(stderr, "ortplugin: %s\n", message.c_str()); }
-
-}  // namespace
-
 int MostVector(const void* address, size_t size) {
   // Accesses of 16 bytes and more take multiples of 16.
   const auto number = reinterpret_cast<uintptr_t>(address);
@@ -261,7 +253,7 @@ PointwisePlan PlanPointwise(const Program& program, const PointwiseShape& shape,
   if (plan.arguments.size() > kMostArguments)
     Fail("the inputs broadcast along too many axes in too many ways for the ", kMostArguments,
          " numbers that a kernel takes: ", plan.arguments.size(), ". Split the node");
-  plan.kernel = cuda::Load(gpu, PointwiseSource(program, shape, schedule), "pointwise", Warn);
+  plan.kernel = cuda::Load(gpu, PointwiseSource(program, shape, schedule), "pointwise", cuda::Warn);
   constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
   plan.launch = {static_cast<unsigned>(std::min(schedule.tiles, kMostBlocks)), static_cast<unsigned>(schedule.threads)};
   return plan;
@@ -322,10 +314,7 @@ class CudaPointwise : public Kernel {
     if (ElementCount(shape) == 0) return;
     if (most_vector_of_all != most_vector) plan = plans_.Find(shapes, most_vector_of_all);
     if (plan == nullptr) {
-      if (cuda::IsCapturing(device_, stream))
-        Fail(
-            "these input shapes come for the first time while a CUDA graph is captured, when nothing can be "
-            "compiled: run once with them before the capture");
+      cuda::RefuseCapture(device_, stream);
       plan = &Make(shapes, FitPointwise(program_, shapes), most_vector_of_all);
     }
 

@@ -2,7 +2,6 @@
 // source, and the launch.
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <sstream>
 #include <tuple>
@@ -235,9 +234,6 @@ std::vector<uint64_t> ResizeArguments(const ResizeShape& shape, const ResizeSche
 
 namespace {
 
-// Where the kernel cache complains: kernels are made during runs too, when ORT offers no log.
-void Warn(const std::string& message) { std::fprintf(stderr, "ortplugin: %s\n", message.c_str()); }
-
 // A kernel for one input shape, ready to launch.
 struct Plan {
   Shape output;
@@ -272,10 +268,7 @@ class CudaImages : public Kernel {
     const int both = AlignmentOf(input.data, output);
     if (both != alignment) plan = plans_.Find({input.shape}, {input.type, both});
     if (plan == nullptr) {
-      if (cuda::IsCapturing(device_, stream))
-        Fail(
-            "these input shapes come for the first time while a CUDA graph is captured, when nothing can be "
-            "compiled: run once with them before the capture");
+      cuda::RefuseCapture(device_, stream);
       plan = &Make(input.shape, {input.type, both});
     }
     std::vector<uint64_t> arguments = plan->arguments;
@@ -314,7 +307,7 @@ class CudaImages : public Kernel {
     auto plan = std::make_unique<Plan>();
     plan->output = OutputShape(input);
     plan->arguments = made.arguments;
-    plan->kernel = cuda::Load(device_, made.source, KernelName(input), Warn);
+    plan->kernel = cuda::Load(device_, made.source, KernelName(input), cuda::Warn);
     plan->launch = {static_cast<unsigned>(made.blocks), static_cast<unsigned>(made.threads)};
     return plans_.Keep({input}, variant, std::move(plan));
   }

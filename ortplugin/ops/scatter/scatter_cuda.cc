@@ -3,7 +3,6 @@
 #include "ortplugin/ops/scatter/scatter_cuda.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <exception>
 #include <map>
 #include <mutex>
@@ -211,9 +210,6 @@ std::string ScatterSource(const ScatterAttributes& attributes, ort::ElementType 
 
 namespace {
 
-// Where the kernel cache complains: kernels are made during runs too, when ORT offers no log.
-void Warn(const std::string& message) { std::fprintf(stderr, "ortplugin: %s\n", message.c_str()); }
-
 // The kernels' argument block, laid out as the struct Arguments of scatter.cu; the pointers come with each run.
 enum Pointer : size_t { kData, kIndices, kUpdates, kOutput, kPointers };
 std::vector<uint64_t> Arguments(const ScatterShape& shape, bool is_copy) {
@@ -338,10 +334,7 @@ class CudaScatter : public Kernel {
     const cuda::Stream stream = run.stream();
     const Plan* plan = Find(key);
     if (plan == nullptr) {
-      if (cuda::IsCapturing(*device_, stream))
-        Fail(
-            "these input shapes come for the first time while a CUDA graph is captured, when nothing can be "
-            "compiled: run once with them before the capture");
+      cuda::RefuseCapture(*device_, stream);
       plan = &Make(key);
     }
     if (plan->choice.form != ScatterForm::kCopy && (output == updates || output == indices))
@@ -468,7 +461,7 @@ class CudaScatter : public Kernel {
     const ScatterVariant variant =
         MakeScatterVariant(attributes_, key.type, shape, plan->choice, key.is_int32, addresses);
     const std::string source = ScatterSource(attributes_, key.type, variant);
-    const auto load = [&](const char* kernel) { return cuda::Load(*device_, source, kernel, Warn); };
+    const auto load = [&](const char* kernel) { return cuda::Load(*device_, source, kernel, cuda::Warn); };
     const int64_t accesses = shape.is_empty() ? 0 : shape.units * (shape.width / variant.vector);
     plan->arguments = Arguments(shape, false);
     plan->copy_arguments = Arguments(shape, true);
@@ -528,7 +521,7 @@ class CudaScatter : public Kernel {
     if ((plan->choice.copies && shape.elements > 0) || plan->filled > 0) {
       const ScatterChoice copy{ScatterForm::kCopy, true, false, false, false};
       const ScatterVariant copying = MakeScatterVariant(attributes_, key.type, shape, copy, key.is_int32, addresses);
-      plan->copy = cuda::Load(*device_, ScatterSource(attributes_, key.type, copying), "scatter_copy", Warn);
+      plan->copy = cuda::Load(*device_, ScatterSource(attributes_, key.type, copying), "scatter_copy", cuda::Warn);
       const int64_t blocks =
           !plan->choice.copies ? 1 : DivideUp(shape.elements, int64_t{kWarps} * 32 * kTileItems * copying.vector);
       const int64_t filling = std::min<int64_t>(DivideUp(static_cast<int64_t>(plan->filled), 4 * kThreads), 2048);

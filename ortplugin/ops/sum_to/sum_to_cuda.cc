@@ -2,7 +2,6 @@
 // launches.
 
 #include <algorithm>
-#include <cstdio>
 #include <numeric>
 #include <sstream>
 
@@ -315,15 +314,12 @@ std::string SumSource(const SumProgram& sums, const SumGroup& group, const SumSc
 
 namespace {
 
-// Where the kernel cache complains: kernels are made during runs too, when ORT offers no log.
-void Warn(const std::string& message) { std::fprintf(stderr, "ortplugin: %s\n", message.c_str()); }
-
 SumStage MakeStage(const SumProgram& sums, const SumGroup& group, const cuda::DeviceFacts& gpu, bool aligned,
                    size_t& scratch_bytes) {
   const SumSchedule schedule = ScheduleSums(sums, group, gpu, aligned);
   const std::string source = SumSource(sums, group, schedule);
   SumStage stage{};
-  stage.sum = cuda::Load(gpu, source, "sum_to", Warn);
+  stage.sum = cuda::Load(gpu, source, "sum_to", cuda::Warn);
   const int threads = schedule.kept_threads * schedule.summed_threads;
   const int resident = cuda::BlocksPerMultiprocessor(gpu, stage.sum, threads);
   if (resident == 0) Fail("the kernel does not fit a multiprocessor of this GPU");
@@ -333,7 +329,7 @@ SumStage MakeStage(const SumProgram& sums, const SumGroup& group, const cuda::De
                       static_cast<unsigned>(threads)};
   const int64_t adders = std::min(PowerUp(DivideUp(pieces.chunks, 4)), int64_t{kThreads / 2});
   if (pieces.chunks > 1) {
-    stage.add = cuda::Load(gpu, source, "add_chunks", Warn);
+    stage.add = cuda::Load(gpu, source, "add_chunks", cuda::Warn);
     stage.add_launch = {static_cast<unsigned>(std::min(DivideUp(group.kept_elements, kThreads / adders), kMostBlocks)),
                         kThreads};
   }
@@ -435,10 +431,7 @@ class CudaSumTo : public Kernel {
     if (!any) return;
     if (all_aligned != aligned) plan = plans_.Find(shapes, all_aligned);
     if (plan == nullptr) {
-      if (cuda::IsCapturing(*device_, stream))
-        Fail(
-            "these input shapes come for the first time while a CUDA graph is captured, when nothing can be "
-            "compiled: run once with them before the capture");
+      cuda::RefuseCapture(*device_, stream);
       plan = &Make(shapes, all_aligned);
     }
     if (plan->scratch_bytes == 0) return RunSums(*plan, *device_, stream, inputs, outputs, nullptr);
