@@ -15,6 +15,7 @@ set(kernel_files
   kStemSource=${root}/ortplugin/ops/conv/stem.cu
   kVectorConvSource=${root}/ortplugin/ops/conv/vector.cu
   kConvGradSource=${root}/ortplugin/ops/conv_grad/conv_grad.cu
+  kWeightGradSource=${root}/ortplugin/ops/conv_grad/weight_grad.cu
   kPoolSource=${root}/ortplugin/ops/pool/pool.cu
   kResizeSource=${root}/ortplugin/ops/pool/pool_resize.cu)
 set(embedded ${CMAKE_CURRENT_BINARY_DIR}/kernel_sources.cc)

@@ -9,6 +9,7 @@ extern const char kLayerNormSource[];       // ops/layer_norm/layer_norm.cu
 extern const char kFusedPointwiseSource[];  // ops/pointwise/pointwise.cu
 extern const char kConvDirectSource[];      // ops/conv/direct.cu
 extern const char kConvGradSource[];        // ops/conv_grad/conv_grad.cu
+extern const char kWeightGradSource[];      // ops/conv_grad/weight_grad.cu
 extern const char kSumToSource[];           // ops/sum_to/sum_to.cu
 extern const char kPoolSource[];            // ops/pool/pool.cu
 extern const char kResizeSource[];          // ops/pool/pool_resize.cu

@@ -1,15 +1,101 @@
-// Compiles the kernel that pads tensors for weight gradients, for a GPU architecture. Needs NVRTC but no GPU.
+// Compiles the kernels of ConvGrad for a GPU architecture, and fails where the compiler spills registers to local
+// memory. Needs NVRTC but no GPU.
 //
-//   test_conv_grad_kernels sm_90
+//   test_conv_grad_kernels sm_90     VERBOSE=1 shows each variant; DUMP=folder keeps the sources
 
+#include <cstdlib>
+#include <fstream>
 #include <iostream>
+#include <sstream>
 
 #include "ortplugin/ops/conv_grad/conv_grad.h"
+#include "ortplugin/ops/conv_grad/weight_grad.h"
 #include "ortplugin/runtime/cuda.h"
 #include "tests/native/check.h"
 #include "tests/native/kernel_remarks.h"
 
 using namespace ortplugin;
+
+namespace {
+
+struct Case {
+  WeightGrad grad;
+  const char* program;
+};
+
+const char* const kBare = "(T dz) => (T dz) {}";
+const char* const kRelu = "(T dy, T y) => (T dz) {\n  p = Greater(y, 0)\n  dz = Where(p, dy, 0)\n}";
+const char* const kScaled = "(T dy, T s) => (T dz) {\n  dz = Mul(dy, s)\n}";  // s: one element
+
+std::string Typed(std::string text, const std::string& dtype) {
+  for (size_t at = 0; (at = text.find("(T ", at)) != std::string::npos;) text.replace(at + 1, 1, dtype);
+  for (size_t at = 0; (at = text.find(", T ", at)) != std::string::npos;) text.replace(at + 2, 1, dtype);
+  return text;
+}
+
+WeightGrad Square(int64_t images, int64_t channels, int64_t size, int64_t outputs, int64_t kernel, int64_t stride) {
+  WeightGrad grad{};
+  grad.images = images;
+  grad.channels = channels;
+  grad.outputs = outputs;
+  for (int i = 0; i < 2; ++i) {
+    grad.image[i] = size;
+    grad.kernel[i] = kernel;
+    grad.strides[i] = stride;
+    grad.pads[i] = (kernel - 1) / 2;
+    grad.output[i] = (size + 2 * grad.pads[i] - kernel) / stride + 1;
+  }
+  grad.weight_dtype = DType::kFloat;
+  grad.stores_z = channels > 1;
+  grad.makes_bias = true;
+  return grad;
+}
+
+void CheckWeights(const WeightGrad& given, const char* program_text, const std::string& dtype,
+                  const std::string& architecture) {
+  static int number = 0;
+  const Program program = Program::Parse(Typed(program_text, dtype));
+  const DType type = program.value(program.results()[0]).dtype;
+  const int version = std::atoi(architecture.substr(3).c_str());
+  const cuda::DeviceFacts device{0, version / 10, version % 10, 132, 60 << 20};
+  const Shape full = given.channels_last ? Shape{given.images, given.output[0], given.output[1], given.outputs}
+                                         : Shape{given.images, given.outputs, given.output[0], given.output[1]};
+  std::vector<Shape> shapes{full};
+  if (program.parameters().size() > 1) shapes.push_back(program_text == kScaled ? Shape{1} : full);
+  const Axes axes = JoinAxes(full, shapes);
+  CHECK(IsWeightGradProgram(program, axes) && FitsWeightGrad(given, type));
+  const std::optional<WeightGradSchedule> found = ScheduleWeightGrad(given, program, device);
+  CHECK(found.has_value());
+  if (!found) return;
+  const WeightGradSchedule& s = *found;
+  const std::string source = WeightGradSource(given, program, axes, s);
+  if (const char* folder = std::getenv("DUMP")) {
+    std::ofstream(std::string(folder) + "/" + std::to_string(number) + ".cu") << source;
+    std::ofstream(std::string(folder) + "/" + std::to_string(number++) + ".txt")
+        << given.images << " " << s.chunks << " " << s.blocks << " " << s.sums << " " << s.adders << " " << s.threads
+        << " " << (program_text == kScaled ? 1 : 0) << " " << program.parameters().size() << "\n";
+  }
+  std::string log, code, failure;
+  try {
+    code = cuda::Compile(source, architecture, &log);
+  } catch (const Error& error) {
+    failure = std::string(error.what()).substr(0, 3000);
+  }
+  std::ostringstream variant;
+  variant << architecture << " " << dtype << " " << ToString(full) << " of " << given.channels << " channels, kernel "
+          << given.kernel[0] << ": images " << s.images << " rows " << s.rows << " maps " << s.maps << " of "
+          << s.block_maps << " depth " << s.depth << " of " << s.block_channels << " tap rows " << s.tap_rows
+          << " strip " << s.strip << " vector " << s.vector << " threads " << s.threads << " blocks " << s.min_blocks
+          << " chunks " << s.chunks << " x " << s.blocks << " tiles " << s.tiles << " sums " << s.sums << " adders "
+          << s.adders << " registers " << test::Registers(log) << " spilled " << test::Spilled(log) << " bytes "
+          << failure;
+  if (std::getenv("VERBOSE") != nullptr) std::cout << variant.str() << "\n";
+  CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, variant.str());
+  CHECK_WITH(test::Spilled(log) == 0, variant.str());
+  CHECK_WITH(test::BeforeWait(source).empty(), test::BeforeWait(source));
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   const std::string architecture = argc == 2 ? argv[1] : "sm_90";
@@ -22,5 +108,30 @@ int main(int argc, char** argv) {
     CHECK_WITH(test::Spilled(log) == 0 && test::Local(log) == 0, log);
     CHECK_WITH(test::BeforeWait(source).empty(), test::BeforeWait(source));
   }
+  for (const int64_t batch : {100, 1000}) {
+    CheckWeights(Square(batch, 1, 28, 16, 3, 1), kRelu, "float", architecture);
+    CheckWeights(Square(batch, 16, 14, 32, 3, 1), kRelu, "float", architecture);
+    CheckWeights(Square(batch, 32, 7, 32, 3, 1), kRelu, "float", architecture);
+  }
+  WeightGrad last = Square(8, 3, 224, 64, 7, 2);
+  last.channels_last = true;
+  CheckWeights(last, kBare, "float16", architecture);
+  last = Square(3, 5, 33, 7, 5, 3);
+  last.weight_dtype = DType::kDouble;
+  CheckWeights(last, kScaled, "bfloat16", architecture);
+  last = Square(64, 64, 56, 64, 3, 1);
+  CheckWeights(last, kRelu, "float", architecture);
+  last.channels_last = true;
+  CheckWeights(last, kRelu, "float16", architecture);
+  CheckWeights(Square(16, 48, 13, 20, 1, 1), kBare, "float", architecture);
+  CheckWeights(Square(1, 1, 5, 1, 3, 1), kBare, "float", architecture);
+  WeightGrad other = Square(3, 13, 9, 11, 3, 2);
+  other.pads[0] = 0, other.output[0] = 4;
+  CheckWeights(other, kRelu, "float", architecture);
+  other.makes_bias = other.stores_z = false;
+  other.channels_last = true;
+  CheckWeights(other, kBare, "float", architecture);
+  CHECK(!FitsWeightGrad(Square(1, 3, 224, 64, 17, 2), DType::kFloat));
+  CHECK(!FitsWeightGrad(Square(1, 3, 224, 64, 7, 2), DType::kDouble));
   return test::Summary();
 }

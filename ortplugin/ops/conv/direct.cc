@@ -259,6 +259,7 @@ std::string DirectSource(const DirectConv& conv, const Program& program, const A
   define("MIN_BLOCKS", schedule.min_blocks);
   define("IS_SHORT", schedule.is_short);
   define("CONSTANT_WEIGHTS", conv.constant_weights);
+  define("TURNED_WEIGHTS", conv.turned_weights);
   // Vectors of operands that a thread loads before it needs the first, as far as registers are left.
   int64_t held = 1;
   for (size_t i = 1; i < inputs; ++i) held += static_cast<int64_t>(SizeOf(type(i))) * schedule.vector;

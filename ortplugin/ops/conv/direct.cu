@@ -74,13 +74,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) conv_direct(co
   const int map_block = blockIdx.x % (GROUPS * MAP_BLOCKS);
   const int group = map_block / MAP_BLOCKS, first_map = map_block % MAP_BLOCKS * BLOCK_MAPS;  // in the group
   const int maps = min(BLOCK_MAPS, OUTPUTS - first_map);
-  const storage_t* w = (const storage_t*)a.in[1] + (unsigned long long)(group * OUTPUTS + first_map) * CHANNELS * TAPS;
+  // Turned weights are those of the convolution that this one is the gradient of: [CHANNELS, OUTPUTS, taps backwards].
+  const storage_t* w = (const storage_t*)a.in[1] + (unsigned long long)group * OUTPUTS * CHANNELS * TAPS +
+                       first_map * (TURNED_WEIGHTS ? TAPS : CHANNELS * TAPS);
 
   const auto load_weights = [&](int chunk) {
     transfer<BLOCK_MAPS * CHUNK * TAPS, CHUNKS == 1 ? 14 : 6>(
         [&](int i) {
           const int map = i / (CHUNK * TAPS), at = chunk * (CHUNK * TAPS) + i % (CHUNK * TAPS);
-          return map < maps && at < CHANNELS * TAPS ? to_compute(w[map * (CHANNELS * TAPS) + at]) : 0.0f;
+          const int from =
+              TURNED_WEIGHTS ? (at / TAPS * OUTPUTS + map) * TAPS + TAPS - 1 - at % TAPS : map * (CHANNELS * TAPS) + at;
+          return map < maps && at < CHANNELS * TAPS ? to_compute(w[from]) : 0.0f;
         },
         [&](int i, float x) { weights[i % (CHUNK * TAPS) * WEIGHT_PITCH + i / (CHUNK * TAPS)] = x; });
   };

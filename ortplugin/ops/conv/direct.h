@@ -17,6 +17,9 @@ struct DirectConv {
   int64_t channels, outputs;                                                  // of a group
   int64_t image[2], output[2], kernel[2], strides[2], dilations[2], pads[2];  // height, width; pads: before
   bool constant_weights;                                                      // no kernel in front writes them
+  // The weights are those of the convolution that this one is the data gradient of: [channels, outputs, taps
+  // backwards].
+  bool turned_weights;
 };
 
 struct DirectSchedule {

@@ -1,4 +1,6 @@
-// ConvGrad on the GPU: dZ, and dB with it, on the kernels of FusedPointwise and FusedSumTo; dX and dW on cuDNN.
+// ConvGrad on the GPU: dZ, and dB with it, on the kernels of FusedPointwise and FusedSumTo; dX and dW on cuDNN. With
+// few channels dX is a convolution on FusedConv's kernel (direct.h), and dW, dB and dZ come from one of ours
+// (weight_grad.h).
 
 #include <algorithm>
 #include <exception>
@@ -6,8 +8,10 @@
 #include <optional>
 #include <utility>
 
+#include "ortplugin/ops/conv/direct.h"
 #include "ortplugin/ops/conv/geometry.h"
 #include "ortplugin/ops/conv_grad/conv_grad.h"
+#include "ortplugin/ops/conv_grad/weight_grad.h"
 #include "ortplugin/ops/pointwise/pointwise.h"
 #include "ortplugin/runtime/cuda.h"
 #include "ortplugin/runtime/cudnn.h"
@@ -80,6 +84,16 @@ Padding Pad(const Shape& shape, bool channels_last, const Shape& begin, const Sh
   return padding;
 }
 
+// Whether dX is faster as a convolution on FusedConv's kernel than on cuDNN, as measured in float32.
+bool IsDataGradFast(const DirectConv& conv, const cuda::DeviceFacts& gpu) {
+  // Larger sums take so long that a multiprocessor must have many of them.
+  constexpr int64_t kFewProducts = int64_t{1} << 20;
+  const int64_t taps = conv.kernel[0] * conv.kernel[1];
+  const int64_t products =
+      conv.images * conv.groups * conv.outputs * conv.output[0] * conv.output[1] * conv.channels * taps;
+  return taps > 1 && conv.channels <= 32 && conv.outputs <= 32 && products > kFewProducts * gpu.multiprocessors;
+}
+
 // dX or dW for one combination of shapes.
 struct Part {
   std::optional<SumPlan> zeros;  // where there is nothing to add up
@@ -88,6 +102,10 @@ struct Part {
   std::optional<Padding> padding;           // of the first input
   std::optional<Conversion> result;         // from what the plan writes
   size_t made_bytes = 0;                    // of that, where it is converted
+  // Or a kernel of FusedConv's, which makes dX.
+  cuda::Function own = nullptr;
+  cuda::LaunchShape launch{};
+  std::vector<uint64_t> arguments;
 
   size_t scratch_bytes() const {
     size_t bytes = made_bytes + (plan != nullptr ? RoundUp(plan->workspace_bytes()) : 0);
@@ -98,12 +116,20 @@ struct Part {
   }
 };
 
+// dW on our own kernel.
+struct OwnWeight {
+  WeightGradPlan plan;
+  bool draws_in;  // the program, and makes dB and what is stored of dZ as well
+  bool stores_z;
+};
+
 // Everything of one combination of input shapes.
 struct Plan {
   GradShape shape;
   std::optional<SumPlan> sums;
   std::optional<PointwisePlan> pointwise;
   std::optional<Part> data, weight;
+  std::optional<OwnWeight> own_weight;
   size_t z_bytes = 0;  // of dZ in scratch memory
 
   // Tensors whose addresses are no multiples of 16: copied into scratch memory first, or out of it last.
@@ -202,25 +228,30 @@ class CudaConvGrad : public Kernel {
   // theirs at the same time.
   void Prepare(const std::vector<TensorType>& types) {
     if (!node_.wants_x && !node_.wants_w) return;
-    cudnn::Version();  // throws where there is none
     std::vector<Shape> shapes;
     for (const TensorType& type : types) {
-      if (!type.has_shape || std::count(type.shape.begin(), type.shape.end(), -1) > 0) return;
-      shapes.push_back(type.shape);
+      const bool is_known = type.has_shape && std::count(type.shape.begin(), type.shape.end(), -1) == 0;
+      if (is_known) shapes.push_back(type.shape);
+    }
+    if (shapes.size() < types.size()) {
+      cudnn::Version();  // throws where there is none
+      return;
     }
     const GradShape shape = FitGrad(node_, shapes);
     if (ElementCount(shape.z) == 0) return;
     const auto prepare = [&](const cudnn::Problem& problem, const std::string& algorithm) {
       const std::optional<cudnn::PlanText> text = Text(algorithm);
+      cudnn::Version();
       cudnn::Prepare(device_, problem, kMostWorkspace, text ? &*text : nullptr);
     };
-    if (node_.wants_x && ElementCount(shape.x) > 0) prepare(DataProblem(shape), node_.data_algorithm);
-    if (node_.wants_w && ElementCount(shape.w) > 0)
+    if (node_.wants_x && ElementCount(shape.x) > 0 && !OwnData(shape))
+      prepare(DataProblem(shape), node_.data_algorithm);
+    if (node_.wants_w && ElementCount(shape.w) > 0 && !FindOwnWeight(shape, shapes))
       prepare(WeightProblem(shape, node_.dtype(), node_.weight_dtype), node_.weight_algorithm);
   }
 
   static std::optional<cudnn::PlanText> Text(const std::string& algorithm) {
-    if (algorithm == "auto") return std::nullopt;
+    if (algorithm == "auto" || algorithm == "own" || algorithm == "cudnn") return std::nullopt;
     return cudnn::PlanText::Parse(algorithm);
   }
 
@@ -288,6 +319,86 @@ class CudaConvGrad : public Kernel {
     return cudnn::FindPlan(device_, problem, kMostWorkspace);
   }
 
+  // Whether a kernel of ours may be taken, if it `is_fast`.
+  static bool IsOwn(const std::string& algorithm, bool is_fast) {
+    return algorithm == "own" || (algorithm == "auto" && is_fast);
+  }
+
+  // dX as the convolution of dZ with W turned around, or of a transposed convolution with W as it is.
+  std::optional<Part> OwnData(const GradShape& shape) const {
+    if (node_.rank() != 2 || node_.channels_last || ElementCount(shape.x) == 0) return std::nullopt;
+    const Contraction& the = shape.contraction;
+    DirectConv conv{};
+    conv.images = the.batch;
+    conv.groups = the.group;
+    conv.channels = node_.transposed ? the.b : the.a;
+    conv.outputs = node_.transposed ? the.a : the.b;
+    conv.turned_weights = !node_.transposed;
+    for (size_t i = 0; i < 2; ++i) {
+      const ContractionAxis& axis = the.axes[i];
+      conv.image[i] = node_.transposed ? axis.large : axis.small;
+      conv.output[i] = node_.transposed ? axis.small : axis.large;
+      conv.kernel[i] = axis.kernel;
+      conv.strides[i] = axis.stride;
+      conv.dilations[i] = axis.dilation;
+      conv.pads[i] = node_.transposed ? axis.begin : (axis.kernel - 1) * axis.dilation - axis.begin;
+      if (conv.pads[i] < 0 || (axis.stride > 1 && !node_.transposed)) return std::nullopt;
+    }
+    if (!FitsDirect(conv, node_.dtype()) ||
+        !IsOwn(node_.data_algorithm, !node_.allow_tf32 && IsDataGradFast(conv, device_)))
+      return std::nullopt;
+    const std::optional<DirectSchedule> schedule = ScheduleDirect(conv, device_, kMostVector);
+    if (!schedule) return std::nullopt;
+    const Program bare = Program::Parse("(float x) => (float x) {}");
+    const Axes axes = JoinAxes(shape.x, {shape.x});
+    Part part;
+    part.own = cuda::Load(device_, DirectSource(conv, bare, axes, *schedule), "conv_direct", cuda::Warn);
+    part.launch = DirectLaunch(*schedule, device_);
+    part.arguments = DirectArguments(conv, bare, axes, *schedule);
+    return part;
+  }
+
+  // `shapes`: of the node's inputs.
+  std::optional<OwnWeight> FindOwnWeight(const GradShape& shape, const std::vector<Shape>& shapes) const {
+    const Contraction& the = shape.contraction;
+    if (!node_.wants_w || node_.rank() != 2 || node_.group != 1 || ElementCount(shape.w) == 0 ||
+        ElementCount(shape.z) == 0 || ElementCount(shape.x) == 0)
+      return std::nullopt;
+    WeightGrad grad{};
+    grad.images = the.batch;
+    grad.outputs = the.a;
+    grad.channels = the.b;
+    for (size_t i = 0; i < 2; ++i) {
+      const ContractionAxis& axis = the.axes[i];
+      if (axis.dilation != 1) return std::nullopt;
+      grad.image[i] = axis.large;
+      grad.output[i] = axis.small;
+      grad.kernel[i] = axis.kernel;
+      grad.strides[i] = axis.stride;
+      grad.pads[i] = axis.begin;
+    }
+    grad.channels_last = node_.channels_last;
+    grad.weight_dtype = node_.weight_dtype;
+    if (!FitsWeightGrad(grad, node_.dtype()) ||
+        !IsOwn(node_.weight_algorithm, IsWeightGradFast(grad, node_.dtype(), node_.allow_tf32)))
+      return std::nullopt;
+    const std::string name = NameOf(node_.dtype());
+    const Program bare = Program::Parse("(" + name + " x) => (" + name + " x) {}");
+    const Shape& small = node_.transposed ? shape.x : shape.z;
+    OwnWeight own{};
+    const std::vector<Shape> given(shapes.begin() + static_cast<std::ptrdiff_t>(node_.operands()), shapes.end());
+    const Axes axes = JoinAxes(shape.z, given);
+    own.draws_in = !node_.transposed && IsWeightGradProgram(node_.program, axes);
+    own.stores_z = own.draws_in && node_.stores_z() && (node_.wants_x || node_.wants_z);
+    grad.stores_z = own.stores_z;
+    grad.makes_bias = own.draws_in && node_.wants_b;
+    const Program& program = own.draws_in ? node_.program : bare;
+    const std::optional<WeightGradSchedule> schedule = ScheduleWeightGrad(grad, program, device_);
+    if (!schedule) return std::nullopt;
+    own.plan = PlanWeightGrad(grad, program, own.draws_in ? axes : JoinAxes(small, {small}), *schedule, device_);
+    return own;
+  }
+
   Part MakeData(const GradShape& shape) const {
     Part part;
     if (ElementCount(shape.x) == 0) return part;
@@ -295,6 +406,7 @@ class CudaConvGrad : public Kernel {
       part.zeros = Zeros(shape.x, node_.dtype(), device_);
       return part;
     }
+    if (std::optional<Part> own = OwnData(shape)) return *own;
     const cudnn::Problem problem = DataProblem(shape);
     const cudnn::Found found = Find(problem, node_.data_algorithm);
     if (found.plan == nullptr) Fail(cudnn::Version(), " has no plan for ", problem.ToString(), ": ", found.refusal);
@@ -351,15 +463,21 @@ class CudaConvGrad : public Kernel {
     plan->shape = FitGrad(node_, shapes);
     const GradShape& shape = plan->shape;
     const std::vector<Shape> given(shapes.begin() + static_cast<std::ptrdiff_t>(node_.operands()), shapes.end());
-    if (sums_) {
+    plan->own_weight = FindOwnWeight(shape, shapes);
+    const bool draws_in = plan->own_weight && plan->own_weight->draws_in;
+    if (draws_in) {
+      // Nothing is left to do for dZ and dB.
+    } else if (sums_) {
       plan->sums = PlanSums(*sums_, given, device_, true);
       plan->step_bytes = RoundUp(plan->sums->scratch_bytes);
     } else if (!node_.is_bare() && ElementCount(shape.z) > 0) {
       plan->pointwise = PlanPointwise(node_.program, FitPointwise(node_.program, given), device_, kMostVector);
     }
-    if (node_.stores_z() && !node_.wants_z) plan->z_bytes = Bytes(shape.z, node_.dtype());
+    if (node_.stores_z() && !node_.wants_z && (!draws_in || plan->own_weight->stores_z))
+      plan->z_bytes = Bytes(shape.z, node_.dtype());
     if (node_.wants_x) plan->data = MakeData(shape);
-    if (node_.wants_w) plan->weight = MakeWeight(shape);
+    if (plan->own_weight) plan->step_bytes = std::max(plan->step_bytes, RoundUp(plan->own_weight->plan.scratch_bytes));
+    if (node_.wants_w && !plan->own_weight) plan->weight = MakeWeight(shape);
     for (const std::optional<Part>* part : {&plan->data, &plan->weight})
       if (*part) plan->step_bytes = std::max(plan->step_bytes, (*part)->scratch_bytes());
     plan->scratch_bytes = plan->z_bytes + plan->step_bytes;
@@ -400,21 +518,28 @@ class CudaConvGrad : public Kernel {
     void* const db = node_.wants_b ? addresses[next++] : nullptr;
     const void* z = addresses[operands];
     std::vector<void*> results;
-    if (node_.stores_z()) {
+    const std::optional<OwnWeight>& own = plan.own_weight;
+    const bool draws_in = own && own->draws_in;
+    if (draws_in ? own->stores_z : node_.stores_z()) {
       results.push_back(node_.wants_z ? addresses[next++] : z_memory);
       z = results[0];
     }
     results.insert(results.end(), addresses.begin() + static_cast<std::ptrdiff_t>(next), addresses.end());
     const std::vector<const void*> given(addresses.begin() + static_cast<std::ptrdiff_t>(operands),
                                          addresses.begin() + static_cast<std::ptrdiff_t>(inputs));
-    if (plan.sums) {
+    const void* const x = node_.has_x ? addresses[0] : nullptr;
+    const void* const w = node_.has_w ? addresses[operands - 1] : nullptr;
+    if (draws_in) {
+      RunWeightGrad(own->plan, device_, stream, x, given, own->stores_z ? results[0] : nullptr, dw, db, step);
+    } else if (plan.sums) {
       results.push_back(db);
       RunSums(*plan.sums, device_, stream, given, results, step);
     } else if (plan.pointwise) {
       RunPointwise(*plan.pointwise, device_, stream, given, results);
     }
-    const void* const x = node_.has_x ? addresses[0] : nullptr;
-    const void* const w = node_.has_w ? addresses[operands - 1] : nullptr;
+    if (own && !draws_in)
+      RunWeightGrad(own->plan, device_, stream, node_.transposed ? z : x, {node_.transposed ? x : z}, nullptr, dw,
+                    nullptr, step);
     if (plan.data) RunPart(*plan.data, stream, z, w, dx, step);
     if (plan.weight) RunPart(*plan.weight, stream, node_.transposed ? z : x, node_.transposed ? x : z, dw, step);
     for (const auto& [copy, address] : later)
@@ -424,6 +549,13 @@ class CudaConvGrad : public Kernel {
   void RunPart(const Part& part, cuda::Stream stream, const void* first, const void* second, void* result,
                char* scratch) const {
     if (part.zeros) RunSums(*part.zeros, device_, stream, {nullptr}, {result}, scratch);
+    if (part.own != nullptr) {
+      std::vector<uint64_t> numbers = part.arguments;
+      const void* const addresses[] = {first, second, result};
+      for (size_t i = 0; i < 3; ++i) numbers[i] = reinterpret_cast<uintptr_t>(addresses[i]);
+      void* parameters[] = {numbers.data()};
+      cuda::LaunchNext(device_, part.own, part.launch, stream, parameters);
+    }
     if (part.plan == nullptr) return;
     cudnn::Arguments arguments{};
     arguments.inputs[0] = first;

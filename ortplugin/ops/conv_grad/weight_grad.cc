@@ -1,0 +1,370 @@
+// Weight gradients of few channels: which variant of weight_grad.cu a shape gets, its source and its launches.
+
+#include "ortplugin/ops/conv_grad/weight_grad.h"
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <set>
+#include <sstream>
+
+#include "ortplugin/runtime/kernel_sources.h"
+
+namespace ortplugin {
+namespace {
+
+int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
+double Number(int64_t n) { return static_cast<double>(n); }
+
+constexpr int64_t kSharedBytes = 48 * 1024;   // of a block, without asking for more
+constexpr int64_t kSharedOfAll = 227 * 1024;  // of a multiprocessor of an H200; others have less
+constexpr int64_t kRegistersOfAll = 65536;
+constexpr int64_t kMostBlocks = 16;  // of a multiprocessor
+constexpr int64_t kAddThreads = 256;
+
+using Schedule = WeightGradSchedule;
+
+int64_t InRows(const WeightGrad& grad, const Schedule& s) { return (s.rows - 1) * grad.strides[0] + grad.kernel[0]; }
+int64_t InColumns(const WeightGrad& grad) { return (grad.output[1] - 1) * grad.strides[1] + grad.kernel[1]; }
+int64_t Strips(const WeightGrad& grad, const Schedule& s) { return DivideUp(grad.output[1], s.strip); }
+int64_t Tail(const WeightGrad& grad, const Schedule& s) { return grad.output[1] - (Strips(grad, s) - 1) * s.strip; }
+int64_t Full(const WeightGrad& grad, const Schedule& s) {
+  return Tail(grad, s) == s.strip ? Strips(grad, s) : Strips(grad, s) - 1;
+}
+int64_t ZStrip(const Schedule& s) { return DivideUp(s.strip, 4) * 4; }
+int64_t ZRow(const WeightGrad& grad, const Schedule& s) {
+  return (Strips(grad, s) - 1) * ZStrip(s) + DivideUp(Tail(grad, s), 4) * 4;
+}
+int64_t MapLanes(const Schedule& s) { return s.block_maps / s.maps; }
+int64_t ColumnLanes(const WeightGrad& grad, const Schedule& s) {
+  return s.block_channels / s.depth * (grad.kernel[0] / s.tap_rows);
+}
+int64_t Lanes(const WeightGrad& grad, const Schedule& s) { return MapLanes(s) * ColumnLanes(grad, s); }
+int64_t Parts(const WeightGrad& grad, const Schedule& s) { return s.threads / Lanes(grad, s); }
+int64_t Products(const WeightGrad& grad, const Schedule& s) { return s.maps * s.depth * s.tap_rows * grad.kernel[1]; }
+int64_t Entries(const WeightGrad& grad, const Schedule& s) {
+  return Products(grad, s) + (grad.makes_bias ? DivideUp(s.maps, ColumnLanes(grad, s)) : 0);
+}
+int64_t Window(const WeightGrad& grad, const Schedule& s, int64_t pixels) {
+  return s.depth * s.tap_rows * ((pixels - 1) * grad.strides[1] + grad.kernel[1]);
+}
+int64_t SharedBytes(const Schedule& s) {
+  const int64_t tile = int64_t{s.images} * (s.block_maps * s.z_pitch + s.block_channels * s.x_pitch);
+  return 4 * std::max<int64_t>(tile, s.threads);
+}
+// Of a thread: its sums, and what it multiplies or has under way.
+int64_t Registers(const WeightGrad& grad, const Schedule& s) {
+  constexpr int64_t kStaged = 32;
+  return DivideUp(Entries(grad, s) + std::max(Window(grad, s, s.strip) + ZStrip(s), kStaged) + 32, 8) * 8;
+}
+int64_t Resident(const WeightGrad& grad, const Schedule& s) {
+  return std::min({kSharedOfAll / (SharedBytes(s) + 1024), kRegistersOfAll / (s.threads * Registers(grad, s)),
+                   int64_t{2048} / s.threads, kMostBlocks});
+}
+
+// Cycles, about, that the whole problem takes on this GPU.
+double Cost(const WeightGrad& grad, const Schedule& s, int64_t operand_bytes, const cuda::DeviceFacts& gpu) {
+  int64_t resident = Resident(grad, s);
+  if (resident == 0) return 1e30;
+  const int64_t of_one = DivideUp(s.tiles * s.blocks, gpu.multiprocessors);  // tiles of a multiprocessor
+  resident = std::min(resident, of_one);
+  const int64_t turns = DivideUp(of_one, resident);  // tiles of a block
+  const auto strip = [&](int64_t pixels) {
+    return Number(Products(grad, s) * pixels + Window(grad, s, pixels) + s.maps * DivideUp(pixels, 4) + 20 +
+                  (grad.makes_bias ? 2 * pixels * DivideUp(s.maps, ColumnLanes(grad, s)) : 0));
+  };
+  // Instructions of a warp for a tile.
+  const int64_t parts = Parts(grad, s), lines = int64_t{s.images} * s.rows, full = Full(grad, s);
+  double products = Number(DivideUp(lines * full, parts)) * strip(s.strip);
+  if (Tail(grad, s) < s.strip) products += Number(DivideUp(lines, parts)) * strip(Tail(grad, s));
+  const int64_t z = lines * grad.output[1] * s.block_maps;
+  const int64_t x = s.images * InRows(grad, s) * InColumns(grad) * s.block_channels;
+  const double staged = 8.0 * Number(z) / s.threads + 7.0 * Number(x) / s.threads;
+  const double of_tile = Number(s.threads) / 32 / 4 * (products + staged);
+  // Few warps leave gaps.
+  const double gaps = 1.05 + 1.5 / std::max(1.0, Number(s.threads * resident) / 128);
+  constexpr double kLatency = 3500, kBytesOfCycle = 17;
+  const double memory = Number(z * operand_bytes + x * 4) / kBytesOfCycle * Number(resident);
+  const double turn =
+      std::max({kLatency + of_tile, gaps * of_tile * Number(resident) + kLatency / 4, memory + kLatency / 4});
+  // What is left to be added up.
+  const double end = Number(Entries(grad, s)) * (8 + 4.0 * Number(parts) * Number(Lanes(grad, s)) / s.threads);
+  const double chunks = Number(std::min(s.tiles, int64_t{gpu.multiprocessors} * resident / s.blocks + 1));
+  const double sums = Number(s.blocks * Entries(grad, s) * Lanes(grad, s)) * 4;
+  return Number(turns) * turn + end + chunks * sums * 2 / 1500;
+}
+
+// How many turns shared memory takes for `lanes` addresses that are asked for together, each of `width` elements.
+int64_t Turns(const std::vector<int64_t>& lanes, int64_t width) {
+  const int64_t banks = 32 / width;
+  std::array<int64_t, 32> met{};
+  for (const int64_t at : std::set<int64_t>(lanes.begin(), lanes.end())) ++met[static_cast<size_t>(at / width % banks)];
+  return *std::max_element(met.begin(), met.end());
+}
+
+// Rows and channels are put so far apart in shared memory that the threads of a warp read different banks.
+void SpreadOverBanks(const WeightGrad& grad, Schedule* s) {
+  const int64_t lanes = Lanes(grad, *s), columns = ColumnLanes(grad, *s), full = Full(grad, *s);
+  const int64_t channel_lanes = s->block_channels / s->depth, threads = Parts(grad, *s) * lanes;
+  const auto strip_of = [&](int64_t thread) { return thread / lanes % (full * s->rows); };
+  const auto turns = [&](int64_t group, int64_t width, const auto& address) {
+    int64_t all = 0;
+    for (int64_t first = 0; first < threads; first += group) {
+      std::vector<int64_t> met;
+      for (int64_t i = first; i < std::min(first + group, threads); ++i) met.push_back(address(i));
+      all += Turns(met, width);
+    }
+    return all;
+  };
+  int64_t best = INT64_MAX;
+  const int64_t narrowest = s->x_row, least_z = s->z_pitch;
+  for (int64_t row = narrowest; row < narrowest + 3; ++row)
+    for (int64_t pitch = InRows(grad, *s) * row; pitch < InRows(grad, *s) * row + 32; ++pitch) {
+      Schedule option = *s;
+      option.x_row = static_cast<int>(row);
+      option.x_pitch = static_cast<int>(pitch);
+      if (SharedBytes(option) > kSharedBytes) break;
+      const int64_t met = turns(32, 1, [&](int64_t i) {
+        const int64_t column = i % lanes % columns, strip = strip_of(i);
+        return column % channel_lanes * pitch + column / channel_lanes * s->tap_rows * row +
+               strip / full * grad.strides[0] * row + strip % full * s->strip * grad.strides[1];
+      });
+      if (met < best) best = met, *s = option;
+    }
+  best = INT64_MAX;
+  for (int64_t pitch = least_z; pitch < least_z + 32; pitch += 4) {
+    Schedule option = *s;
+    option.z_pitch = static_cast<int>(pitch);
+    if (SharedBytes(option) > kSharedBytes) break;
+    const int64_t met = turns(8, 4, [&](int64_t i) {
+      const int64_t strip = strip_of(i);
+      return i % lanes / columns * pitch + strip / full * ZRow(grad, *s) + strip % full * ZStrip(*s);
+    });
+    if (met < best) best = met, *s = option;
+  }
+}
+
+int64_t OperandBytes(const Program& program) {
+  int64_t bytes = 0;
+  for (const ValueId parameter : program.parameters())
+    bytes += static_cast<int64_t>(SizeOf(program.value(parameter).dtype));
+  return bytes;
+}
+
+// What follows from the choice of a tile.
+void Finish(const WeightGrad& grad, const Program& program, const cuda::DeviceFacts& gpu, Schedule* s) {
+  SpreadOverBanks(grad, s);
+  s->min_blocks = static_cast<int>(std::max<int64_t>(1, Resident(grad, *s)));
+  int64_t widest = static_cast<int64_t>(SizeOf(program.value(program.results()[0]).dtype));
+  for (const ValueId parameter : program.parameters())
+    widest = std::max(widest, static_cast<int64_t>(SizeOf(program.value(parameter).dtype)));
+  const int64_t pixels = grad.output[0] * grad.output[1];
+  const int64_t together =
+      grad.channels_last ? std::gcd(int64_t{s->block_maps}, grad.outputs) : std::gcd(pixels, s->rows * grad.output[1]);
+  s->vector = static_cast<int>(std::gcd(std::min<int64_t>(4, 16 / widest), together));
+  s->sums = s->blocks * Entries(grad, *s) * Lanes(grad, *s);
+  // As many blocks as run at once, each of which takes about as many tiles; more where a thread would add up very many
+  // products one after another.
+  constexpr int64_t kMostPixels = 1 << 14;
+  const int64_t at_once = std::max<int64_t>(1, int64_t{s->min_blocks} * gpu.multiprocessors / s->blocks);
+  const int64_t of_tile = int64_t{s->images} * s->rows * grad.output[1] / Parts(grad, *s);
+  const int64_t most = std::max<int64_t>(1, kMostPixels / std::max<int64_t>(1, of_tile));  // tiles of a block
+  const int64_t turns = DivideUp(s->tiles, at_once);
+  s->chunks = DivideUp(s->tiles, turns <= most ? turns : DivideUp(turns, DivideUp(turns, most)));
+  s->adders = 1;
+  while (s->adders < 32 && s->adders * 8 < s->chunks) s->adders *= 2;
+}
+
+bool IsLinear(const Axes& axes, size_t i) { return axes.is_linear(i); }
+
+}  // namespace
+
+bool IsWeightGradProgram(const Program& program, const Axes& axes) {
+  if (program.results().size() != 1) return false;
+  for (size_t i = 0; i < program.parameters().size(); ++i)
+    if (!IsLinear(axes, i) && !axes.is_scalar(i)) return false;
+  return true;
+}
+
+bool FitsWeightGrad(const WeightGrad& grad, DType dtype) {
+  // Indices run a little past the end before they are compared with it.
+  constexpr int64_t kMost = (int64_t{1} << 31) - (int64_t{1} << 20), kMostWide = 4096;
+  if (dtype != DType::kFloat && dtype != DType::kFloat16 && dtype != DType::kBFloat16) return false;
+  for (int i = 0; i < 2; ++i)
+    if (grad.kernel[i] > 16 || grad.strides[i] > 8 || grad.output[i] < 1 || grad.output[i] > kMostWide ||
+        grad.image[i] > kMostWide || grad.pads[i] > kMostWide)
+      return false;
+  return grad.channels <= 512 && grad.outputs <= 512 && grad.images >= 1 && grad.images < (1 << 24) &&
+         grad.images * grad.channels * grad.image[0] * grad.image[1] < kMost &&
+         grad.images * grad.outputs * grad.output[0] * grad.output[1] < kMost;
+}
+
+bool IsWeightGradFast(const WeightGrad& grad, DType dtype, bool allow_tf32) {
+  if (dtype != DType::kFloat || allow_tf32) return grad.channels <= 4;
+  return grad.channels <= 64 && grad.outputs <= 64;
+}
+
+std::optional<WeightGradSchedule> ScheduleWeightGrad(const WeightGrad& grad, const Program& program,
+                                                     const cuda::DeviceFacts& gpu) {
+  constexpr int64_t kMostSums = 80;
+  const int64_t bytes = OperandBytes(program) + (grad.stores_z ? 4 : 0);
+  Schedule best{};
+  double least = 1e30;
+  const int64_t all_rows = grad.kernel[0] * grad.kernel[1] <= 9 ? grad.kernel[0] : 1;
+  const auto sizes = [](int64_t count, int64_t most) {  // how many parts of a thread or block there are at most
+    std::vector<int64_t> found;
+    for (int64_t parts = 1; parts <= count; parts *= 2)
+      if (DivideUp(count, parts) <= most) found.push_back(DivideUp(count, parts));
+    found.erase(std::unique(found.begin(), found.end()), found.end());
+    return found;
+  };
+  Schedule s{};
+  s.tap_rows = static_cast<int>(all_rows);
+  for (const int64_t maps : sizes(grad.outputs, 8))
+    for (const int64_t depth : sizes(grad.channels, 8))
+      for (const int64_t map_lanes : sizes(DivideUp(grad.outputs, maps), 16))
+        for (const int64_t channel_lanes : sizes(DivideUp(grad.channels, depth), 64)) {
+          s.maps = static_cast<int>(maps);
+          s.depth = static_cast<int>(depth);
+          s.block_maps = static_cast<int>(maps * map_lanes);
+          s.block_channels = static_cast<int>(depth * channel_lanes);
+          if (Products(grad, s) > kMostSums && maps * depth > 1) continue;
+          s.blocks = DivideUp(grad.outputs, s.block_maps) * DivideUp(grad.channels, s.block_channels);
+          for (const int threads : {128, 256}) {
+            s.threads = threads;
+            if (Lanes(grad, s) > threads || Parts(grad, s) * Lanes(grad, s) * 5 < threads * 4) continue;
+            for (int64_t strip = 1; strip <= std::min<int64_t>(8, grad.output[1]); ++strip) {
+              s.strip = static_cast<int>(strip);
+              if (Registers(grad, s) > 168 || (strip < 4 && grad.output[1] >= 4)) continue;
+              for (int64_t parts = 1; parts <= std::min<int64_t>(grad.output[0], 64); ++parts) {
+                const int64_t rows = DivideUp(grad.output[0], parts);
+                if (parts > 1 && rows == DivideUp(grad.output[0], parts - 1)) continue;
+                s.rows = static_cast<int>(rows);
+                s.x_row = static_cast<int>(InColumns(grad));
+                s.x_pitch = static_cast<int>(InRows(grad, s) * s.x_row);
+                s.z_pitch = static_cast<int>(rows * ZRow(grad, s));
+                for (const int images : {1, 2, 3, 4, 6, 8, 16}) {
+                  if (images > 1 && (parts > 1 || images > grad.images)) break;
+                  s.images = images;
+                  if (SharedBytes(s) > kSharedBytes) break;
+                  s.tiles = DivideUp(grad.images, images) * DivideUp(grad.output[0], rows);
+                  const double cost = Cost(grad, s, bytes, gpu);
+                  if (cost < least) least = cost, best = s;
+                }
+              }
+            }
+          }
+        }
+  if (least >= 1e30) return std::nullopt;
+  Finish(grad, program, gpu, &best);
+  return best;
+}
+
+std::string WeightGradSource(const WeightGrad& grad, const Program& program, const Axes& axes,
+                             const WeightGradSchedule& schedule) {
+  const size_t inputs = program.parameters().size();
+  const DType dtype = program.value(program.results()[0]).dtype;
+  const auto type = [&](size_t i) { return program.value(program.parameters()[i]).dtype; };
+  const auto vector = [&](size_t i) {
+    return "Vector<" + StorageType(type(i)) + ", " + (IsLinear(axes, i) ? "VECTOR" : "1") + "> p" + std::to_string(i);
+  };
+  const auto pointer = [&](size_t i) { return "(const " + StorageType(type(i)) + "*)a.in[" + std::to_string(i) + "]"; };
+  std::ostringstream text;
+  text << kCommonSource << "\n" << kPointwiseSource << "\n";
+  const auto define = [&](const std::string& name, int64_t value) {
+    text << "#define " << name << " " << value << "\n";
+  };
+  define("CHANNELS", grad.channels);
+  define("OUTPUTS", grad.outputs);
+  const std::pair<const char*, const int64_t*> sizes[] = {
+      {"IMAGE_", grad.image}, {"OUT_", grad.output}, {"KERNEL_", grad.kernel}, {"STRIDE_", grad.strides}};
+  for (const auto& [name, pair] : sizes) {
+    define(std::string(name) + "H", pair[0]);
+    define(std::string(name) + "W", pair[1]);
+  }
+  define("PAD_TOP", grad.pads[0]);
+  define("PAD_LEFT", grad.pads[1]);
+  define("CHANNELS_LAST", grad.channels_last);
+  define("STORES_Z", grad.stores_z);
+  define("HAS_BIAS", grad.makes_bias);
+  const std::pair<const char*, int> choices[] = {{"IMAGES", schedule.images},
+                                                 {"ROWS", schedule.rows},
+                                                 {"MAPS", schedule.maps},
+                                                 {"DEPTH", schedule.depth},
+                                                 {"TAP_ROWS", schedule.tap_rows},
+                                                 {"STRIP", schedule.strip},
+                                                 {"BLOCK_MAPS", schedule.block_maps},
+                                                 {"BLOCK_CHANNELS", schedule.block_channels},
+                                                 {"X_ROW", schedule.x_row},
+                                                 {"X_PITCH", schedule.x_pitch},
+                                                 {"Z_PITCH", schedule.z_pitch},
+                                                 {"VECTOR", schedule.vector},
+                                                 {"THREADS", schedule.threads},
+                                                 {"MIN_BLOCKS", schedule.min_blocks},
+                                                 {"ADDERS", schedule.adders}};
+  for (const auto& [name, value] : choices) define(name, value);
+  // What a thread asks for before it needs the first, as far as registers are left: vectors of operands, elements of x.
+  const int64_t registers = std::min<int64_t>(kRegistersOfAll / (schedule.threads * schedule.min_blocks), 168) / 8 * 8;
+  const int64_t left = registers - Entries(grad, schedule) - 40;
+  const int64_t of_vector = DivideUp(schedule.vector * OperandBytes(program), 4) + 3;
+  define("BATCH", std::clamp<int64_t>(left / of_vector, 1, std::max<int64_t>(2, 32 / of_vector)));
+  define("X_BATCH", std::clamp<int64_t>(left / 3, 2, 8));
+  text << "typedef " << StorageType(dtype) << " storage_t;\ntypedef " << StorageType(grad.weight_dtype)
+       << " weight_t;\ntypedef " << ComputeType(grad.weight_dtype) << " weight_compute_t;\n\n"
+       << "struct Arguments {\n  const void* x;\n  const void* in[" << inputs
+       << "];\n  void *z, *dw, *db, *partial;\n  unsigned long long images, chunks;\n};\n\n";
+
+  text << "struct Scalars {\n";
+  for (size_t i = 0; i < inputs; ++i)
+    if (!IsLinear(axes, i)) text << "  " << vector(i) << ";\n";
+  text << "  __device__ __forceinline__ Scalars(const Arguments& a) {\n";
+  for (size_t i = 0; i < inputs; ++i)
+    if (!IsLinear(axes, i)) text << "    p" << i << ".load(" << pointer(i) << ");\n";
+  text << "  }\n};\n\nstruct Operands {\n";
+  for (size_t i = 0; i < inputs; ++i)
+    if (IsLinear(axes, i)) text << "  " << vector(i) << ";\n";
+  text << "  __device__ __forceinline__ void load(const Arguments& a, unsigned element) {\n";
+  for (size_t i = 0; i < inputs; ++i)
+    if (IsLinear(axes, i)) text << "    p" << i << ".load(" << pointer(i) << " + element);\n";
+  text
+      << "  }\n};\n\n"
+      << "__device__ __forceinline__ void apply(const Operands& operands, const Scalars& scalars, int j, storage_t& z) "
+         "{\n";
+  for (size_t i = 0; i < inputs; ++i)
+    text << "  const " << ComputeType(type(i)) << " v" << program.parameters()[i] << " = to_compute("
+         << (IsLinear(axes, i) ? "operands.p" : "scalars.p") << i << (IsLinear(axes, i) ? "[j]" : "[0]") << ");\n";
+  std::vector<uint32_t> statements(program.statements().size());
+  std::iota(statements.begin(), statements.end(), 0);
+  text << EmitCuda(program, statements, "  ") << "  from_compute(v" << program.results()[0] << ", z);\n}\n\n"
+       << kWeightGradSource;
+  return text.str();
+}
+
+WeightGradPlan PlanWeightGrad(const WeightGrad& grad, const Program& program, const Axes& axes,
+                              const WeightGradSchedule& schedule, const cuda::DeviceFacts& gpu) {
+  const std::string source = WeightGradSource(grad, program, axes, schedule);
+  WeightGradPlan plan{};
+  plan.multiply = cuda::Load(gpu, source, "weight_grad", cuda::Warn);
+  plan.add = cuda::Load(gpu, source, "add_weights", cuda::Warn);
+  plan.multiply_launch = {static_cast<unsigned>(schedule.chunks * schedule.blocks),
+                          static_cast<unsigned>(schedule.threads)};
+  plan.add_launch = {static_cast<unsigned>(DivideUp(schedule.sums, kAddThreads / schedule.adders)), kAddThreads};
+  plan.scratch_bytes = static_cast<size_t>(schedule.chunks * schedule.sums) * sizeof(float);
+  plan.images = grad.images;
+  plan.chunks = schedule.chunks;
+  return plan;
+}
+
+void RunWeightGrad(const WeightGradPlan& plan, const cuda::DeviceFacts& gpu, cuda::Stream stream, const void* x,
+                   const std::vector<const void*>& operands, void* z, void* dw, void* db, void* scratch) {
+  std::vector<uint64_t> arguments{reinterpret_cast<uintptr_t>(x)};
+  for (const void* each : operands) arguments.push_back(reinterpret_cast<uintptr_t>(each));
+  for (void* each : {z, dw, db, scratch}) arguments.push_back(reinterpret_cast<uintptr_t>(each));
+  arguments.push_back(static_cast<uint64_t>(plan.images));
+  arguments.push_back(static_cast<uint64_t>(plan.chunks));
+  void* parameters[] = {arguments.data()};
+  cuda::LaunchNext(gpu, plan.multiply, plan.multiply_launch, stream, parameters);
+  cuda::LaunchNext(gpu, plan.add, plan.add_launch, stream, parameters);
+}
+
+}  // namespace ortplugin

@@ -1,0 +1,347 @@
+// z[n, m, p, q] = program(operands)                            the gradient of the convolution's value
+// dw[m, c, r, s] = sum over n, p, q of z[n, m, p, q] x[n, c, p STRIDE_H + r - PAD_TOP, q STRIDE_W + s - PAD_LEFT]
+// db[m] = sum over n, p, q of z[n, m, p, q]
+//
+// For convolutions of few channels, in float32 arithmetic. There are few sums, each of very many products: libraries
+// make that a matrix product whose inner axis is the pixels, and read the image once for each tap. Here a tile of the
+// image and of z stands in shared memory, and all taps of a row of pixels are multiplied out of registers.
+//
+// The text in front of this one is generated for the node at hand (weight_grad.cc): the sizes as macros, storage_t,
+// weight_t, Arguments, Scalars, Operands (VECTOR elements of each) and `apply`, the program.
+//
+// A block takes BLOCK_MAPS channels of z and BLOCK_CHANNELS of x, and one tile of ROWS rows of IMAGES images after
+// another. LANES threads have MAPS x DEPTH x TAP_ROWS x KERNEL_W sums each, which together are all of the block's; the
+// block has PARTS such teams, which take turns with the strips of STRIP neighbouring pixels. A thread's sums stay in
+// its registers until the last tile; then the teams' are added up, and `add_weights` adds those of all blocks. Who adds
+// what to what, and in which order, depends on the shapes and the GPU's size alone.
+
+#define STRIPS ((OUT_W + STRIP - 1) / STRIP)  // of a row; the last one has TAIL pixels
+#define TAIL (OUT_W - (STRIPS - 1) * STRIP)
+#define FULL (TAIL == STRIP ? STRIPS : STRIPS - 1)
+#define Z_STRIP ((STRIP + 3) / 4 * 4)  // what one takes in shared memory
+#define Z_ROW ((STRIPS - 1) * Z_STRIP + (TAIL + 3) / 4 * 4)
+#define IN_ROWS ((ROWS - 1) * STRIDE_H + KERNEL_H)
+#define IN_COLUMNS ((OUT_W - 1) * STRIDE_W + KERNEL_W)
+#define ROW_TILES ((OUT_H + ROWS - 1) / ROWS)
+#define MAP_LANES (BLOCK_MAPS / MAPS)
+#define CHANNEL_LANES (BLOCK_CHANNELS / DEPTH)
+#define ROW_LANES (KERNEL_H / TAP_ROWS)
+#define COLUMN_LANES (CHANNEL_LANES * ROW_LANES)
+#define LANES (MAP_LANES * COLUMN_LANES)
+#define PARTS (THREADS / LANES)
+#define BIASES (HAS_BIAS ? (MAPS + COLUMN_LANES - 1) / COLUMN_LANES : 0)
+#define PRODUCTS (MAPS * DEPTH * TAP_ROWS * KERNEL_W)
+#define ENTRIES (PRODUCTS + BIASES)  // sums of a thread
+#define MAP_BLOCKS ((OUTPUTS + BLOCK_MAPS - 1) / BLOCK_MAPS)
+#define CHANNEL_BLOCKS ((CHANNELS + BLOCK_CHANNELS - 1) / BLOCK_CHANNELS)
+#define BLOCKS (MAP_BLOCKS * CHANNEL_BLOCKS)  // that take the same pixels
+#define Z_PLANES (IMAGES * BLOCK_MAPS)
+#define X_PLANES (IMAGES * BLOCK_CHANNELS)
+#define TILE_SIZE (Z_PLANES * Z_PITCH + X_PLANES * X_PITCH)
+#define SHARED_SIZE (TILE_SIZE > THREADS ? TILE_SIZE : THREADS)
+
+__device__ __forceinline__ int z_place(int row, int column) {
+  return row * Z_ROW + column / STRIP * Z_STRIP + column % STRIP;
+}
+
+// VECTOR elements of z, read, stored where that is asked for, and kept as floats at to[place(j)].
+struct Item {
+  Operands operands;
+  unsigned element;
+  int to;
+  bool exists;
+  template <typename Place>
+  __device__ __forceinline__ void finish(const Arguments& a, const Scalars& scalars, bool stores, float* shared,
+                                         const Place& place) const {
+    if (!exists) return;
+    Vector<storage_t, VECTOR> z;
+#pragma unroll
+    for (int j = 0; j < VECTOR; ++j) {
+      storage_t value;
+      apply(operands, scalars, j, value);
+      z.set(j, value);
+      shared[to + place(j)] = to_compute(value);
+    }
+    if (STORES_Z && stores) z.store((storage_t*)a.z + element);
+  }
+};
+
+// So many of `count` turns are taken at once.
+constexpr __device__ int batch_of(int count, int most) {
+  const int turns = (count + most - 1) / most;
+  return count < 1 ? 1 : (count + turns - 1) / turns;
+}
+
+struct Tile {
+  unsigned first_image;
+  int images, first_row, rows;  // that exist
+  int first_map, maps, first_channel, channels;
+};
+
+__device__ __forceinline__ void stage_z(const Arguments& a, const Scalars& scalars, const Tile& tile, float* shared) {
+  const bool stores = tile.first_channel == 0;
+#if CHANNELS_LAST
+  constexpr int kOwners = BLOCK_MAPS / VECTOR, kLeads = THREADS / kOwners, kPixels = IMAGES * ROWS * OUT_W;
+  constexpr int kBatch = batch_of((kPixels + kLeads - 1) / kLeads, BATCH);
+  const int map = threadIdx.x % kOwners * VECTOR, lead = threadIdx.x / kOwners;
+  if (lead >= kLeads || map >= tile.maps) return;
+  const int pixels = tile.images * tile.rows * OUT_W;
+#pragma unroll 1
+  for (int first = lead; first < pixels; first += kLeads * kBatch) {
+    Item items[kBatch];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      const int pixel = first + b * kLeads, line = pixel / OUT_W, column = pixel % OUT_W;
+      const int image = IMAGES > 1 ? line / OUT_H : 0, row = IMAGES > 1 ? line % OUT_H : line;
+      items[b].exists = pixel < pixels;
+      items[b].element = (((tile.first_image + image) * OUT_H + tile.first_row + row) * OUT_W + column) * OUTPUTS +
+                         tile.first_map + map;
+      items[b].to = (image * BLOCK_MAPS + map) * Z_PITCH + z_place(row, column);
+      if (items[b].exists) items[b].operands.load(a, items[b].element);
+    }
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) items[b].finish(a, scalars, stores, shared, [](int j) { return j * Z_PITCH; });
+  }
+#else
+  constexpr int kVectors = ROWS * OUT_W / VECTOR, kOwners = kVectors < THREADS ? kVectors : THREADS;
+  constexpr int kLeads = THREADS / kOwners, kBatch = batch_of((Z_PLANES + kLeads - 1) / kLeads, BATCH);
+  const int lead = threadIdx.x / kOwners;
+  if (lead >= kLeads) return;
+#pragma unroll 1
+  for (int own = threadIdx.x % kOwners; own < tile.rows * OUT_W / VECTOR; own += kOwners) {
+    int places[VECTOR];
+#pragma unroll
+    for (int j = 0; j < VECTOR; ++j) places[j] = z_place((own * VECTOR + j) / OUT_W, (own * VECTOR + j) % OUT_W);
+#pragma unroll 1
+    for (int first = lead; first < Z_PLANES; first += kLeads * kBatch) {
+      Item items[kBatch];
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        const int plane = first + b * kLeads, image = plane / BLOCK_MAPS, map = plane % BLOCK_MAPS;
+        items[b].exists = image < tile.images && map < tile.maps;
+        items[b].element = ((tile.first_image + image) * OUTPUTS + tile.first_map + map) * (OUT_H * OUT_W) +
+                           tile.first_row * OUT_W + own * VECTOR;
+        items[b].to = plane * Z_PITCH;
+        if (items[b].exists) items[b].operands.load(a, items[b].element);
+      }
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) items[b].finish(a, scalars, stores, shared, [&](int j) { return places[j]; });
+    }
+  }
+#endif
+}
+
+// Elements of x one by one; 0 beyond its edges.
+__device__ __forceinline__ void stage_x(const Arguments& a, const Tile& tile, float* shared) {
+  const storage_t* x = (const storage_t*)a.x;
+  constexpr int kPlane = IN_ROWS * IN_COLUMNS;
+#if CHANNELS_LAST
+  constexpr int kOwners = BLOCK_CHANNELS, kLeads = THREADS / kOwners;
+  constexpr int kTurns = (IMAGES * kPlane + kLeads - 1) / kLeads;
+#else
+  constexpr int kOwners = kPlane < THREADS ? kPlane : THREADS, kLeads = THREADS / kOwners;
+  constexpr int kTurns = (X_PLANES + kLeads - 1) / kLeads;
+#endif
+  constexpr int kBatch = batch_of(kTurns, X_BATCH);
+  const int lead = threadIdx.x / kOwners;
+  if (lead >= kLeads) return;
+#pragma unroll 1
+  for (int own = threadIdx.x % kOwners; own < (CHANNELS_LAST ? tile.channels : kPlane); own += kOwners) {
+#pragma unroll 1
+    for (int first = lead; first < kTurns * kLeads; first += kLeads * kBatch) {
+      storage_t values[kBatch];
+      bool exists[kBatch], has_place[kBatch];
+      int places[kBatch];
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        const int turn = first + b * kLeads;
+        const int image = turn / (CHANNELS_LAST ? kPlane : BLOCK_CHANNELS);
+        const int channel = CHANNELS_LAST ? own : turn % BLOCK_CHANNELS, pixel = CHANNELS_LAST ? turn % kPlane : own;
+        const int line = pixel / IN_COLUMNS, column = pixel % IN_COLUMNS;
+        const int h = tile.first_row * STRIDE_H + line - PAD_TOP, w = column - PAD_LEFT;
+        has_place[b] = image < tile.images && channel < tile.channels;
+        exists[b] = has_place[b] && h >= 0 && h < IMAGE_H && w >= 0 && w < IMAGE_W;
+        places[b] = (image * BLOCK_CHANNELS + channel) * X_PITCH + line * X_ROW + column;
+        const unsigned at = tile.first_image + image, from = tile.first_channel + channel;
+        if (exists[b])
+          values[b] = x[CHANNELS_LAST ? ((at * IMAGE_H + h) * IMAGE_W + w) * CHANNELS + from
+                                      : ((at * CHANNELS + from) * IMAGE_H + h) * IMAGE_W + w];
+      }
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b)
+        if (has_place[b]) shared[places[b]] = exists[b] ? to_compute(values[b]) : 0.0f;
+    }
+  }
+}
+
+// N pixels of a strip of z. `z` is a multiple of 16 bytes.
+template <int N>
+struct Strip {
+  Vector<float, (N + 3) / 4 * 4> pixels;
+  __device__ __forceinline__ void load(const float* z) {
+#pragma unroll
+    for (int i = 0; i < (N + 3) / 4; ++i) pixels.chunks[i] = ((const uint4*)z)[i];
+  }
+};
+
+template <int N>
+struct Count {
+  static const int kCount = N;
+};
+
+// A strip of N pixels: z of the thread's first map, x of its first channel and row of taps.
+template <int N>
+__device__ __forceinline__ void accumulate(const float* z, const float* x, int column_lane, float (&sums)[ENTRIES]) {
+  constexpr int kWindow = (N - 1) * STRIDE_W + KERNEL_W;
+  float window[DEPTH][TAP_ROWS][kWindow];
+#pragma unroll
+  for (int d = 0; d < DEPTH; ++d)
+#pragma unroll
+    for (int r = 0; r < TAP_ROWS; ++r)
+#pragma unroll
+      for (int j = 0; j < kWindow; ++j) window[d][r][j] = x[d * CHANNEL_LANES * X_PITCH + r * X_ROW + j];
+#pragma unroll
+  for (int k = 0; k < MAPS; ++k) {
+    Strip<N> strip;
+    strip.load(z + k * MAP_LANES * Z_PITCH);
+#pragma unroll
+    for (int j = 0; j < N; ++j)
+#pragma unroll
+      for (int d = 0; d < DEPTH; ++d)
+#pragma unroll
+        for (int r = 0; r < TAP_ROWS; ++r)
+#pragma unroll
+          for (int s = 0; s < KERNEL_W; ++s)
+            sums[((k * DEPTH + d) * TAP_ROWS + r) * KERNEL_W + s] += strip.pixels[j] * window[d][r][j * STRIDE_W + s];
+  }
+  // The threads that share z share the sums of z.
+#pragma unroll
+  for (int i = 0; i < BIASES; ++i) {
+    const int map = column_lane + i * COLUMN_LANES;
+    if (MAPS % COLUMN_LANES == 0 || map < MAPS) {
+      Strip<N> strip;
+      strip.load(z + map * MAP_LANES * Z_PITCH);
+#pragma unroll
+      for (int j = 0; j < N; ++j) sums[PRODUCTS + i] += strip.pixels[j];
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) weight_grad(const Arguments a) {
+  begin_kernel();
+  __shared__ __align__(16) float shared[SHARED_SIZE];
+  float* const shared_x = shared + Z_PLANES * Z_PITCH;
+  const unsigned block = blockIdx.x % BLOCKS, chunk = blockIdx.x / BLOCKS, chunks = gridDim.x / BLOCKS;
+  Tile tile;
+  tile.first_map = block / CHANNEL_BLOCKS * BLOCK_MAPS;
+  tile.first_channel = block % CHANNEL_BLOCKS * BLOCK_CHANNELS;
+  tile.maps = min(BLOCK_MAPS, OUTPUTS - tile.first_map);
+  tile.channels = min(BLOCK_CHANNELS, CHANNELS - tile.first_channel);
+  const int lane = threadIdx.x % LANES, part = threadIdx.x / LANES;
+  const int column_lane = lane % COLUMN_LANES, map_lane = lane / COLUMN_LANES;
+  const float* const own_z = shared + map_lane * Z_PITCH;
+  const float* const own_x =
+      shared_x + column_lane % CHANNEL_LANES * X_PITCH + column_lane / CHANNEL_LANES * TAP_ROWS * X_ROW;
+
+  const Scalars scalars(a);
+  float sums[ENTRIES];
+#pragma unroll
+  for (int i = 0; i < ENTRIES; ++i) sums[i] = 0.0f;
+  const unsigned images = (unsigned)a.images, tiles = (images + IMAGES - 1) / IMAGES * ROW_TILES;
+#pragma unroll 1
+  for (unsigned number = chunk; number < tiles; number += chunks) {
+    tile.first_image = number / ROW_TILES * IMAGES;
+    tile.images = (int)min((unsigned)IMAGES, images - tile.first_image);
+    tile.first_row = number % ROW_TILES * ROWS;
+    tile.rows = min(ROWS, OUT_H - tile.first_row);
+    __syncthreads();  // what stands in shared memory has been read
+    stage_x(a, tile, shared_x);
+    stage_z(a, scalars, tile, shared);
+    __syncthreads();
+    if (part >= PARTS) continue;
+    const int lines = tile.images * tile.rows;
+    const auto add = [&](int line, int strip, auto pixels) {
+      const int image = IMAGES > 1 ? line / ROWS : 0, row = IMAGES > 1 ? line % ROWS : line;
+      accumulate<decltype(pixels)::kCount>(
+          own_z + image * BLOCK_MAPS * Z_PITCH + row * Z_ROW + strip * Z_STRIP,
+          own_x + image * BLOCK_CHANNELS * X_PITCH + row * STRIDE_H * X_ROW + strip * STRIP * STRIDE_W, column_lane,
+          sums);
+    };
+#pragma unroll 1
+    for (int i = part; i < lines * FULL; i += PARTS) add(i / FULL, i % FULL, Count<STRIP>());
+    if (TAIL < STRIP) {
+#pragma unroll 1
+      for (int i = part; i < lines; i += PARTS) add(i, STRIPS - 1, Count<TAIL>());
+    }
+  }
+
+  constexpr int kRoom = SHARED_SIZE / (PARTS * LANES), kRound = kRoom < ENTRIES ? kRoom : ENTRIES;
+  float* const partial = (float*)a.partial + (unsigned long long)blockIdx.x * (ENTRIES * LANES);
+#pragma unroll
+  for (int first = 0; first < ENTRIES; first += kRound) {
+    __syncthreads();
+    if (part < PARTS) {
+#pragma unroll
+      for (int k = 0; k < kRound; ++k)
+        if (first + k < ENTRIES) shared[(k * PARTS + part) * LANES + lane] = sums[first + k];
+    }
+    __syncthreads();
+    constexpr int kAll = kRound * LANES;
+    for (int i = threadIdx.x; i < kAll && i < (ENTRIES - first) * LANES; i += THREADS) {
+      const float* from = shared + i / LANES * PARTS * LANES + i % LANES;
+      float sum = 0.0f;
+#pragma unroll 8
+      for (int p = 0; p < PARTS; ++p) sum += from[p * LANES];
+      partial[first * LANES + i] = sum;
+    }
+  }
+}
+
+// partial: [chunks, BLOCKS, ENTRIES, LANES]. ADDERS threads take the chunks of one sum.
+extern "C" __global__ void __launch_bounds__(256) add_weights(const Arguments a) {
+  begin_kernel();
+  __shared__ float slots[256];
+  constexpr unsigned kColumns = 256 / ADDERS, kSums = BLOCKS * ENTRIES * LANES, kBatch = 8;
+  const unsigned number = blockIdx.x * kColumns + threadIdx.x % kColumns, chunks = (unsigned)a.chunks;
+  float sum = 0.0f;
+  if (number < kSums) {
+    const float* const partial = (const float*)a.partial + number;
+    for (unsigned chunk = threadIdx.x / kColumns; chunk < chunks; chunk += kBatch * ADDERS) {
+      float x[kBatch];
+#pragma unroll
+      for (unsigned n = 0; n < kBatch; ++n) {
+        const unsigned at = chunk + n * ADDERS;
+        x[n] = at < chunks ? partial[(unsigned long long)at * kSums] : 0.0f;
+      }
+#pragma unroll
+      for (unsigned half = kBatch / 2; half > 0; half /= 2)
+#pragma unroll
+        for (unsigned n = 0; n < half; ++n) x[n] += x[n + half];
+      sum += x[0];
+    }
+  }
+  slots[threadIdx.x] = sum;
+  __syncthreads();
+#pragma unroll
+  for (unsigned half = ADDERS / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half * kColumns) slots[threadIdx.x] += slots[threadIdx.x + half * kColumns];
+    __syncthreads();
+  }
+  if (threadIdx.x >= kColumns || number >= kSums) return;
+  weight_t result;
+  from_compute((weight_compute_t)slots[threadIdx.x], result);
+  const int lane = number % LANES, entry = number / LANES % ENTRIES, block = number / (LANES * ENTRIES);
+  const int column_lane = lane % COLUMN_LANES, first_map = block / CHANNEL_BLOCKS * BLOCK_MAPS + lane / COLUMN_LANES;
+  if (entry >= PRODUCTS) {
+    const int own = column_lane + (entry - PRODUCTS) * COLUMN_LANES, map = first_map + own * MAP_LANES;
+    if (block % CHANNEL_BLOCKS == 0 && own < MAPS && map < OUTPUTS) ((weight_t*)a.db)[map] = result;
+    return;
+  }
+  const int s = entry % KERNEL_W, r = entry / KERNEL_W % TAP_ROWS + column_lane / CHANNEL_LANES * TAP_ROWS;
+  const int channel = block % CHANNEL_BLOCKS * BLOCK_CHANNELS + column_lane % CHANNEL_LANES +
+                      entry / (KERNEL_W * TAP_ROWS) % DEPTH * CHANNEL_LANES;
+  const int map = first_map + entry / (KERNEL_W * TAP_ROWS * DEPTH) * MAP_LANES;
+  if (map >= OUTPUTS || channel >= CHANNELS) return;
+  ((weight_t*)a.dw)[CHANNELS_LAST ? ((map * KERNEL_H + r) * KERNEL_W + s) * CHANNELS + channel
+                                  : ((map * CHANNELS + channel) * KERNEL_H + r) * KERNEL_W + s] = result;
+}

@@ -1,0 +1,64 @@
+// Weight gradients of two-dimensional convolutions of few channels on kernels of our own (weight_grad.cu), with the
+// program that makes dZ drawn in, and the bias's gradient beside them: libraries make them matrix products of very many
+// columns for very few results, and read dZ again for the bias.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ortplugin/runtime/cuda.h"
+#include "ortplugin/runtime/operands.h"
+#include "ortplugin/runtime/program.h"
+
+namespace ortplugin {
+
+// A convolution from x [images, channels, image] to z [images, outputs, output], either channels first or both last.
+struct WeightGrad {
+  int64_t images, channels, outputs;
+  int64_t image[2], output[2], kernel[2], strides[2], pads[2];  // height, width; pads: before
+  bool channels_last;
+  DType weight_dtype;         // of dW and dB
+  bool stores_z, makes_bias;  // what it writes besides dW
+};
+
+struct WeightGradSchedule {
+  int images, rows;           // of a tile
+  int maps, depth, tap_rows;  // of a thread: channels of z and of x, rows of taps
+  int strip;                  // pixels that a thread multiplies out of registers
+  int block_maps, block_channels;
+  int x_row, x_pitch, z_pitch;  // in shared memory, in elements
+  int vector;                   // elements of an access to z's operands
+  int threads, min_blocks;
+  int64_t tiles, blocks, chunks;  // blocks: of one tile; chunks: what the tiles are shared among
+  int64_t sums;                   // of all blocks of a tile: what each chunk leaves to be added up
+  int adders;
+};
+
+// A program that makes z of parameters that have z's shape or one element, and nothing else.
+bool IsWeightGradProgram(const Program& program, const Axes& axes);
+// Whether the kernel can do it at all, if there is a schedule.
+bool FitsWeightGrad(const WeightGrad& grad, DType dtype);
+// Whether it is the fastest there is, as measured.
+bool IsWeightGradFast(const WeightGrad& grad, DType dtype, bool allow_tf32);
+
+// `axes`: of z's shape; strides of the program's parameters. Empty where no tile fits the memory of a block.
+std::optional<WeightGradSchedule> ScheduleWeightGrad(const WeightGrad& grad, const Program& program,
+                                                     const cuda::DeviceFacts& gpu);
+std::string WeightGradSource(const WeightGrad& grad, const Program& program, const Axes& axes,
+                             const WeightGradSchedule& schedule);
+
+// Ready to launch. Every address must be a multiple of 16.
+struct WeightGradPlan {
+  cuda::Function multiply, add;
+  cuda::LaunchShape multiply_launch, add_launch;
+  size_t scratch_bytes;
+  int64_t images, chunks;
+};
+WeightGradPlan PlanWeightGrad(const WeightGrad& grad, const Program& program, const Axes& axes,
+                              const WeightGradSchedule& schedule, const cuda::DeviceFacts& gpu);
+// Asynchronous. `operands`: of the program. `z`, `db`: null where they are not made.
+void RunWeightGrad(const WeightGradPlan& plan, const cuda::DeviceFacts& gpu, cuda::Stream stream, const void* x,
+                   const std::vector<const void*>& operands, void* z, void* dw, void* db, void* scratch);
+
+}  // namespace ortplugin
