@@ -63,7 +63,7 @@ void CheckWeights(const WeightGrad& given, const char* program_text, const std::
   std::vector<Shape> shapes{full};
   if (program.parameters().size() > 1) shapes.push_back(program_text == kScaled ? Shape{1} : full);
   const Axes axes = JoinAxes(full, shapes);
-  CHECK(IsWeightGradProgram(program, axes) && FitsWeightGrad(given, type));
+  CHECK(IsWeightGradProgram(program, axes, given.makes_bias) && FitsWeightGrad(given, type));
   const std::optional<WeightGradSchedule> found = ScheduleWeightGrad(given, program, device);
   CHECK(found.has_value());
   if (!found) return;
@@ -85,10 +85,10 @@ void CheckWeights(const WeightGrad& given, const char* program_text, const std::
   variant << architecture << " " << dtype << " " << ToString(full) << " of " << given.channels << " channels, kernel "
           << given.kernel[0] << ": images " << s.images << " rows " << s.rows << " maps " << s.maps << " of "
           << s.block_maps << " depth " << s.depth << " of " << s.block_channels << " tap rows " << s.tap_rows
-          << " strip " << s.strip << " vector " << s.vector << " threads " << s.threads << " blocks " << s.min_blocks
-          << " chunks " << s.chunks << " x " << s.blocks << " tiles " << s.tiles << " sums " << s.sums << " adders "
-          << s.adders << " registers " << test::Registers(log) << " spilled " << test::Spilled(log) << " bytes "
-          << failure;
+          << " strip " << s.strip << " segment " << s.segment << " vector " << s.vector << " threads " << s.threads
+          << " blocks " << s.min_blocks << " chunks " << s.chunks << " x " << s.blocks << " tiles " << s.tiles
+          << " sums " << s.sums << " adders " << s.adders << " registers " << test::Registers(log) << " spilled "
+          << test::Spilled(log) << " bytes " << failure;
   if (std::getenv("VERBOSE") != nullptr) std::cout << variant.str() << "\n";
   CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, variant.str());
   CHECK_WITH(test::Spilled(log) == 0, variant.str());
@@ -118,6 +118,7 @@ int main(int argc, char** argv) {
   CheckWeights(last, kBare, "float16", architecture);
   last = Square(3, 5, 33, 7, 5, 3);
   last.weight_dtype = DType::kDouble;
+  last.makes_bias = false;  // which is summed from what is not rounded
   CheckWeights(last, kScaled, "bfloat16", architecture);
   last = Square(64, 64, 56, 64, 3, 1);
   CheckWeights(last, kRelu, "float", architecture);
@@ -131,6 +132,11 @@ int main(int argc, char** argv) {
   other.makes_bias = other.stores_z = false;
   other.channels_last = true;
   CheckWeights(other, kBare, "float", architecture);
+  const Axes axes = JoinAxes({3, 4, 5, 6}, {{3, 4, 5, 6}, {3, 4, 5, 6}}),
+             spread = JoinAxes({3, 4, 5, 6}, {{3, 4, 5, 6}, {4, 1, 1}});
+  const Program product = Program::Parse(Typed(kScaled, "float16")), relu = Program::Parse(Typed(kRelu, "float16"));
+  CHECK(IsWeightGradProgram(product, axes, false) && !IsWeightGradProgram(product, axes, true));
+  CHECK(IsWeightGradProgram(relu, axes, true) && !IsWeightGradProgram(relu, spread, true));
   CHECK(!FitsWeightGrad(Square(1, 3, 224, 64, 17, 2), DType::kFloat));
   CHECK(!FitsWeightGrad(Square(1, 3, 224, 64, 7, 2), DType::kDouble));
   return test::Summary();

@@ -21,8 +21,8 @@ Attributes:
         are than those from which a ConvTranspose (Conv) of dZ alone would be made; 0 where the strides divide.
     `weight_dtype` (string): the dtype of dW and dB; T by default, "float" to keep what is accumulated.
     `allow_tf32` (0): float32 products may be rounded to TF32 on a GPU.
-    `data_algorithm`, `weight_algorithm` ("auto"): what `optimize-model --tune` found for dX and dW; never changes
-        results beyond rounding.
+    `data_algorithm`, `weight_algorithm` ("auto"): how a GPU makes dX and dW: "own" (a kernel of ours, where there is
+        one), "cudnn", or cuDNN's engine and its knobs; never changes results beyond rounding.
 Inputs: X and W, as `operands` says, then one for each parameter of the program. Those broadcast to S, the shape of the
     convolution's value; floating dtypes only for X and W.
 Outputs: those of `gradients`, in order, then the program's results after the first, which have the shape S. dX has

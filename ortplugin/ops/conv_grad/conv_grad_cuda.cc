@@ -3,6 +3,7 @@
 // (weight_grad.h).
 
 #include <algorithm>
+#include <atomic>
 #include <numeric>
 #include <optional>
 #include <utility>
@@ -84,14 +85,17 @@ Padding Pad(const Shape& shape, bool channels_last, const Shape& begin, const Sh
   return padding;
 }
 
-// Whether dX is faster as a convolution on FusedConv's kernel than on cuDNN, as measured in float32.
+// Whether dX is faster as a convolution on FusedConv's kernel than on cuDNN, as measured in float32: cuDNN makes 32
+// channels of X at a time.
 bool IsDataGradFast(const DirectConv& conv, const cuda::DeviceFacts& gpu) {
+  const int64_t taps = conv.kernel[0] * conv.kernel[1];
+  if (taps == 1) return false;
+  if (conv.outputs <= 4) return conv.channels <= 64;
   // Larger sums take so long that a multiprocessor must have many of them.
   constexpr int64_t kFewProducts = int64_t{1} << 20;
-  const int64_t taps = conv.kernel[0] * conv.kernel[1];
   const int64_t products =
       conv.images * conv.groups * conv.outputs * conv.output[0] * conv.output[1] * conv.channels * taps;
-  return taps > 1 && conv.channels <= 32 && conv.outputs <= 32 && products > kFewProducts * gpu.multiprocessors;
+  return conv.channels <= 32 && conv.outputs <= 16 && products > kFewProducts * gpu.multiprocessors;
 }
 
 // dX or dW for one combination of shapes.
@@ -146,7 +150,7 @@ struct Plan {
 class CudaConvGrad : public Kernel {
  public:
   explicit CudaConvGrad(const NodeInfo& info)
-      : node_(GradNode::Read(info)), scratch_(info), device_(cuda::Device(info.device())) {
+      : name_(info.name()), node_(GradNode::Read(info)), scratch_(info), device_(cuda::Device(info.device())) {
     const std::vector<TensorType> types = CheckGrad(node_, info);
     if (node_.wants_b) sums_ = node_.Sums();
     Prepare(types);
@@ -299,6 +303,12 @@ class CudaConvGrad : public Kernel {
     return cudnn::FindPlan(device_, problem, kMostWorkspace);
   }
 
+  void WarnOfAlgorithm(const char* gradient) const {
+    if (warned_.exchange(true)) return;
+    cuda::Warn("node '" + name_ + "' (ConvGrad): there is no kernel of ours for " + gradient +
+               " here, as its algorithm asks; cuDNN takes its place");
+  }
+
   // Whether a kernel of ours may be taken, if it `is_fast`.
   static bool IsOwn(const std::string& algorithm, bool is_fast) {
     return algorithm == "own" || (algorithm == "auto" && is_fast);
@@ -368,7 +378,7 @@ class CudaConvGrad : public Kernel {
     OwnWeight own{};
     const std::vector<Shape> given(shapes.begin() + static_cast<std::ptrdiff_t>(node_.operands()), shapes.end());
     const Axes axes = JoinAxes(shape.z, given);
-    own.draws_in = !node_.transposed && IsWeightGradProgram(node_.program, axes);
+    own.draws_in = !node_.transposed && IsWeightGradProgram(node_.program, axes, node_.wants_b);
     own.stores_z = own.draws_in && node_.stores_z() && (node_.wants_x || node_.wants_z);
     grad.stores_z = own.stores_z;
     grad.makes_bias = own.draws_in && node_.wants_b;
@@ -387,6 +397,7 @@ class CudaConvGrad : public Kernel {
       return part;
     }
     if (std::optional<Part> own = OwnData(shape)) return *own;
+    if (node_.data_algorithm == "own") WarnOfAlgorithm("dX");
     const cudnn::Problem problem = DataProblem(shape);
     const cudnn::Found found = Find(problem, node_.data_algorithm);
     if (found.plan == nullptr) Fail(cudnn::Version(), " has no plan for ", problem.ToString(), ": ", found.refusal);
@@ -402,6 +413,7 @@ class CudaConvGrad : public Kernel {
       part.zeros = Zeros(shape.w, wanted, device_);
       return part;
     }
+    if (node_.weight_algorithm == "own") WarnOfAlgorithm("dW");
     std::string refusal;
     const auto find = [&](DType from, DType to) {
       const cudnn::Problem problem = WeightProblem(shape, from, to);
@@ -565,10 +577,12 @@ class CudaConvGrad : public Kernel {
     if (part.result) RunPointwise(part.result->plan, device_, stream, {made}, {result});
   }
 
+  std::string name_;
   GradNode node_;
   std::optional<SumProgram> sums_;  // where dB is wanted
   DeviceScratch scratch_;
   const cuda::DeviceFacts& device_;
+  mutable std::atomic<bool> warned_{false};
   mutable PlanCache<Plan, std::vector<size_t>> plans_;  // by the tensors that are not aligned
 };
 

@@ -54,44 +54,64 @@ int64_t SharedBytes(const Schedule& s) {
 }
 // Of a thread: its sums, and what it multiplies or has under way.
 int64_t Registers(const WeightGrad& grad, const Schedule& s) {
-  constexpr int64_t kStaged = 32;
-  return DivideUp(Entries(grad, s) + std::max(Window(grad, s, s.strip) + ZStrip(s), kStaged) + 32, 8) * 8;
+  constexpr int64_t kStaged = 40;
+  return DivideUp(Entries(grad, s) + std::max(Window(grad, s, s.strip) + ZStrip(s), kStaged) + 34, 8) * 8;
 }
 int64_t Resident(const WeightGrad& grad, const Schedule& s) {
   return std::min({kSharedOfAll / (SharedBytes(s) + 1024), kRegistersOfAll / (s.threads * Registers(grad, s)),
                    int64_t{2048} / s.threads, kMostBlocks});
 }
 
-// Cycles, about, that the whole problem takes on this GPU.
+// Cycles of a multiprocessor, about, that a warp takes for the products of a tile.
+double Products(const WeightGrad& grad, const Schedule& s, int64_t segment) {
+  const bool slides = s.tap_rows <= 3 && grad.strides[0] < s.tap_rows;
+  const int64_t biases = Entries(grad, s) - Products(grad, s);
+  const auto of = [&](int64_t pixels) {
+    const int64_t row = Window(grad, s, pixels) / s.tap_rows, vectors = (s.maps + biases) * DivideUp(pixels, 4);
+    const auto cycles = [&](int64_t rows_of_x, int64_t rows) {
+      const int64_t x = row * rows_of_x, z = vectors * rows;
+      const double issued = Number((Products(grad, s) + biases) * pixels * rows + x + z) / 4,
+                   shared = Number(x + 3 * z);
+      return std::max(issued, shared) + std::min(issued, shared) / 2;
+    };
+    return slides ? cycles((segment - 1) * grad.strides[0] + s.tap_rows, segment) + 10 + 3 * Number(segment)
+                  : cycles(segment * s.tap_rows, segment) + 10 + 3 * Number(segment);
+  };
+  const int64_t parts = Parts(grad, s), jobs = s.images * DivideUp(s.rows, segment);
+  double all = Number(DivideUp(jobs * Full(grad, s), parts)) * of(s.strip);
+  if (Tail(grad, s) < s.strip) all += Number(DivideUp(jobs, parts)) * of(Tail(grad, s));
+  return all;
+}
+
+// Cycles, about, that the whole problem takes on this GPU. Fitted to an H200.
 double Cost(const WeightGrad& grad, const Schedule& s, int64_t operand_bytes, const cuda::DeviceFacts& gpu) {
   int64_t resident = Resident(grad, s);
   if (resident == 0) return 1e30;
   const int64_t of_one = DivideUp(s.tiles * s.blocks, gpu.multiprocessors);  // tiles of a multiprocessor
   resident = std::min(resident, of_one);
-  const int64_t turns = DivideUp(of_one, resident);  // tiles of a block
-  const auto strip = [&](int64_t pixels) {
-    return Number(Products(grad, s) * pixels + Window(grad, s, pixels) + s.maps * DivideUp(pixels, 4) + 20 +
-                  (grad.makes_bias ? 2 * pixels * DivideUp(s.maps, ColumnLanes(grad, s)) : 0));
-  };
-  // Instructions of a warp for a tile.
-  const int64_t parts = Parts(grad, s), lines = int64_t{s.images} * s.rows, full = Full(grad, s);
-  double products = Number(DivideUp(lines * full, parts)) * strip(s.strip);
-  if (Tail(grad, s) < s.strip) products += Number(DivideUp(lines, parts)) * strip(Tail(grad, s));
-  const int64_t z = lines * grad.output[1] * s.block_maps;
+  // Tiles of a block: the last to finish has no others beside it.
+  const double turns = (Number(DivideUp(of_one, resident)) + Number(of_one) / Number(resident)) / 2;
+  const int64_t parts = Parts(grad, s), pixels = int64_t{s.rows} * grad.output[1];
+  const int64_t z = s.images * pixels * s.block_maps;
   const int64_t x = s.images * InRows(grad, s) * InColumns(grad) * s.block_channels;
-  const double staged = 8.0 * Number(z) / s.threads + 7.0 * Number(x) / s.threads;
-  const double of_tile = Number(s.threads) / 32 / 4 * (products + staged);
+  const double warps = Number(s.threads) / 32;
+  const double staged = (9.0 * Number(z) + 8.0 * Number(x)) / s.threads / 4;
+  const double of_tile = warps * (Products(grad, s, s.segment) + staged);
+  // Loads of z that wait for each other; x comes meanwhile.
+  const int64_t vectors = std::max<int64_t>(1, pixels / 4), owners = std::min<int64_t>(vectors, s.threads);
+  const int64_t batches = DivideUp(vectors, owners) * DivideUp(s.images * s.block_maps, s.threads / owners * 3);
+  const double latency = 900 + 800.0 * Number(batches);
   // Few warps leave gaps.
-  const double gaps = 1.05 + 1.5 / std::max(1.0, Number(s.threads * resident) / 128);
-  constexpr double kLatency = 3500, kBytesOfCycle = 17;
+  const double gaps = 1.05 + 1.2 / std::max(1.0, warps * Number(resident) / 4);
+  constexpr double kBytesOfCycle = 17;
   const double memory = Number(z * operand_bytes + x * 4) / kBytesOfCycle * Number(resident);
-  const double turn =
-      std::max({kLatency + of_tile, gaps * of_tile * Number(resident) + kLatency / 4, memory + kLatency / 4});
+  const double busy = std::max(gaps * of_tile * Number(resident), memory);
+  const double turn = std::max(latency + gaps * of_tile, busy) + 0.7 * std::min(latency, busy);
   // What is left to be added up.
   const double end = Number(Entries(grad, s)) * (8 + 4.0 * Number(parts) * Number(Lanes(grad, s)) / s.threads);
   const double chunks = Number(std::min(s.tiles, int64_t{gpu.multiprocessors} * resident / s.blocks + 1));
   const double sums = Number(s.blocks * Entries(grad, s) * Lanes(grad, s)) * 4;
-  return Number(turns) * turn + end + chunks * sums * 2 / 1500;
+  return turns * turn + end + chunks * sums * 2 / 4000;
 }
 
 // How many turns shared memory takes for `lanes` addresses that are asked for together, each of `width` elements.
@@ -106,7 +126,10 @@ int64_t Turns(const std::vector<int64_t>& lanes, int64_t width) {
 void SpreadOverBanks(const WeightGrad& grad, Schedule* s) {
   const int64_t lanes = Lanes(grad, *s), columns = ColumnLanes(grad, *s), full = Full(grad, *s);
   const int64_t channel_lanes = s->block_channels / s->depth, threads = Parts(grad, *s) * lanes;
-  const auto strip_of = [&](int64_t thread) { return thread / lanes % (full * s->rows); };
+  const auto strip_of = [&](int64_t thread) {  // the thread's first, counted from the top
+    const int64_t job = thread / lanes % (full * DivideUp(s->rows, s->segment));
+    return job / full * s->segment * full + job % full;
+  };
   const auto turns = [&](int64_t group, int64_t width, const auto& address) {
     int64_t all = 0;
     for (int64_t first = 0; first < threads; first += group) {
@@ -162,6 +185,11 @@ void Finish(const WeightGrad& grad, const Program& program, const cuda::DeviceFa
   const int64_t together =
       grad.channels_last ? std::gcd(int64_t{s->block_maps}, grad.outputs) : std::gcd(pixels, s->rows * grad.output[1]);
   s->vector = static_cast<int>(std::gcd(std::min<int64_t>(4, 16 / widest), together));
+  // As far as registers are left. NVRTC takes more of them for the newest GPUs.
+  const int64_t registers = std::min<int64_t>(kRegistersOfAll / (s->threads * s->min_blocks), 168) / 8 * 8;
+  const int64_t left = registers - Entries(grad, *s) - (gpu.major >= 12 ? 60 : 48);
+  const int64_t of_vector = DivideUp(s->vector * OperandBytes(program), 4) + 3;
+  s->batch = static_cast<int>(std::clamp<int64_t>(left / of_vector, 1, std::max<int64_t>(2, 48 / of_vector)));
   s->sums = s->blocks * Entries(grad, *s) * Lanes(grad, *s);
   // As many blocks as run at once, each of which takes about as many tiles; more where a thread would add up very many
   // products one after another.
@@ -177,10 +205,23 @@ void Finish(const WeightGrad& grad, const Program& program, const cuda::DeviceFa
 
 bool IsLinear(const Axes& axes, size_t i) { return axes.is_linear(i); }
 
+// The first result is held in its dtype exactly: as the gradient of Relu, which is one of two operands.
+bool IsExact(const Program& program) {
+  const Value& result = program.value(program.results()[0]);
+  if (result.dtype == DType::kFloat || result.kind == Value::Kind::kParameter) return true;
+  if (result.kind == Value::Kind::kLiteral) return false;
+  const Statement& maker = program.statements()[result.index];
+  return maker.op == Op::kWhere && std::all_of(maker.operands.begin() + 1, maker.operands.end(), [&](ValueId operand) {
+           const Value& value = program.value(operand);
+           return value.kind == Value::Kind::kParameter || (value.kind == Value::Kind::kLiteral && value.literal == 0);
+         });
+}
+
 }  // namespace
 
-bool IsWeightGradProgram(const Program& program, const Axes& axes) {
+bool IsWeightGradProgram(const Program& program, const Axes& axes, bool makes_bias) {
   if (program.results().size() != 1) return false;
+  if (makes_bias && !IsExact(program)) return false;
   for (size_t i = 0; i < program.parameters().size(); ++i)
     if (!IsLinear(axes, i) && !axes.is_scalar(i)) return false;
   return true;
@@ -200,8 +241,13 @@ bool FitsWeightGrad(const WeightGrad& grad, DType dtype) {
 }
 
 bool IsWeightGradFast(const WeightGrad& grad, DType dtype, bool allow_tf32) {
-  if (dtype != DType::kFloat || allow_tf32) return grad.channels <= 4;
-  return grad.channels <= 64 && grad.outputs <= 64;
+  const int64_t taps = grad.kernel[0] * grad.kernel[1], products = grad.channels * grad.outputs;
+  // Tensor cores outrun all but the smallest.
+  if (dtype != DType::kFloat || allow_tf32) return products * taps <= 32 * 16 * 9;
+  if (grad.channels <= 64 && grad.outputs <= 64) return true;
+  // cuDNN is weak here, too.
+  const bool is_sparse = taps == 1 || grad.strides[0] * grad.strides[1] > 1;
+  return is_sparse && std::min(grad.channels, grad.outputs) <= 64 && products <= 64 * 256;
 }
 
 std::optional<WeightGradSchedule> ScheduleWeightGrad(const WeightGrad& grad, const Program& program,
@@ -213,8 +259,8 @@ std::optional<WeightGradSchedule> ScheduleWeightGrad(const WeightGrad& grad, con
   const int64_t all_rows = grad.kernel[0] * grad.kernel[1] <= 9 ? grad.kernel[0] : 1;
   const auto sizes = [](int64_t count, int64_t most) {  // how many parts of a thread or block there are at most
     std::vector<int64_t> found;
-    for (int64_t parts = 1; parts <= count; parts *= 2)
-      if (DivideUp(count, parts) <= most) found.push_back(DivideUp(count, parts));
+    for (int64_t parts = 1, size = count; found.empty() || found.back() > 1; size = DivideUp(count, parts *= 2))
+      if (size <= most) found.push_back(size);
     found.erase(std::unique(found.begin(), found.end()), found.end());
     return found;
   };
@@ -232,7 +278,7 @@ std::optional<WeightGradSchedule> ScheduleWeightGrad(const WeightGrad& grad, con
           s.blocks = DivideUp(grad.outputs, s.block_maps) * DivideUp(grad.channels, s.block_channels);
           for (const int threads : {128, 256}) {
             s.threads = threads;
-            if (Lanes(grad, s) > threads || Parts(grad, s) * Lanes(grad, s) * 5 < threads * 4) continue;
+            if (Lanes(grad, s) > threads || 2 * Parts(grad, s) * Lanes(grad, s) < threads) continue;
             for (int64_t strip = 1; strip <= std::min<int64_t>(8, grad.output[1]); ++strip) {
               s.strip = static_cast<int>(strip);
               if (Registers(grad, s) > 168 || (strip < 4 && grad.output[1] >= 4)) continue;
@@ -248,6 +294,12 @@ std::optional<WeightGradSchedule> ScheduleWeightGrad(const WeightGrad& grad, con
                   s.images = images;
                   if (SharedBytes(s) > kSharedBytes) break;
                   s.tiles = DivideUp(grad.images, images) * DivideUp(grad.output[0], rows);
+                  s.segment = s.rows;
+                  double products = 1e30;
+                  for (int64_t segments = 1; segments <= rows; ++segments) {
+                    const double cycles = Products(grad, s, DivideUp(rows, segments));
+                    if (cycles < products) products = cycles, s.segment = static_cast<int>(DivideUp(rows, segments));
+                  }
                   const double cost = Cost(grad, s, bytes, gpu);
                   if (cost < least) least = cost, best = s;
                 }
@@ -293,6 +345,7 @@ std::string WeightGradSource(const WeightGrad& grad, const Program& program, con
                                                  {"DEPTH", schedule.depth},
                                                  {"TAP_ROWS", schedule.tap_rows},
                                                  {"STRIP", schedule.strip},
+                                                 {"SEGMENT", schedule.segment},
                                                  {"BLOCK_MAPS", schedule.block_maps},
                                                  {"BLOCK_CHANNELS", schedule.block_channels},
                                                  {"X_ROW", schedule.x_row},
@@ -303,12 +356,7 @@ std::string WeightGradSource(const WeightGrad& grad, const Program& program, con
                                                  {"MIN_BLOCKS", schedule.min_blocks},
                                                  {"ADDERS", schedule.adders}};
   for (const auto& [name, value] : choices) define(name, value);
-  // What a thread asks for before it needs the first, as far as registers are left: vectors of operands, elements of x.
-  const int64_t registers = std::min<int64_t>(kRegistersOfAll / (schedule.threads * schedule.min_blocks), 168) / 8 * 8;
-  const int64_t left = registers - Entries(grad, schedule) - 40;
-  const int64_t of_vector = DivideUp(schedule.vector * OperandBytes(program), 4) + 3;
-  define("BATCH", std::clamp<int64_t>(left / of_vector, 1, std::max<int64_t>(2, 32 / of_vector)));
-  define("X_BATCH", std::clamp<int64_t>(left / 3, 2, 8));
+  define("BATCH", schedule.batch);
   text << "typedef " << StorageType(dtype) << " storage_t;\ntypedef " << StorageType(grad.weight_dtype)
        << " weight_t;\ntypedef " << ComputeType(grad.weight_dtype) << " weight_compute_t;\n\n"
        << "struct Arguments {\n  const void* x;\n  const void* in[" << inputs

@@ -11,9 +11,10 @@
 //
 // A block takes BLOCK_MAPS channels of z and BLOCK_CHANNELS of x, and one tile of ROWS rows of IMAGES images after
 // another. LANES threads have MAPS x DEPTH x TAP_ROWS x KERNEL_W sums each, which together are all of the block's; the
-// block has PARTS such teams, which take turns with the strips of STRIP neighbouring pixels. A thread's sums stay in
-// its registers until the last tile; then the teams' are added up, and `add_weights` adds those of all blocks. Who adds
-// what to what, and in which order, depends on the shapes and the GPU's size alone.
+// block has PARTS such teams, which take turns with strips of STRIP neighbouring pixels, SEGMENT rows of them at a
+// time: going down, a row of x that the next row of z meets too stays in registers. A thread's sums stay there until
+// the last tile; then the teams' are added up, and `add_weights` adds those of all blocks. Who adds what to what, and
+// in which order, depends on the shapes and the GPU's size alone.
 
 #define STRIPS ((OUT_W + STRIP - 1) / STRIP)  // of a row; the last one has TAIL pixels
 #define TAIL (OUT_W - (STRIPS - 1) * STRIP)
@@ -22,6 +23,8 @@
 #define Z_ROW ((STRIPS - 1) * Z_STRIP + (TAIL + 3) / 4 * 4)
 #define IN_ROWS ((ROWS - 1) * STRIDE_H + KERNEL_H)
 #define IN_COLUMNS ((OUT_W - 1) * STRIDE_W + KERNEL_W)
+#define SEGMENTS ((ROWS + SEGMENT - 1) / SEGMENT)
+#define SLIDES (TAP_ROWS <= 3 && STRIDE_H < TAP_ROWS)  // more rows of taps make too long a text
 #define ROW_TILES ((OUT_H + ROWS - 1) / ROWS)
 #define MAP_LANES (BLOCK_MAPS / MAPS)
 #define CHANNEL_LANES (BLOCK_CHANNELS / DEPTH)
@@ -131,45 +134,56 @@ __device__ __forceinline__ void stage_z(const Arguments& a, const Scalars& scala
 #endif
 }
 
-// Elements of x one by one; 0 beyond its edges.
+// An element of x, 0 where it does not exist. Floats find their way by themselves: settle() waits for them.
+__device__ __forceinline__ void place_x(float* to, const float* from, bool exists) {
+#if __CUDA_ARCH__ >= 800
+  const unsigned address = (unsigned)__cvta_generic_to_shared(to);
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(exists ? 4 : 0)
+               : "memory");
+#else
+  *to = exists ? *from : 0.0f;
+#endif
+}
+template <typename T>
+__device__ __forceinline__ void place_x(float* to, const T* from, bool exists) {
+  T value;
+  value.bits = 0;
+  if (exists) value = *from;
+  *to = to_compute(value);
+}
+__device__ __forceinline__ void settle() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+// Elements of x one by one.
 __device__ __forceinline__ void stage_x(const Arguments& a, const Tile& tile, float* shared) {
   const storage_t* x = (const storage_t*)a.x;
   constexpr int kPlane = IN_ROWS * IN_COLUMNS;
 #if CHANNELS_LAST
   constexpr int kOwners = BLOCK_CHANNELS, kLeads = THREADS / kOwners;
-  constexpr int kTurns = (IMAGES * kPlane + kLeads - 1) / kLeads;
+  const int turns = tile.images * kPlane, owned = tile.channels;
 #else
   constexpr int kOwners = kPlane < THREADS ? kPlane : THREADS, kLeads = THREADS / kOwners;
-  constexpr int kTurns = (X_PLANES + kLeads - 1) / kLeads;
+  const int turns = tile.images * BLOCK_CHANNELS, owned = kPlane;
 #endif
-  constexpr int kBatch = batch_of(kTurns, X_BATCH);
   const int lead = threadIdx.x / kOwners;
   if (lead >= kLeads) return;
 #pragma unroll 1
-  for (int own = threadIdx.x % kOwners; own < (CHANNELS_LAST ? tile.channels : kPlane); own += kOwners) {
-#pragma unroll 1
-    for (int first = lead; first < kTurns * kLeads; first += kLeads * kBatch) {
-      storage_t values[kBatch];
-      bool exists[kBatch], has_place[kBatch];
-      int places[kBatch];
-#pragma unroll
-      for (int b = 0; b < kBatch; ++b) {
-        const int turn = first + b * kLeads;
-        const int image = turn / (CHANNELS_LAST ? kPlane : BLOCK_CHANNELS);
-        const int channel = CHANNELS_LAST ? own : turn % BLOCK_CHANNELS, pixel = CHANNELS_LAST ? turn % kPlane : own;
-        const int line = pixel / IN_COLUMNS, column = pixel % IN_COLUMNS;
-        const int h = tile.first_row * STRIDE_H + line - PAD_TOP, w = column - PAD_LEFT;
-        has_place[b] = image < tile.images && channel < tile.channels;
-        exists[b] = has_place[b] && h >= 0 && h < IMAGE_H && w >= 0 && w < IMAGE_W;
-        places[b] = (image * BLOCK_CHANNELS + channel) * X_PITCH + line * X_ROW + column;
-        const unsigned at = tile.first_image + image, from = tile.first_channel + channel;
-        if (exists[b])
-          values[b] = x[CHANNELS_LAST ? ((at * IMAGE_H + h) * IMAGE_W + w) * CHANNELS + from
-                                      : ((at * CHANNELS + from) * IMAGE_H + h) * IMAGE_W + w];
-      }
-#pragma unroll
-      for (int b = 0; b < kBatch; ++b)
-        if (has_place[b]) shared[places[b]] = exists[b] ? to_compute(values[b]) : 0.0f;
+  for (int own = threadIdx.x % kOwners; own < owned; own += kOwners) {
+#pragma unroll 4
+    for (int turn = lead; turn < turns; turn += kLeads) {
+      const int image = turn / (CHANNELS_LAST ? kPlane : BLOCK_CHANNELS);
+      const int channel = CHANNELS_LAST ? own : turn % BLOCK_CHANNELS, pixel = CHANNELS_LAST ? turn % kPlane : own;
+      const int line = pixel / IN_COLUMNS, column = pixel % IN_COLUMNS;
+      const int h = tile.first_row * STRIDE_H + line - PAD_TOP, w = column - PAD_LEFT;
+      const unsigned at = tile.first_image + image, from = tile.first_channel + channel;
+      const bool exists = channel < tile.channels && h >= 0 && h < IMAGE_H && w >= 0 && w < IMAGE_W;
+      const unsigned element = CHANNELS_LAST ? ((at * IMAGE_H + h) * IMAGE_W + w) * CHANNELS + from
+                                             : ((at * CHANNELS + from) * IMAGE_H + h) * IMAGE_W + w;
+      place_x(shared + (image * BLOCK_CHANNELS + channel) * X_PITCH + line * X_ROW + column, x + (exists ? element : 0),
+              exists);
     }
   }
 }
@@ -184,46 +198,58 @@ struct Strip {
   }
 };
 
+// `rows` strips of N pixels, one below the other: z of the thread's first map, x of its first channel and row of taps.
 template <int N>
-struct Count {
-  static const int kCount = N;
-};
-
-// A strip of N pixels: z of the thread's first map, x of its first channel and row of taps.
-template <int N>
-__device__ __forceinline__ void accumulate(const float* z, const float* x, int column_lane, float (&sums)[ENTRIES]) {
+__device__ __forceinline__ void accumulate(const float* z, const float* x, int rows, int column_lane,
+                                           float (&sums)[ENTRIES]) {
   constexpr int kWindow = (N - 1) * STRIDE_W + KERNEL_W;
+  constexpr int kSteps = SLIDES ? TAP_ROWS : 1, kKept = SLIDES ? TAP_ROWS - STRIDE_H : 0;  // rows of x
   float window[DEPTH][TAP_ROWS][kWindow];
+  const auto load = [&](int line) {
 #pragma unroll
-  for (int d = 0; d < DEPTH; ++d)
+    for (int d = 0; d < DEPTH; ++d)
 #pragma unroll
-    for (int r = 0; r < TAP_ROWS; ++r)
+      for (int j = 0; j < kWindow; ++j)
+        window[d][line % TAP_ROWS][j] = x[d * CHANNEL_LANES * X_PITCH + line * X_ROW + j];
+  };
 #pragma unroll
-      for (int j = 0; j < kWindow; ++j) window[d][r][j] = x[d * CHANNEL_LANES * X_PITCH + r * X_ROW + j];
+  for (int line = 0; line < kKept; ++line) load(line);
+#pragma unroll 1
+  for (int first = 0; first < rows; first += kSteps) {
 #pragma unroll
-  for (int k = 0; k < MAPS; ++k) {
-    Strip<N> strip;
-    strip.load(z + k * MAP_LANES * Z_PITCH);
+    for (int step = 0; step < kSteps; ++step) {
+      if (step > 0 && first + step >= rows) break;
 #pragma unroll
-    for (int j = 0; j < N; ++j)
+      for (int r = kKept; r < TAP_ROWS; ++r) load(step * STRIDE_H + r);
 #pragma unroll
-      for (int d = 0; d < DEPTH; ++d)
+      for (int k = 0; k < MAPS; ++k) {
+        Strip<N> strip;
+        strip.load(z + k * MAP_LANES * Z_PITCH + step * Z_ROW);
 #pragma unroll
-        for (int r = 0; r < TAP_ROWS; ++r)
+        for (int j = 0; j < N; ++j)
 #pragma unroll
-          for (int s = 0; s < KERNEL_W; ++s)
-            sums[((k * DEPTH + d) * TAP_ROWS + r) * KERNEL_W + s] += strip.pixels[j] * window[d][r][j * STRIDE_W + s];
-  }
-  // The threads that share z share the sums of z.
+          for (int d = 0; d < DEPTH; ++d)
 #pragma unroll
-  for (int i = 0; i < BIASES; ++i) {
-    const int map = column_lane + i * COLUMN_LANES;
-    if (MAPS % COLUMN_LANES == 0 || map < MAPS) {
-      Strip<N> strip;
-      strip.load(z + map * MAP_LANES * Z_PITCH);
+            for (int r = 0; r < TAP_ROWS; ++r)
 #pragma unroll
-      for (int j = 0; j < N; ++j) sums[PRODUCTS + i] += strip.pixels[j];
+              for (int s = 0; s < KERNEL_W; ++s)
+                sums[((k * DEPTH + d) * TAP_ROWS + r) * KERNEL_W + s] +=
+                    strip.pixels[j] * window[d][(step * STRIDE_H + r) % TAP_ROWS][j * STRIDE_W + s];
+      }
+      // The threads that share z share the sums of z.
+#pragma unroll
+      for (int i = 0; i < BIASES; ++i) {
+        const int map = column_lane + i * COLUMN_LANES;
+        if (MAPS % COLUMN_LANES == 0 || map < MAPS) {
+          Strip<N> strip;
+          strip.load(z + map * MAP_LANES * Z_PITCH + step * Z_ROW);
+#pragma unroll
+          for (int j = 0; j < N; ++j) sums[PRODUCTS + i] += strip.pixels[j];
+        }
+      }
     }
+    z += kSteps * Z_ROW;
+    x += kSteps * STRIDE_H * X_ROW;
   }
 }
 
@@ -257,22 +283,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) weight_grad(co
     __syncthreads();  // what stands in shared memory has been read
     stage_x(a, tile, shared_x);
     stage_z(a, scalars, tile, shared);
+    settle();
     __syncthreads();
     if (part >= PARTS) continue;
-    const int lines = tile.images * tile.rows;
-    const auto add = [&](int line, int strip, auto pixels) {
-      const int image = IMAGES > 1 ? line / ROWS : 0, row = IMAGES > 1 ? line % ROWS : line;
-      accumulate<decltype(pixels)::kCount>(
-          own_z + image * BLOCK_MAPS * Z_PITCH + row * Z_ROW + strip * Z_STRIP,
-          own_x + image * BLOCK_CHANNELS * X_PITCH + row * STRIDE_H * X_ROW + strip * STRIP * STRIDE_W, column_lane,
-          sums);
-    };
+    // Strip `strip` of the segment that job `i` is, of `strips` in a row.
+#define ADD(N, strips, strip)                                                                                     \
+  {                                                                                                               \
+    const int image = i / ((strips) * SEGMENTS), row = i / (strips) % SEGMENTS * SEGMENT;                         \
+    accumulate<N>(own_z + image * BLOCK_MAPS * Z_PITCH + row * Z_ROW + (strip) * Z_STRIP,                         \
+                  own_x + image * BLOCK_CHANNELS * X_PITCH + row * STRIDE_H * X_ROW + (strip) * STRIP * STRIDE_W, \
+                  min(SEGMENT, tile.rows - row), column_lane, sums);                                              \
+  }
 #pragma unroll 1
-    for (int i = part; i < lines * FULL; i += PARTS) add(i / FULL, i % FULL, Count<STRIP>());
+    for (int i = part; i < tile.images * SEGMENTS * FULL; i += PARTS) ADD(STRIP, FULL, i % FULL)
     if (TAIL < STRIP) {
 #pragma unroll 1
-      for (int i = part; i < lines; i += PARTS) add(i, STRIPS - 1, Count<TAIL>());
+      for (int i = part; i < tile.images * SEGMENTS; i += PARTS) ADD(TAIL, 1, STRIPS - 1)
     }
+#undef ADD
   }
 
   constexpr int kRoom = SHARED_SIZE / (PARTS * LANES), kRound = kRoom < ENTRIES ? kRoom : ENTRIES;

@@ -25,24 +25,27 @@ struct WeightGrad {
 struct WeightGradSchedule {
   int images, rows;           // of a tile
   int maps, depth, tap_rows;  // of a thread: channels of z and of x, rows of taps
-  int strip;                  // pixels that a thread multiplies out of registers
+  int strip, segment;         // pixels of a row, and rows, that a thread takes at a time
   int block_maps, block_channels;
   int x_row, x_pitch, z_pitch;  // in shared memory, in elements
   int vector;                   // elements of an access to z's operands
+  int batch;                    // such accesses to each of them that a thread asks for before it needs the first
   int threads, min_blocks;
   int64_t tiles, blocks, chunks;  // blocks: of one tile; chunks: what the tiles are shared among
   int64_t sums;                   // of all blocks of a tile: what each chunk leaves to be added up
   int adders;
 };
 
-// A program that makes z of parameters that have z's shape or one element, and nothing else.
-bool IsWeightGradProgram(const Program& program, const Axes& axes);
+// Whether the program can be drawn in: it makes z of parameters that have z's shape or one element, and nothing else;
+// with `makes_bias`, z is nothing that rounding to its dtype changes, for db is summed from what is not rounded.
+// `axes`: of z's shape; strides of the parameters.
+bool IsWeightGradProgram(const Program& program, const Axes& axes, bool makes_bias);
 // Whether the kernel can do it at all, if there is a schedule.
 bool FitsWeightGrad(const WeightGrad& grad, DType dtype);
 // Whether it is the fastest there is, as measured.
 bool IsWeightGradFast(const WeightGrad& grad, DType dtype, bool allow_tf32);
 
-// `axes`: of z's shape; strides of the program's parameters. Empty where no tile fits the memory of a block.
+// Empty where no tile fits the memory of a block.
 std::optional<WeightGradSchedule> ScheduleWeightGrad(const WeightGrad& grad, const Program& program,
                                                      const cuda::DeviceFacts& gpu);
 std::string WeightGradSource(const WeightGrad& grad, const Program& program, const Axes& axes,
