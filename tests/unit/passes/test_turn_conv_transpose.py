@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
-from pass_helpers import assert_same_outputs, assert_unchanged, operators, programs, run_pass
+from pass_helpers import assert_same_outputs, assert_unchanged, lines, operators, programs, run_pass
 
 from ortplugin.optimizer import PIPELINE, run_passes
 from ortplugin.passes import turn_conv_transpose
@@ -124,6 +124,18 @@ def test_where_it_pays() -> None:
         original = up((batch, 64, 56, 56), (64, 64, 3, 3), pads=[1, 1, 1, 1])
         optimized, _, _ = run_passes(original, PIPELINE)
         assert operators(optimized) == ["Transpose", op, "Transpose"]
+
+
+def test_alone_between_transposes() -> None:
+    """Data that has its channels last already: the Transposes meet their inverses, and nothing follows the layer."""
+    alone = up((256, 56, 56, 64), (64, 64, 3, 3), follows=False, pads=[1, 1, 1, 1])
+    (layer,) = alone.graph.node
+    layer.input[0], layer.output[0] = "first", "c"
+    alone.graph.node.insert(0, helper.make_node("Transpose", ["x"], ["first"], perm=[0, 3, 1, 2]))
+    alone.graph.node.append(helper.make_node("Transpose", ["c"], ["y"], perm=[0, 2, 3, 1]))
+    optimized, _, _ = run_passes(alone, PIPELINE)
+    assert operators(optimized) == ["FusedConvTranspose"]
+    assert lines(programs(optimized)[0]) == []
 
 
 MISSES = {
