@@ -77,10 +77,12 @@ std::optional<OwnKernel> FindDirect(const ConvCase& the, const ConvShape& shape,
 // Our own kernel for a node, if there is one; `only_where_fast`: if it is known to be the fastest.
 std::optional<OwnKernel> FindOwn(const ConvCase& the, const ConvShape& shape, const cuda::DeviceFacts& gpu,
                                  bool only_where_fast) {
-  if (the.attributes.transposed || shape.windows.size() != 2) return std::nullopt;
+  const bool transposed = the.attributes.transposed;
+  if (shape.windows.size() != 2 || (transposed && !shape.channels_last)) return std::nullopt;
   if (!shape.channels_last) return FindDirect(the, shape, gpu, only_where_fast);
   const Window &rows = shape.windows[0], &columns = shape.windows[1];
   ConvProblem problem;
+  problem.transposed = transposed;
   problem.dtype = ValueType(*the.program);
   problem.batch = shape.batch;
   problem.height = rows.size;
