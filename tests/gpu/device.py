@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from layer_norm_cases import Array, bits, output_name
+from layer_norm_cases import Array, bits
 
 import ortplugin
-from ortplugin.ops.decompose import ONNX_DTYPES
-from ortplugin.session import CUDA, onnxruntime
+from ortplugin.session import CUDA, element_type, onnxruntime
 
 cupy = pytest.importorskip("cupy")
 
@@ -61,14 +60,19 @@ def at_offset(array: Array, elements: int) -> Any:
     return cupy.ndarray(array.shape, array.dtype, memptr=raw.data + start)
 
 
-def bind(session: Any, case: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
-    """A binding of device arrays to a session's inputs and outputs."""
+def bind(session: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
+    """A binding of device arrays to a session's inputs and outputs, in their order."""
     binding = session.io_binding()
-    for parameter, array in zip(case.program.parameters, inputs, strict=True):
-        kind = ONNX_DTYPES[parameter.dtype]
-        binding.bind_input(parameter.name, "cuda", 0, kind, list(array.shape), array.data.ptr)
-    for result, array in zip(case.program.results, outputs, strict=True):
-        kind = ONNX_DTYPES[result.dtype]
-        name = output_name(case.program, result)
-        binding.bind_output(name, "cuda", 0, kind, list(array.shape), array.data.ptr)
+    for put, values, arrays in (
+        (binding.bind_input, session.get_inputs(), inputs),
+        (binding.bind_output, session.get_outputs(), outputs),
+    ):
+        for value, array in zip(values, arrays, strict=True):
+            put(value.name, "cuda", 0, element_type(value.type)[0], list(array.shape), array.data.ptr)
     return binding
+
+
+def run_bound(session: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """Runs a session on device arrays, after all that CuPy's stream holds."""
+    cupy.cuda.get_current_stream().synchronize()
+    session.run_with_iobinding(bind(session, inputs, outputs))

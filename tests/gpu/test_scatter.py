@@ -28,24 +28,14 @@ from scatter_cases import (
 )
 from threads import in_threads
 
-import ortplugin
+from gpu.device import make
+from gpu.sessions import check_graph, trial
 from ortplugin.ops import DOMAIN
-from ortplugin.session import CUDA, onnxruntime
 
 cupy = pytest.importorskip("cupy")
 
 ALGORITHMS = ("auto", "sequential", "parallel", "sorting")
 GUARD = 256  # bytes before and behind an output that nothing may write
-
-
-def make(model: bytes, **provider: str) -> Any:
-    """A session in which every node must run on the GPU."""
-    ort = onnxruntime()
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    ortplugin.register(options)
-    return ort.InferenceSession(model, options, providers=[(CUDA, provider)], enable_fallback=0)
 
 
 def upload(array: Array, offset: int = 0) -> Any:
@@ -304,11 +294,8 @@ GRAPHS = [case for case in CHOSEN if case.dtype in ("float", "float16")]
 def test_a_cuda_graph_gives_the_same_bits(library: Any, case: Case) -> None:
     for one in forms(case):
         for model in (one.model(), in_place(one)):
-            graph = ortplugin.session(model, ["cuda"], cuda_graph=True)
-            for number in range(3):  # captured once, then replayed on other values
-                fresh = replace(one, name=f"{case.name}, replay {number}")
-                output = cupy.asnumpy(ortplugin.run(graph, fresh.feeds())["y"])
-                check(fresh, output)
+            cases = [replace(one, name=f"{case.name}, replay {number}") for number in range(3)]
+            check_graph(model, [trial(each, lambda fresh, found: check(fresh, *found)) for each in cases])
 
 
 def test_many_threads_run_one_session(library: Any) -> None:
