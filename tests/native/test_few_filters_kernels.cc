@@ -90,6 +90,8 @@ int main(int argc, char** argv) {
     if (std::getenv("VERBOSE") != nullptr) std::cout << variant() << "\n";
     CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, variant());
     CHECK_WITH(test::Spilled(log) == 0 && test::Local(log) == 0, variant());
+    if (architecture == "sm_90" && !problem.constant_weights)
+      CHECK_WITH(test::BeforeWait(own->source).empty(), test::BeforeWait(own->source));
   }
 
   const Program program = Program::Parse(kTanh);
