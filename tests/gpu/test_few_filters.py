@@ -54,8 +54,9 @@ SHAPES: tuple[tuple[tuple[int, ...], int, tuple[int, int], dict[str, Any]], ...]
 def case_of(number: int, dtype: str, text: str, operands: tuple[Any, ...], first: bool = False) -> Case:
     x, filters, kernel, attributes = SHAPES[number]
     more = {"algorithm": "own"} | ({"output_layout": "NCHW"} if first else {})
-    return Case(f"{x} to {filters}, {dtype}, {first}", typed(text, dtype), x, (x[1], filters, *kernel), operands, "NHWC",
-                attributes | more, constant_weights=number % 2 == 0)  # fmt: skip
+    w, constant = (x[1], filters, *kernel), number % 2 == 0
+    name = f"{x} to {filters}, {dtype}, {first}"
+    return Case(name, typed(text, dtype), x, w, operands, "NHWC", attributes | more, constant)
 
 
 def offered(case: Case) -> bool:
