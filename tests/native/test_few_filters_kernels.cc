@@ -58,13 +58,12 @@ int main(int argc, char** argv) {
   std::cout << cuda::CompilerVersion() << "\n";  // without NVRTC the test ends here and says so
   const int number = std::atoi(architecture.substr(3).c_str());
   const cuda::DeviceFacts device{0, number / 10, number % 10, 132, 60 << 20};
-  for (const ConvProblem& problem :
-       {Up(kHalf, 64, 32, 64, 3, 4, 2, 1, true), Up(kHalf, 1, 32, 64, 3, 4, 2, 1, false),
-        Up(kBrain, 8, 64, 64, 4, 5, 2, 2, true), Up(kBrain, 1, 17, 24, 1, 3, 3, 0, false),
-        Up(kHalf, 8, 128, 32, 8, 2, 2, 0, true), Up(kBrain, 8, 20, 40, 7, 3, 1, 1, false),
-        Up(kHalf, 3, 9, 256, 4, 4, 2, 1, true), Up(kHalf, 2, 40, 8, 2, 7, 4, 3, false),
-        Up(kFloat, 64, 32, 64, 3, 4, 2, 1, true), Up(kFloat, 2, 13, 36, 5, 3, 2, 1, false),
-        Up(kFloat, 1, 33, 20, 1, 5, 1, 2, true)}) {
+  for (const ConvProblem& problem : {Up(kHalf, 64, 32, 64, 3, 4, 2, 1, true), Up(kHalf, 1, 32, 64, 3, 4, 2, 1, false),
+                                     Up(kBrain, 8, 64, 64, 4, 5, 2, 2, true), Up(kBrain, 1, 17, 24, 1, 3, 3, 0, false),
+                                     Up(kHalf, 8, 128, 32, 8, 2, 2, 0, true), Up(kBrain, 8, 20, 40, 7, 3, 1, 1, false),
+                                     Up(kHalf, 3, 9, 256, 4, 4, 2, 1, true), Up(kHalf, 2, 40, 8, 2, 7, 4, 3, false),
+                                     Up(kFloat, 64, 32, 64, 3, 4, 2, 1, true), Up(kFloat, 2, 13, 36, 5, 3, 2, 1, false),
+                                     Up(kFloat, 1, 33, 20, 1, 5, 1, 2, true)}) {
     const Program program = Program::Parse(ProgramOf(problem.dtype));
     const std::optional<OwnKernel> own = FindOwnKernel(program, problem, device);
     CHECK(own.has_value() == (device.major >= 8 || problem.dtype == kFloat));

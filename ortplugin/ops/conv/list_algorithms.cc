@@ -33,8 +33,8 @@ class Numbers {
 
 // Writes one algorithm a line into `text`, or what went wrong, cut off at `capacity` - 1 characters. 0: success.
 // `numbers`: device, transposed, auto_pad (as enum AutoPad), channels last, whether X has them first, whether
-// the outputs have, groups, allow_tf32, whether W is constant; then lists, each after its length: kernel_shape, strides, dilations, pads,
-// output_padding, output_shape; then the number of inputs and their shapes.
+// the outputs have, groups, allow_tf32, whether W is constant; then lists, each after its length: kernel_shape,
+// strides, dilations, pads, output_padding, output_shape; then the number of inputs and their shapes.
 extern "C" __attribute__((visibility("default"))) int OrtPluginListConvAlgorithms(const int64_t* numbers, size_t count,
                                                                                   const char* program, char* text,
                                                                                   size_t capacity) {

@@ -100,11 +100,10 @@ std::string ConvEpilogueSource(const Program& program, const ConvProblem& proble
   for (size_t r = 0; r < outputs; ++r)
     text << "    r" << r << ".store((" << StorageType(program.value(program.results()[r]).dtype) << "*)a.out[" << r
          << "] + offset);\n";
-  text
-      << "  }\n};\n\n"
-      << "template <int N, int R>\n__device__ __forceinline__ void apply(const TileOperands<N>& tile, const "
-         "PixelOperands<N>& pixel, int j, float value, Results<R>& results, int to) {\n  const float v"
-      << program.parameters()[0] << " = value;\n";
+  text << "  }\n};\n\n"
+       << "template <int N, int R>\n__device__ __forceinline__ void apply(const TileOperands<N>& tile, const "
+          "PixelOperands<N>& pixel, int j, float value, Results<R>& results, int to) {\n  const float v"
+       << program.parameters()[0] << " = value;\n";
   for (size_t i = 0; i < operands.size(); ++i)
     text << "  const " << ComputeType(operands[i].dtype) << " v" << program.parameters()[i + 1] << " = to_compute("
          << (operands[i].is_of_pixel() ? "pixel.p" : "tile.p") << i << (operands[i].strides[3] != 0 ? "[j]" : "[0]")
@@ -113,15 +112,16 @@ std::string ConvEpilogueSource(const Program& program, const ConvProblem& proble
   std::iota(statements.begin(), statements.end(), 0);
   text << EmitCuda(program, statements, "  ");
   for (size_t r = 0; r < outputs; ++r) text << "  results.set" << r << "(to, v" << program.results()[r] << ");\n";
-  text << "}\ntemplate <int N>\n__device__ __forceinline__ void apply(const TileOperands<N>& tile, const "
-          "PixelOperands<N>& pixel, int j, float value, Results<N>& results) {\n  apply(tile, pixel, j, value, results, "
-          "j);\n}\n\n"
-       << "#define CONSTANT_WEIGHTS " << problem.constant_weights << "\n"
-       << "__device__ __forceinline__ void let_next_kernel_start() {\n#if __CUDA_ARCH__ >= 900\n"
-          "  asm volatile(\"griddepcontrol.launch_dependents;\");\n#endif\n}\n"
-       << "__device__ __forceinline__ void wait_for_last_kernel() {\n#if __CUDA_ARCH__ >= 900\n"
-          "  asm volatile(\"griddepcontrol.wait;\" ::: \"memory\");\n#endif\n}\n\n"
-       << kOwnKernelSource;
+  text
+      << "}\ntemplate <int N>\n__device__ __forceinline__ void apply(const TileOperands<N>& tile, const "
+         "PixelOperands<N>& pixel, int j, float value, Results<N>& results) {\n  apply(tile, pixel, j, value, results, "
+         "j);\n}\n\n"
+      << "#define CONSTANT_WEIGHTS " << problem.constant_weights << "\n"
+      << "__device__ __forceinline__ void let_next_kernel_start() {\n#if __CUDA_ARCH__ >= 900\n"
+         "  asm volatile(\"griddepcontrol.launch_dependents;\");\n#endif\n}\n"
+      << "__device__ __forceinline__ void wait_for_last_kernel() {\n#if __CUDA_ARCH__ >= 900\n"
+         "  asm volatile(\"griddepcontrol.wait;\" ::: \"memory\");\n#endif\n}\n\n"
+      << kOwnKernelSource;
   return text.str();
 }
 

@@ -31,7 +31,7 @@
 namespace ortplugin {
 
 struct ConvProblem {
-  DType dtype = DType::kFloat16;                 // of X, W and the program's first parameter
+  DType dtype = DType::kFloat16;  // of X, W and the program's first parameter
   bool transposed = false;
   int64_t batch = 1, height = 1, width = 1;      // of X
   int64_t channels = 1, filters = 1, group = 1;  // C and M

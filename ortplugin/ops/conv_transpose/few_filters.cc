@@ -18,7 +18,7 @@ int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 struct Sizes {
   bool matrix;
   int64_t octet, taps_h, taps_w, groups;
-  bool cuts;             // the pads cut a patch at the left
+  bool cuts;                     // the pads cut a patch at the left
   int64_t patches_h, patches_w;  // of the result
 };
 

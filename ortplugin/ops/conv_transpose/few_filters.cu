@@ -33,8 +33,8 @@
 #define PART_W (TILE_W + TAPS_W - 1)
 #define THREADS (WARPS * 32)
 #if MATRIX
-#define GROUPS ((COLUMNS + 7) / 8)     // of columns, in a product
-#define PRODUCTS ((OCTETS + 1) / 2)    // of a chunk, over two octets each
+#define GROUPS ((COLUMNS + 7) / 8)   // of columns, in a product
+#define PRODUCTS ((OCTETS + 1) / 2)  // of a chunk, over two octets each
 #define WEIGHT_VECTORS (CHUNKS * PRODUCTS * GROUPS * 16)
 #define SUM_PITCH (GROUPS * 8 + (GROUPS % 2 == 0 ? 8 : 0))
 #define SUM_ROWS (WARPS * PARTS * 16)
@@ -86,8 +86,7 @@ __device__ __forceinline__ void copy_part(storage_t* part, const storage_t* imag
         exists ? image + ((tile.n * IMAGE_H + y) * IMAGE_W + x) * CHANNELS + chunk * CHUNK + at : image;
 #if __CUDA_ARCH__ >= 800
     const unsigned to = (unsigned)__cvta_generic_to_shared(part + pixel * PITCH + at);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(exists ? 16 : 0)
-                 : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(exists ? 16 : 0) : "memory");
 #else
     uint4 vector = make_uint4(0, 0, 0, 0);
     load_if(exists, vector, from);
@@ -226,10 +225,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) few_filters(const 
 #pragma unroll
               for (int i = 0; i < 4; ++i) {
                 const int phase = (g * 4 + i) / FILTERS;
-                const bool exists =
-                    g * 4 + i < COLUMNS &&
-                    phase / STRIDE_W + (TAPS_H - 1 - tap / TAPS_W) * STRIDE_H < KERNEL_H &&
-                    phase % STRIDE_W + (TAPS_W - 1 - tap % TAPS_W) * STRIDE_W < KERNEL_W;
+                const bool exists = g * 4 + i < COLUMNS &&
+                                    phase / STRIDE_W + (TAPS_H - 1 - tap / TAPS_W) * STRIDE_H < KERNEL_H &&
+                                    phase % STRIDE_W + (TAPS_W - 1 - tap % TAPS_W) * STRIDE_W < KERNEL_W;
 #pragma unroll
                 for (int p = 0; p < PARTS; ++p) {
                   const float x = k == 0 ? left[p].x : k == 1 ? left[p].y : k == 2 ? left[p].z : left[p].w;
@@ -261,7 +259,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) few_filters(const 
       const int line = i / (LINE / VECTOR), first = i % (LINE / VECTOR) * VECTOR;
       const int in_y = CHANNELS_FIRST ? line % (TILE_H * STRIDE_H) : line, y = tile.y * STRIDE_H + in_y - PAD_TOP;
       if ((unsigned)y >= OUT_H || tile.x + (CHANNELS_FIRST ? first : first / FILTERS) >= OUT_W) continue;
-      const float* const row = shared_sums + in_y / STRIDE_H * (TILE_W * SUM_PITCH) + in_y % STRIDE_H * (STRIDE_W * FILTERS);
+      const float* const row =
+          shared_sums + in_y / STRIDE_H * (TILE_W * SUM_PITCH) + in_y % STRIDE_H * (STRIDE_W * FILTERS);
       Results<VECTOR> results;
 #pragma unroll
       for (int j = 0; j < VECTOR; ++j) {
