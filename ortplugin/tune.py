@@ -61,6 +61,7 @@ class _Job:
     """One measurement: a node, what might stand in its place by name, and the arrays that both read."""
 
     node: NodeProto
+    variants: Sequence[Mapping[str, Any]]
     candidates: dict[str, list[NodeProto]]
     inputs: Mapping[str, Any]
     weights: Sequence[onnx.TensorProto]
@@ -85,9 +86,8 @@ def tune(
     values = _inputs_of(model, nodes, feeds, provider)
     opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
-    variants: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    found: list[tuple[NodeProto, tuple[Any, ...], dict[str, list[NodeProto]]]] = []
-    jobs: dict[tuple[Any, ...], _Job] = {}  # one for all nodes that are alike
+    found: list[tuple[NodeProto, Operator, tuple[Any, ...]]] = []
+    alike: dict[tuple[Any, ...], tuple[NodeProto, Operator, dict[str, Any]]] = {}  # one node for all of a key
     for node in nodes:
         operator = find(node.domain, node.op_type)
         if operator is None:
@@ -96,20 +96,26 @@ def tune(
             )
         inputs = {name: values[name] for name in node.input if name and name not in initializers}
         key = _key(node, inputs, initializers)
-        if key not in variants:
-            variants[key] = [
-                *operator.variants(node),
-                *_device_variants(operator, node, inputs, initializers, provider),
-            ]
-        candidates = _candidates(operator, node, opset, variants[key])
-        found.append((node, key, candidates))
-        if key not in jobs:
+        found.append((node, operator, key))
+        alike.setdefault(key, (node, operator, inputs))
+
+    if progress is not None:
+        progress(f"listing the algorithms of {len(alike)} nodes")
+    jobs: dict[tuple[Any, ...], _Job] = {}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # cuDNN compiles what it lists
+        asked = {
+            key: pool.submit(_device_variants, operator, node, inputs, initializers, provider)
+            for key, (node, operator, inputs) in alike.items()
+        }
+        for key, (node, operator, inputs) in alike.items():
+            variants = [*operator.variants(node), *asked[key].result()]
             weights = [initializers[name] for name in dict.fromkeys(node.input) if name in initializers]
-            jobs[key] = _Job(node, candidates, inputs, weights)
+            jobs[key] = _Job(node, variants, _candidates(operator, node, opset, variants), inputs, weights)
     if provider == CUDA:
         if progress is not None:
             progress(f"compiling {sum(len(job.candidates) for job in jobs.values())} candidates")
         _compile(model, jobs.values(), provider)
+
     measured: dict[tuple[Any, ...], dict[str, float | None]] = {}
     for number, (key, job) in enumerate(jobs.items(), 1):
         if progress is not None:
@@ -117,10 +123,10 @@ def tune(
         measured[key] = {name: _time(model, job, name, provider) for name in job.candidates}
     replaced: dict[str, list[NodeProto]] = {}
     report = []
-    for node, key, candidates in found:
+    for node, operator, key in found:
         choice = _fastest(measured[key])
         if choice:
-            replaced[node.output[0]] = candidates[choice]
+            replaced[node.output[0]] = _candidates(operator, node, opset, jobs[key].variants)[choice]
         report.append(TunedNode(f"{node.name} ({node.op_type})", choice, dict(measured[key])))
     _replace(result, replaced)
     return result, report

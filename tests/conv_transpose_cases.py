@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-from layer_norm_cases import OPSET, SMALLEST, UNIT_ROUNDOFF, Array, Shape, output_name, typed
+from node_cases import UNIT_ROUNDOFF, Array, Declared, Shape, compare, model_with, output_name, results_of, typed
 from onnx import helper
 
 from ortplugin.ops.base import TensorType
 from ortplugin.ops.conv_transpose import OPERATOR, attributes_of
 from ortplugin.ops.conv_transpose.reference import transposed_convolution
-from ortplugin.ops.decompose import NUMPY_DTYPES, ONNX_DTYPES
+from ortplugin.ops.decompose import NUMPY_DTYPES
 from ortplugin.ops.pointwise_reference import values
 from ortplugin.program import FLOATING, Program, parse
 
@@ -98,30 +98,18 @@ class Case:
 
     def model(
         self,
-        shapes: Sequence[Sequence[int | str | None] | None] | None = None,
+        shapes: Sequence[Declared] | None = None,
         nodes: Sequence[onnx.NodeProto] | None = None,
     ) -> bytes:
         """A model of this one node (or of `nodes`), with the case's shapes or those given."""
         given = self.shapes if shapes is None else shapes
-        constants = []
-        if self.constant_weights:
-            constants.append(onnx.numpy_helper.from_array(self.inputs()[1], "W"))
-        graph = helper.make_graph(
-            [self.node()] if nodes is None else list(nodes),
-            "case",
-            [
-                helper.make_tensor_value_info(name, ONNX_DTYPES[dtype], shape)
-                for name, dtype, shape in zip(self.names, self.dtypes, given, strict=True)
-                if name != "W" or not self.constant_weights
-            ],
-            [
-                helper.make_tensor_value_info(output_name(self.program, each), ONNX_DTYPES[each.dtype], None)
-                for each in self.program.results
-            ],
-            constants,
-        )
-        imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(OPERATOR.domain, OPERATOR.version)]
-        return helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString()
+        inputs = [
+            each
+            for each in zip(self.names, self.dtypes, given, strict=True)
+            if each[0] != "W" or not self.constant_weights
+        ]
+        constants = [("W", self.inputs()[1])] if self.constant_weights else []
+        return model_with([self.node()] if nodes is None else nodes, inputs, results_of(self.program), constants)
 
 
 # --------------------------------------------------------------------------------------------------------- comparison
@@ -164,20 +152,7 @@ def check(
         slack = np.moveaxis(slack, -1, 1)
     assert len(outputs) == len(wide)
     for result, got, exact, wanted in zip(program.results, outputs, wide, wanted_all, strict=True):
-        where = f"{case.name}: {result.name}"
-        assert got.shape == wanted.shape, f"{where} has the shape {got.shape} instead of {wanted.shape}"
-        assert got.dtype == wanted.dtype, f"{where} is {got.dtype} instead of {wanted.dtype}"
-        if result.dtype not in FLOATING:
-            np.testing.assert_array_equal(got, wanted, err_msg=where)
-            continue
-        error = np.abs(np.asarray(got).astype(np.float64) - exact)
-        allowed = UNIT_ROUNDOFF[result.dtype] * np.abs(exact) + SMALLEST[result.dtype] / 2 + slack
-        bad = ~(error <= allowed)
-        assert not bad.any(), (
-            f"{where}: {int(bad.sum())} of {error.size} elements differ too much, the first at "
-            f"{[int(i) for i in np.argwhere(bad)[0]]}: {np.asarray(got)[bad][0]!r} instead of {exact[bad][0]!r}, "
-            f"allowed {allowed[bad][0]:.3g}"
-        )
+        compare(f"{case.name}: {result.name}", got, wanted, exact, slack)
 
 
 # --------------------------------------------------------------------------------------------------------------- cases

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from layer_norm_cases import Array, bits
+from node_cases import Array, bits
 
 import ortplugin
 from ortplugin.session import CUDA, element_type, onnxruntime

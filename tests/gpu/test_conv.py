@@ -18,7 +18,7 @@ from conv_cases import CASES
 from conv_cases import Case as SharedCase
 from conv_cases import check as check_shared
 from conv_cases import expect as expect_shared
-from layer_norm_cases import OPSET, UNIT_ROUNDOFF, Array, Shape, typed
+from node_cases import OPSET, UNIT_ROUNDOFF, Array, Shape, typed
 from onnx import helper, numpy_helper
 from threads import in_threads
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from conv_transpose_cases import BARE, BIAS_RELU, CASES, GEOMETRIES, RESIDUAL, Case, by_name
 from conv_transpose_cases import check as check_exactly
-from layer_norm_cases import typed
+from node_cases import typed
 
 from gpu.device import at_offset, make, run, run_bound, same_bits
 from gpu.sessions import check_graph, permuted

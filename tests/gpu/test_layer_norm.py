@@ -13,20 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from layer_norm_cases import (
-    ADD,
-    AFFINE,
-    BARE,
-    CASES,
-    LARGE_CASES,
-    RESIDUAL,
-    Case,
-    by_name,
-    check,
-    expect,
-    model_of,
-    typed,
-)
+from layer_norm_cases import ADD, AFFINE, BARE, CASES, LARGE_CASES, RESIDUAL, Case, by_name, check, expect, model_of
+from node_cases import typed
 from onnx import helper
 from threads import in_threads
 

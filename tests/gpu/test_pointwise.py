@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from layer_norm_cases import OPSET, bits, typed
+from node_cases import OPSET, bits, typed
 from onnx import helper
 from pointwise_cases import (
     CASES,

@@ -10,15 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from node_cases import Array, bits
 from onnx import TensorProto, helper
 from scatter_cases import (
     CASES,
     FLOATING,
     INPUTS,
     ONNX_DTYPES,
-    Array,
     Case,
-    bits,
     check,
     check_any_order,
     elements,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from layer_norm_cases import typed
+from node_cases import typed
 from sum_to_cases import BOTH, CASES, LARGE_CASES, LERP_GRAD, RELU_GRAD, Case, by_name, check, expect, model_of, summed
 
 import ortplugin

@@ -13,7 +13,7 @@ import onnx
 import onnxruntime
 import pytest
 from conv_cases import BIAS_RELU, CASES, GEOMETRIES, RESIDUAL_RELU, Case, by_name, check, expect, made, model_of
-from layer_norm_cases import OPSET, Array, bits, typed
+from node_cases import OPSET, Array, bits, typed
 from onnx import TensorProto, helper, numpy_helper
 from tampering import PROGRAM, tampered
 from threads import in_threads

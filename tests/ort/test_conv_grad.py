@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 from conv_grad_cases import BARE, CASES, GEOMETRIES, RELU, Case, Geometry, by_name, check
-from layer_norm_cases import Array, bits, typed
+from node_cases import Array, bits, typed
 from threads import in_threads
 
 import ortplugin

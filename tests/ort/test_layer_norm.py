@@ -17,21 +17,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from layer_norm_cases import (
-    AFFINE,
-    BARE,
-    CASES,
-    OPSET,
-    RESIDUAL,
-    UNIT_ROUNDOFF,
-    Case,
-    bits,
-    by_name,
-    check,
-    expect,
-    model_of,
-    typed,
-)
+from layer_norm_cases import AFFINE, BARE, CASES, RESIDUAL, Case, by_name, check, expect, model_of
+from node_cases import OPSET, UNIT_ROUNDOFF, bits, typed
 from onnx import TensorProto, helper
 from threads import in_threads
 

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from layer_norm_cases import OPSET, UNIT_ROUNDOFF, bits, typed
+from node_cases import OPSET, UNIT_ROUNDOFF, bits, typed
 from onnx import TensorProto, helper
 from pointwise_cases import (
     CASES,

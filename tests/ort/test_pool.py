@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from layer_norm_cases import OPSET, Array, bits
+from node_cases import OPSET, Array, bits
 from onnx import TensorProto, helper
 from pool_cases import CASES, LARGE_CASES, Case, by_name, check, frozen
 from threads import in_threads

@@ -16,21 +16,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from node_cases import OPSET, bits
 from onnx import TensorProto, helper
-from scatter_cases import (
-    CASES,
-    FLOATING,
-    OPSET,
-    Case,
-    bits,
-    by_name,
-    check,
-    check_any_order,
-    elements,
-    expect,
-    nd,
-    window,
-)
+from scatter_cases import CASES, FLOATING, Case, by_name, check, check_any_order, elements, expect, nd, window
 from threads import in_threads
 
 import ortplugin

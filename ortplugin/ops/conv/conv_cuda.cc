@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
-#include <exception>
 #include <utility>
 
 #include "ortplugin/ops/conv/direct.h"
@@ -12,6 +11,7 @@
 #include "ortplugin/runtime/cuda.h"
 #include "ortplugin/runtime/kernel_sources.h"
 #include "ortplugin/runtime/plan_cache.h"
+#include "ortplugin/runtime/scratch.h"
 
 namespace ortplugin {
 namespace {
@@ -178,25 +178,15 @@ struct Plan {
 class CudaConv : public Kernel {
  public:
   CudaConv(const NodeInfo& info, bool transposed)
-      : name_(info.name()), api_(info.api()), device_(cuda::Device(info.device())) {
+      : name_(info.name()), scratch_(info), device_(cuda::Device(info.device())) {
     const ConvNode node(info, info.string_attribute("program"), transposed);
     convolution_.attributes = node.attributes;
     convolution_.program = std::make_shared<const Program>(node.program);
     convolution_.allow_tf32 = node.allow_tf32;
     convolution_.constant_weights = info.constant_input(1).has_value();
     algorithm_ = ConvAlgorithm::Parse(node.algorithm);
-    allocator_ = info.allocator();
-    try {
-      Check(api_, ort::AllocatorGetInfo(api_, static_cast<const ort::Allocator*>(allocator_), &memory_));
-      Prepare(node.inputs);
-    } catch (...) {
-      ort::ReleaseAllocator(api_, allocator_);
-      throw;
-    }
+    Prepare(node.inputs);
   }
-  ~CudaConv() override { ort::ReleaseAllocator(api_, allocator_); }
-  CudaConv(const CudaConv&) = delete;
-  CudaConv& operator=(const CudaConv&) = delete;
 
   void Compute(Run& run) const override {
     const size_t inputs = convolution_.program->parameters().size() - 1 + kConvInputs,
@@ -223,17 +213,7 @@ class CudaConv : public Kernel {
       cuda::RefuseCapture(device_, stream);
       plan = &Make(shapes, unaligned);
     }
-    if (plan->scratch_bytes == 0) return Launch(*plan, stream, addresses, nullptr);
-    // ORT's allocator hands freed memory only to later work of the same stream, so it may be freed after the launches.
-    void* scratch = run.scratch(memory_, plan->scratch_bytes);
-    std::exception_ptr failure;
-    try {
-      Launch(*plan, stream, addresses, static_cast<char*>(scratch));
-    } catch (...) {
-      failure = std::current_exception();
-    }
-    Check(api_, ort::AllocatorFree(api_, allocator_, scratch));
-    if (failure != nullptr) std::rethrow_exception(failure);
+    scratch_.Lend(run, plan->scratch_bytes, [&](char* memory) { Launch(*plan, stream, std::move(addresses), memory); });
   }
 
  private:
@@ -449,9 +429,7 @@ class CudaConv : public Kernel {
   }
 
   std::string name_;
-  const ort::Api* api_;
-  ort::Allocator* allocator_ = nullptr;
-  const ort::MemoryInfo* memory_ = nullptr;
+  DeviceScratch scratch_;
   const cuda::DeviceFacts& device_;
   ConvCase convolution_;  // without shapes
   ConvAlgorithm algorithm_;
