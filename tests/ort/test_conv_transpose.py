@@ -75,6 +75,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "spatial axis 0 of the result would have the size": {"pads": [7, 0, 7, 0]},
     "strides has 1 numbers": {"strides": [2]},
     "layout is 'NCWH'": {"layout": "NCWH"},
+    "output_layout is 'NHWC'; with the layout NCHW it must be NCHW": {"output_layout": "NHWC"},
     "auto_pad is 'SAME'": {"auto_pad": "SAME"},
     "groups do not divide": {"group": 2},
     "output_padding is [-1, 0]": {"output_padding": [-1, 0]},
