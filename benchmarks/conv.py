@@ -19,13 +19,11 @@ convolution on the CPU. Writes results/conv.json; --readme fills the tables in d
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import gc
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -428,25 +426,18 @@ def table(record: dict[str, Any], name: str) -> str:
         total = {key: sum(row["count"] * row["microseconds"][key] for row in rows) for key in columns}
         cells = " | ".join(f"{value:.0f}" for value in total.values())
         lines.append(f"| all | | {sum(row['count'] for row in rows)} | {cells} |")
-    where = record[name]["environment"]
-    lines += [
-        "",
-        f"Microseconds of one, medians; {where['gpu']}, driver {where['driver']}, {where['cudnn']}, ONNX Runtime "
-        f"{where['onnxruntime']}, PyTorch {where.get('torch', 'absent')}, commit {where['commit'][:12]}, "
-        f"{where['date']}. Measured by `python benchmarks/conv.py`.",
-    ]
+    unit, libraries = "Microseconds of one, medians", "cudnn onnxruntime torch"
+    lines += ["", timing.footer("conv", unit, record[name]["environment"], libraries=libraries)]
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=list(COLUMNS), choices=list(COLUMNS), help="tables")
-    parser.add_argument("--tuned", type=int, default=12, help="algorithms to try for each convolution of ResNet-50")
-    parser.add_argument("--readme", action="store_true", help="fill the tables in docs/benchmarks.md")
-    parser.add_argument("--from", dest="source", type=Path, help="use these results instead of measuring")
-    parser.add_argument("--out", type=Path, default=timing.RESULTS, help="folder of the results")
-    parser.add_argument("--commit", default="", help="what was measured, where git can't tell")
-    args = parser.parse_args()
+    tables = list(COLUMNS)
+    options = {
+        "--only": {"nargs": "+", "default": tables, "choices": tables, "help": "tables"},
+        "--tuned": {"type": int, "default": 12, "help": "algorithms to try for each convolution of ResNet-50"},
+    }
+    args = timing.arguments(__doc__, options)
     path = args.source or args.out / "conv.json"
     record: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     for name in () if args.source else args.only:

@@ -14,13 +14,11 @@ in docs/benchmarks.md from the results.
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import math
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -224,54 +222,33 @@ def table(record: dict[str, Any]) -> str:
         ratios = [math.log(row["microseconds"][theirs] / row["microseconds"][ours]) for row in record["rows"]]
         return math.exp(sum(ratios) / len(ratios))
 
-    where = record["environment"]
     summary = f"Geometric means: {mean('bare', 'torch'):.2f} times PyTorch's speed alone, "
     summary += f"{mean('fused', 'torch fused'):.2f} times with bias and Relu"
     if "tuned" in columns:
         summary += f", {mean('tuned', 'torch fused'):.2f} tuned"
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"{summary}. Microseconds of one, medians; {where['gpu']}, driver {where['driver']}, ONNX Runtime "
-            f"{where['onnxruntime']}, PyTorch {where.get('torch', 'absent')}, commit {where['commit'][:12]}, "
-            f"{where['date']}. Measured by `python benchmarks/conv_transpose.py`.",
-        ]
-    )
+    footer = timing.footer("conv_transpose", f"{summary}. Microseconds of one, medians", record["environment"])
+    return "\n".join([*lines, "", footer])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", nargs="+", type=int, default=[8, 256], help="batch sizes")
-    parser.add_argument("--layers", nargs="+", type=int, default=list(range(len(LAYERS))), help="numbers of layers")
-    parser.add_argument("--tuned", type=int, default=8, help="algorithms to try for each layer")
-    parser.add_argument("--readme", action="store_true", help="fill the table in docs/benchmarks.md")
-    parser.add_argument("--from", dest="source", type=Path, help="use these results instead of measuring")
-    parser.add_argument("--out", type=Path, default=timing.RESULTS, help="folder of the results")
-    parser.add_argument("--commit", default="", help="what was measured, where git can't tell")
-    args = parser.parse_args()
-    if args.source:
-        record = json.loads(args.source.read_text())
-    else:
-        import cupy
-        import torch
+def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
+    import cupy
+    import torch
 
-        record = {"environment": timing.environment(args.commit), "rows": []}
-        for batch in args.batch:
-            for layer in args.layers:
-                case = Case(batch, *LAYERS[layer])
-                record["rows"].append(measure(case, args.tuned))
-                gc.collect()
-                cupy.get_default_memory_pool().free_all_blocks()
-                torch.cuda.empty_cache()
-                row = record["rows"][-1]
-                shown = ", ".join(f"{name} {value:.1f}" for name, value in row["microseconds"].items())
-                print(f"{batch}: {case.name}: {shown} {row.get('algorithm', '')}", flush=True)
-                timing.write("conv_transpose", record, args.out)
-    print(table(record))
-    if args.readme:
-        timing.fill_readme("conv-transpose", table(record))
+    for batch in args.batch:
+        for layer in args.layers:
+            case = Case(batch, *LAYERS[layer])
+            record["rows"].append(row := measure(case, args.tuned))
+            gc.collect()
+            cupy.get_default_memory_pool().free_all_blocks()
+            torch.cuda.empty_cache()
+            yield f"{batch}: {case.name}: {timing.shown(row)} {row.get('algorithm', '')}"
 
 
 if __name__ == "__main__":
-    main()
+    several = {"nargs": "+", "type": int}
+    options = {
+        "--batch": {**several, "default": [8, 256], "help": "batch sizes"},
+        "--layers": {**several, "default": list(range(len(LAYERS))), "help": "numbers of layers"},
+        "--tuned": {"type": int, "default": 8, "help": "algorithms to try for each layer"},
+    }
+    timing.run("conv_transpose", __doc__, measure_all, table, options)

@@ -13,8 +13,8 @@ the same run. Writes results/layer_norm.json and .svg; --readme fills the table 
 
 from __future__ import annotations
 
-import argparse
-import json
+from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -141,13 +141,9 @@ def table(record: dict[str, Any]) -> str:
         cells = [f"{times[column]:.1f}" for column in present]
         ratio = f"{times['ortplugin'] / times['copy']:.2f}" if "copy" in times else ""
         lines.append(f"| {row['width']} | " + " | ".join(cells) + f" | {ratio} |")
-    where = record["environment"]
-    versions = f"ONNX Runtime {where['onnxruntime']}"
-    versions += f", PyTorch {where['torch']}" if "torch" in where else ""
     lines += [
         "",
-        f"Microseconds of a step, medians; {where['gpu']}, driver {where['driver']}, {versions}, commit "
-        f"{where['commit'][:12]}, {where['date']}. Measured by `python benchmarks/layer_norm.py`.",
+        timing.footer("layer_norm", "Microseconds of a step, medians", record["environment"]),
         "",
         "![time over the time of a copy](benchmarks/results/layer_norm.svg)",
     ]
@@ -180,28 +176,12 @@ def plot(record: dict[str, Any], path: Path) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS)
-    parser.add_argument("--readme", action="store_true", help="fill the table in README.md")
-    parser.add_argument("--from", dest="source", type=Path, help="use these results instead of measuring")
-    parser.add_argument("--out", type=Path, default=timing.RESULTS, help="folder of the results")
-    parser.add_argument("--commit", default="", help="what was measured, where git can't tell")
-    args = parser.parse_args()
-    if args.source:
-        record = json.loads(args.source.read_text())
-    else:
-        record = {"environment": timing.environment(args.commit), "rows": []}
-        for width in args.widths:
-            record["rows"].append(measure(width))
-            times = record["rows"][-1]["microseconds"]
-            print(f"H={width}: " + ", ".join(f"{name} {value:.1f}" for name, value in times.items()), flush=True)
-        timing.write("layer_norm", record, args.out)
-        plot(record, args.out / "layer_norm.svg")
-    print(table(record))
-    if args.readme:
-        timing.fill_readme("layer_norm", table(record))
+def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
+    for width in args.widths:
+        record["rows"].append(measure(width))
+        yield f"H={width}: {timing.shown(record['rows'][-1])}"
+    plot(record, args.out / "layer_norm.svg")
 
 
 if __name__ == "__main__":
-    main()
+    timing.run("layer_norm", __doc__, measure_all, table, {"--widths": {"type": int, "nargs": "+", "default": WIDTHS}})

@@ -6,22 +6,20 @@ Measures, in one run: FusedPointwise or FusedSumTo inside ONNX Runtime, ONNX Run
 is there torch.lerp (for gradients what its autograd computes: (grad * (1 - w)).sum_to_size(x) and
 (grad * w).sum_to_size(y)), the same under `torch.compile`, and a device copy, scaled to the bytes that must be moved.
 Every step has tensors of its own, so that nothing is found in a cache. Checks every output against float64 in the same
-run. Writes results/lerp.json; --readme fills the table in README.md from the results.
+run. Writes results/lerp.json; --readme fills the table in docs/benchmarks.md from the results.
 
     python benchmarks/lerp.py            measure, write, print
-    python benchmarks/lerp.py --readme   the same, then fill README.md
+    python benchmarks/lerp.py --readme   the same, then fill docs/benchmarks.md
     python benchmarks/lerp.py --from benchmarks/results/lerp.json --readme    no measuring
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import math
-from collections.abc import Callable, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -285,41 +283,19 @@ def table(record: dict[str, Any]) -> str:
         cells = " | ".join(f"{row['microseconds'][column]:.1f}" for column in present)
         least = "" if rate is None else f"{row['bytes'] / rate:.1f}"
         lines.append(f"| {row['case']}, {row['dtype']} | {cells} | {least} |")
-    where = record["environment"]
-    versions = f"ONNX Runtime {where['onnxruntime']}" + (f", PyTorch {where['torch']}" if "torch" in where else "")
     copied = "" if rate is None else f"; a copy of 256 MiB moves {rate / 1e6:.2f} TB/s"
-    lines += [
-        "",
-        f"Microseconds of a step, medians{copied}; {where['gpu']}, driver {where['driver']}, {versions}, commit "
-        f"{where['commit'][:12]}, {where['date']}. Measured by `python benchmarks/lerp.py`.",
-    ]
+    lines += ["", timing.footer("lerp", f"Microseconds of a step, medians{copied}", record["environment"])]
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=[], help="words that the cases' names begin with")
-    parser.add_argument("--readme", action="store_true", help="fill the table in README.md")
-    parser.add_argument("--from", dest="source", type=Path, help="use these results instead of measuring")
-    parser.add_argument("--out", type=Path, default=timing.RESULTS, help="folder of the results")
-    parser.add_argument("--commit", default="", help="what was measured, where git can't tell")
-    args = parser.parse_args()
-    if args.source:
-        record = json.loads(args.source.read_text())
-    else:
-        record = {"environment": timing.environment(args.commit), "copy_rate": copy_rate(), "rows": []}
-        for case in cases():
-            if args.only and not any(case.name.startswith(word) for word in args.only):
-                continue
-            row = measure(case)
-            record["rows"].append(row)
-            shown = ", ".join(f"{name} {value:.1f}" for name, value in row["microseconds"].items())
-            print(f"{case.name} {case.dtype}: {shown}{bound(row, record['copy_rate'])}", flush=True)
-        timing.write("lerp", record, args.out)
-    print(table(record))
-    if args.readme:
-        timing.fill_readme("lerp", table(record))
+def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
+    record["copy_rate"] = copy_rate()
+    for case in cases():
+        if not args.only or any(case.name.startswith(word) for word in args.only):
+            record["rows"].append(row := measure(case))
+            yield f"{case.name} {case.dtype}: {timing.shown(row)}{bound(row, record['copy_rate'])}"
 
 
 if __name__ == "__main__":
-    main()
+    only = {"nargs": "+", "default": [], "help": "words that the cases' names begin with"}
+    timing.run("lerp", __doc__, measure_all, table, {"--only": only})

@@ -11,10 +11,9 @@ are compared. Writes results/mnist.json; --readme fills the table in docs/benchm
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-from collections.abc import Callable
+from argparse import Namespace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -159,36 +158,15 @@ def table(record: dict[str, Any]) -> str:
             f"| {row['batch']} | {times['torch']:.1f} | {times['ours']:.1f} | {times['without biases']:.1f} "
             f"| {share:.1%} |"
         )
-    where = record["environment"]
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"Microseconds of the GPU for one step, medians; {where['gpu']}, driver {where['driver']}, ONNX Runtime "
-            f"{where['onnxruntime']}, PyTorch {where.get('torch', 'absent')}, commit {where['commit'][:12]}, "
-            f"{where['date']}. Measured by `python benchmarks/mnist.py`.",
-        ]
-    )
+    footer = timing.footer("mnist", "Microseconds of the GPU for one step, medians", record["environment"])
+    return "\n".join([*lines, "", footer])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--readme", action="store_true", help="fill the table in docs/benchmarks.md")
-    parser.add_argument("--from", dest="source", type=Path, help="use these results instead of measuring")
-    parser.add_argument("--out", type=Path, default=timing.RESULTS, help="folder of the results")
-    parser.add_argument("--commit", default="", help="what was measured, where git can't tell")
-    args = parser.parse_args()
-    if args.source:
-        record = json.loads(args.source.read_text())
-    else:
-        record = {"environment": timing.environment(args.commit), "rows": []}
-        for batch in BATCHES:
-            record["rows"].append(measure(batch))
-            timing.write("mnist", record, args.out)
-    print(table(record))
-    if args.readme:
-        timing.fill_readme("mnist", table(record))
+def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
+    for batch in BATCHES:
+        record["rows"].append(measure(batch))
+        yield f"batch {batch}: {timing.shown(record['rows'][-1])}"
 
 
 if __name__ == "__main__":
-    main()
+    timing.run("mnist", __doc__, measure_all, table)

@@ -18,7 +18,6 @@ take turns. The error is the largest difference from the float32 network, over i
 
 from __future__ import annotations
 
-import argparse
 import copy
 import gc
 import json
@@ -26,8 +25,9 @@ import statistics
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -321,12 +321,7 @@ def table(record: Mapping[str, Any]) -> str:
                  ratio(ort), ratio(torch), f"{errors.get('ours', float('nan')):.1e}",
                  f"{errors['torch']:.1e}"]  # fmt: skip
         lines.append(f"| {TITLES[name]}, batch {batch} | " + " | ".join(cells) + " |")
-    where = record["environment"]
-    lines += [
-        "",
-        f"Microseconds; {where['gpu']}, driver {where['driver']}, ONNX Runtime {where['onnxruntime']}, PyTorch "
-        f"{where['torch']}, commit {where['commit'][:12]}, {where['date']}. Measured by `python benchmarks/models.py`.",
-    ]
+    lines += ["", timing.footer("models", "Microseconds", record["environment"])]
     return "\n".join(lines)
 
 
@@ -343,43 +338,24 @@ def merged(rows: Sequence[Mapping[str, Any]], earlier: Path, environment: Mappin
     return sorted(known.values(), key=lambda row: order.get(row["case"], len(order)))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures, writes the record, prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(CASES), help="NAME:BATCH,...")
-    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
-    parser.add_argument("--tune", action="store_true", help="also optimize with --tune")
-    parser.add_argument("--profile", type=Path, help="a folder for the kernels of each optimized model")
-    parser.add_argument("--readme", action="store_true", help="fill the table in README.md")
-    parser.add_argument("--from", dest="source", type=Path, help="use these results instead of measuring")
-    parser.add_argument("--out", type=Path, default=timing.RESULTS, help="folder of models.json")
-    parser.add_argument("--commit", default="", help="of the measured code, where there is no git")
-    options = parser.parse_args(arguments)
-    if options.source:
-        record = json.loads(options.source.read_text())
-    else:
-        cases = [case for case in options.models.split(",") if case]
-        for case in cases:
-            parse_case(case)
-        environment = timing.environment(options.commit)
-        rows: list[Mapping[str, Any]] = []
-        for case in cases:
-            begun = time.perf_counter()
-            row = measure(case, compiled=not options.no_compile, tune=options.tune, profile=options.profile)
-            rows.append(row)
-            print(f"{case} ({time.perf_counter() - begun:.0f} s): "
-                  + ", ".join(f"{key} {value:.0f}" for key, value in row["microseconds"].items())
-                  + f"; error {row['errors'].get('ours', float('nan')):.1e}, torch {row['errors']['torch']:.1e}",
-                  flush=True)  # fmt: skip
-            # Written after each model: what a time limit cuts off is not lost.
-            record = {"environment": environment,
-                      "rows": merged(rows, options.out / "models.json", environment)}  # fmt: skip
-            timing.write("models", record, options.out)
-    print(table(record))
-    if options.readme:
-        timing.fill_readme("models", table(record))
-    return 0
+def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
+    cases = [case for case in args.models.split(",") if case]
+    for case in cases:
+        parse_case(case)
+    rows: list[Mapping[str, Any]] = []
+    for case in cases:
+        begun = time.perf_counter()
+        rows.append(row := measure(case, compiled=not args.no_compile, tune=args.tune, profile=args.profile))
+        record["rows"] = merged(rows, args.out / "models.json", record["environment"])
+        errors = f"error {row['errors'].get('ours', float('nan')):.1e}, torch {row['errors']['torch']:.1e}"
+        yield f"{case} ({time.perf_counter() - begun:.0f} s): {timing.shown(row)}; {errors}"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    options = {
+        "--models": {"default": ",".join(CASES), "help": "NAME:BATCH,..."},
+        "--no-compile": {"action": "store_true", "help": "leave torch.compile out"},
+        "--tune": {"action": "store_true", "help": "also optimize with --tune"},
+        "--profile": {"type": Path, "help": "a folder for the kernels of each optimized model"},
+    }
+    timing.run("models", __doc__, measure_all, table, options)

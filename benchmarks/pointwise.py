@@ -6,22 +6,20 @@ b has the shape of x, or is a row, a column, a scalar or [N, 1, H, W] beside [N,
 FusedPointwise inside ONNX Runtime, ONNX Runtime's own operators, and where PyTorch is there its eager mode,
 `torch.compile` and a device copy, scaled to the bytes that the program must move. Every step has tensors of its own, so
 that nothing is found in a cache. Checks every output against float64 in the same run. Writes results/pointwise.json;
---readme fills the table in README.md from the results.
+--readme fills the table in docs/benchmarks.md from the results.
 
     python benchmarks/pointwise.py            measure, write, print
-    python benchmarks/pointwise.py --readme   the same, then fill README.md
+    python benchmarks/pointwise.py --readme   the same, then fill docs/benchmarks.md
     python benchmarks/pointwise.py --from benchmarks/results/pointwise.json --readme    no measuring
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import math
-from collections.abc import Callable, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -278,40 +276,17 @@ def table(record: dict[str, Any]) -> str:
         cells = " | ".join(f"{times[column]:.1f}" for column in present)
         ratio = f"{times['ortplugin'] / times['copy']:.2f}" if "copy" in times else ""
         lines.append(f"| {row['case']}, {row['dtype']} | {row['operators']} | {cells} | {ratio} |")
-    where = record["environment"]
-    lines += [
-        "",
-        f"Microseconds of a step, medians; {where['gpu']}, driver {where['driver']}, ONNX Runtime "
-        f"{where['onnxruntime']}, PyTorch {where.get('torch', 'absent')}, commit {where['commit'][:12]}, "
-        f"{where['date']}. Measured by `python benchmarks/pointwise.py`.",
-    ]
+    lines += ["", timing.footer("pointwise", "Microseconds of a step, medians", record["environment"])]
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=[], help="names of cases")
-    parser.add_argument("--readme", action="store_true", help="fill the table in README.md")
-    parser.add_argument("--from", dest="source", type=Path, help="use these results instead of measuring")
-    parser.add_argument("--out", type=Path, default=timing.RESULTS, help="folder of the results")
-    parser.add_argument("--commit", default="", help="what was measured, where git can't tell")
-    args = parser.parse_args()
-    if args.source:
-        record = json.loads(args.source.read_text())
-    else:
-        record = {"environment": timing.environment(args.commit), "rows": []}
-        for case in cases():
-            if args.only and case.name not in args.only:
-                continue
+def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
+    for case in cases():
+        if not args.only or case.name in args.only:
             record["rows"].append(measure(case))
-            times = record["rows"][-1]["microseconds"]
-            shown = ", ".join(f"{name} {value:.1f}" for name, value in times.items())
-            print(f"{case.name} {case.length} {case.dtype}: {shown}", flush=True)
-        timing.write("pointwise", record, args.out)
-    print(table(record))
-    if args.readme:
-        timing.fill_readme("pointwise", table(record))
+            yield f"{case.name} {case.length} {case.dtype}: {timing.shown(record['rows'][-1])}"
 
 
 if __name__ == "__main__":
-    main()
+    only = {"nargs": "+", "default": [], "help": "names of cases"}
+    timing.run("pointwise", __doc__, measure_all, table, {"--only": only})

@@ -12,13 +12,11 @@ so do all contenders here. Checks the outputs against float64 in the same run. W
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import math
-from collections.abc import Callable
+from argparse import Namespace
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -193,32 +191,15 @@ def table(record: dict[str, Any]) -> str:
         times = row["microseconds"]
         cells = " | ".join(f"{times[column]:.1f}" if column in times else "" for column in present)
         lines.append(f"| {row['case']}, {row['dtype']} | {', '.join(map(str, row['sizes']))} | {cells} |")
-    where = record["environment"]
-    lines += [
-        "",
-        f"Microseconds of a step, medians; {where['gpu']}, driver {where['driver']}, ONNX Runtime "
-        f"{where['onnxruntime']}, PyTorch {where.get('torch', 'absent')}, commit {where['commit'][:12]}, "
-        f"{where['date']}. Measured by `python benchmarks/pool.py`.",
-    ]
+    lines += ["", timing.footer("pool", "Microseconds of a step, medians", record["environment"])]
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--readme", action="store_true", help="fill the table in docs/benchmarks.md")
-    parser.add_argument("--from", dest="source", type=Path, help="use these results instead of measuring")
-    parser.add_argument("--out", type=Path, default=timing.RESULTS, help="folder of the results")
-    parser.add_argument("--commit", default="", help="what was measured, where git can't tell")
-    args = parser.parse_args()
-    if args.source:
-        record = json.loads(args.source.read_text())
-    else:
-        record = {"environment": timing.environment(args.commit), "rows": [measure(case) for case in CASES]}
-        timing.write("pool", record, args.out)
-    print(table(record))
-    if args.readme:
-        timing.fill_readme("pool", table(record))
+def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
+    for case in CASES:
+        record["rows"].append(measure(case))
+        yield f"{case.name}: {timing.shown(record['rows'][-1])}"
 
 
 if __name__ == "__main__":
-    main()
+    timing.run("pool", __doc__, measure_all, table)

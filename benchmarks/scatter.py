@@ -6,19 +6,17 @@ second is a million updates of a 1-D tensor of a million elements, with duplicat
 against the deterministic forms of PyTorch and CuPy.
 
 Everything runs in one process. Assigned results are checked bit by bit, and ortplugin's sums too; sums of others within
-the rounding that their order may cost. Writes results/scatter.json; --readme fills the table in README.md from it.
+the rounding that their order may cost. Writes results/scatter.json; --readme fills docs/benchmarks.md from it.
 
     python benchmarks/scatter.py            measure, write, print
-    python benchmarks/scatter.py --readme   the same, then fill README.md
+    python benchmarks/scatter.py --readme   the same, then fill docs/benchmarks.md
     python benchmarks/scatter.py --from benchmarks/results/scatter.json --readme    no measuring
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-from collections.abc import Callable
-from pathlib import Path
+from argparse import Namespace
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -288,48 +286,26 @@ def table(record: dict[str, Any]) -> str:
     where = record["environment"]
     other = record.get("million_environment", where)["commit"][:12]  # measured apart, where the record says so
     million = "" if other == where["commit"][:12] else f"; the million updates at commit {other}"
-    lines += [
-        "",
-        f"Microseconds of a step, medians; {where['gpu']}, driver {where['driver']}, ONNX Runtime "
-        f"{where['onnxruntime']}, PyTorch {where['torch']}, CuPy {where['cupy']}, commit {where['commit'][:12]}, "
-        f"{where['date']}{million}. torch and CuPy: the fastest of their deterministic forms. Measured by "
-        "`python benchmarks/scatter.py`.",
-    ]
+    note = f"{million}. torch and CuPy: the fastest of their deterministic forms"
+    lines += ["", timing.footer("scatter", "Microseconds of a step, medians", where, note, "onnxruntime torch cupy")]
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--readme", action="store_true", help="fill the table in README.md")
-    parser.add_argument("--from", dest="source", type=Path, help="use these results instead of measuring")
-    parser.add_argument("--out", type=Path, default=timing.RESULTS, help="folder of the results")
-    parser.add_argument("--commit", default="", help="what was measured, where git can't tell")
-    args = parser.parse_args()
-    if args.source:
-        record = json.loads(args.source.read_text())
-    else:
-        import onnxruntime
+def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
+    import onnxruntime
 
-        onnxruntime.set_default_logger_severity(3)  # its own ScatterND warns at every run
-        record = {"environment": timing.environment(args.commit), "rows": [], "million": []}
-        for op in ("ScatterND", "ScatterElements"):
-            for shape, k in ROWS:
-                record["rows"].append(measure_rows(shape, k, op))
-                show(f"{op} {shape} {k}", record["rows"][-1])
-        for reduction in ("none", "add"):
-            for dtype in KINDS:
-                for unique in (False, True):
-                    record["million"].append(measure_million(dtype, reduction, unique))
-                    show(f"{reduction} {dtype} {'unique' if unique else 'duplicates'}", record["million"][-1])
-        timing.write("scatter", record, args.out)
-    print(table(record))
-    if args.readme:
-        timing.fill_readme("scatter", table(record))
-
-
-def show(what: str, row: dict[str, Any]) -> None:
-    print(f"{what}: " + ", ".join(f"{name} {time:.1f}" for name, time in row["microseconds"].items()), flush=True)
+    onnxruntime.set_default_logger_severity(3)  # its own ScatterND warns at every run
+    for op in ("ScatterND", "ScatterElements"):
+        for shape, k in ROWS:
+            record["rows"].append(row := measure_rows(shape, k, op))
+            yield f"{op} {shape} {k}: {timing.shown(row)}"
+    record["million"] = []
+    for reduction in ("none", "add"):
+        for dtype in KINDS:
+            for unique in (False, True):
+                record["million"].append(row := measure_million(dtype, reduction, unique))
+                yield f"{reduction} {dtype} {'unique' if unique else 'duplicates'}: {timing.shown(row)}"
 
 
 if __name__ == "__main__":
-    main()
+    timing.run("scatter", __doc__, measure_all, table)

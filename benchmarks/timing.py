@@ -11,12 +11,13 @@ median of the rounds counts.
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,59 @@ def fill_readme(name: str, table: str) -> None:
             path.write_text(before + opening + "\n" + table + "\n" + closing + rest.partition(closing)[2])
             return
     raise SystemExit(f"neither README.md nor docs/benchmarks.md has {opening} ... {closing}")
+
+
+Options = Mapping[str, Mapping[str, Any]]  # "--flag": what add_argument takes
+
+
+def arguments(doc: str | None, options: Options) -> argparse.Namespace:
+    """A benchmark's command line: its own options and those of all; `source` is what --from names, or None."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for flag, given in options.items():
+        parser.add_argument(flag, **given)
+    parser.add_argument("--readme", action="store_true", help="fill the table in README.md or docs/benchmarks.md")
+    parser.add_argument("--from", dest="source", type=Path, help="use these results instead of measuring")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--commit", default="", help="what was measured, where git can't tell")
+    return parser.parse_args()
+
+
+def run(
+    name: str,
+    doc: str | None,
+    measure: Callable[[argparse.Namespace, dict[str, Any]], Iterable[str]],
+    table: Callable[[dict[str, Any]], str],
+    options: Options | None = None,
+) -> None:
+    """A benchmark as a program: measures, or reads an earlier record, and prints the table.
+
+    `measure(args, record)` adds to record["rows"] and yields a line to print after each row; what a time limit cuts off
+    is not lost, as `<name>.json` is written then.
+    """
+    args = arguments(doc, options or {})
+    if args.source:
+        record = json.loads(args.source.read_text())
+    else:
+        record = {"environment": environment(args.commit), "rows": []}
+        for line in measure(args, record):
+            print(line, flush=True)
+            write(name, record, args.out)
+    print(table(record))
+    if args.readme:
+        fill_readme(name, table(record))
+
+
+def shown(row: Mapping[str, Any]) -> str:
+    """A row's times: 'ours 5.7, torch 46.2'."""
+    return ", ".join(f"{name} {value:.1f}" for name, value in row["microseconds"].items())
+
+
+def footer(name: str, unit: str, where: Mapping[str, str], note: str = "", libraries: str = "onnxruntime torch") -> str:
+    """The line below a benchmark's table: its unit, where and with which versions it was measured, and how."""
+    titles = {"cudnn": "", "onnxruntime": "ONNX Runtime ", "torch": "PyTorch ", "cupy": "CuPy "}
+    versions = [titles[each] + where[each] for each in libraries.split() if each in where]
+    parts = [where["gpu"], f"driver {where['driver']}", *versions, f"commit {where['commit'][:12]}", where["date"]]
+    return f"{unit}; {', '.join(parts)}{note}. Measured by `python benchmarks/{name}.py`."
 
 
 def torch_chain(step: Callable[[Any], Any], x: Any) -> Contender:

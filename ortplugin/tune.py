@@ -13,9 +13,11 @@ between a few copies and many. Each copy has its own inputs, so that caches hold
 from __future__ import annotations
 
 import contextlib
+import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -54,6 +56,17 @@ class TunedNode:
     microseconds: dict[str, float | None]
 
 
+@dataclass(frozen=True)
+class _Job:
+    """One measurement: a node, what might stand in its place by name, and the arrays that both read."""
+
+    node: NodeProto
+    variants: Sequence[Mapping[str, Any]]
+    candidates: dict[str, list[NodeProto]]
+    inputs: Mapping[str, Any]
+    weights: Sequence[onnx.TensorProto]
+
+
 def tune(
     model: ModelProto, feeds: Mapping[str, Any], provider: str, progress: Progress | None = None
 ) -> tuple[ModelProto, list[TunedNode]]:
@@ -63,7 +76,7 @@ def tune(
         model: an optimized model; not changed.
         feeds: host arrays by input name. The nodes are measured with the shapes and values that follow from them.
         provider: full name of the execution provider to measure on.
-        progress: told which node is being measured.
+        progress: told what is being compiled and measured.
     """
     result = ModelProto()
     result.CopyFrom(model)
@@ -73,36 +86,48 @@ def tune(
     values = _inputs_of(model, nodes, feeds, provider)
     opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
-    measured: dict[tuple[Any, ...], dict[str, float | None]] = {}
-    variants: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    replaced: dict[str, list[NodeProto]] = {}
-    report = []
+    found: list[tuple[NodeProto, Operator, tuple[Any, ...]]] = []
+    alike: dict[tuple[Any, ...], tuple[NodeProto, Operator, dict[str, Any]]] = {}  # one node for all of a key
     for node in nodes:
         operator = find(node.domain, node.op_type)
         if operator is None:
             raise ModelError(
                 f"node '{node.name}' is of type {DOMAIN}::{node.op_type}, which this version does not know"
             )
-        if progress is not None:
-            progress(f"measuring {node.name}")
         inputs = {name: values[name] for name in node.input if name and name not in initializers}
         key = _key(node, inputs, initializers)
-        if key not in variants:
-            variants[key] = [
-                *operator.variants(node),
-                *_device_variants(operator, node, inputs, initializers, provider),
-            ]
-        candidates = _candidates(operator, node, opset, variants[key])
-        if key not in measured:
+        found.append((node, operator, key))
+        alike.setdefault(key, (node, operator, inputs))
+
+    if progress is not None:
+        progress(f"listing the algorithms of {len(alike)} nodes")
+    jobs: dict[tuple[Any, ...], _Job] = {}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # cuDNN compiles what it lists
+        asked = {
+            key: pool.submit(_device_variants, operator, node, inputs, initializers, provider)
+            for key, (node, operator, inputs) in alike.items()
+        }
+        for key, (node, operator, inputs) in alike.items():
+            variants = [*operator.variants(node), *asked[key].result()]
             weights = [initializers[name] for name in dict.fromkeys(node.input) if name in initializers]
-            measured[key] = {
-                name: _time(model, node, nodes_of, inputs, weights, provider) for name, nodes_of in candidates.items()
-            }
-        times = measured[key]
-        choice = _fastest(times)
+            jobs[key] = _Job(node, variants, _candidates(operator, node, opset, variants), inputs, weights)
+    if provider == CUDA:
+        if progress is not None:
+            progress(f"compiling {sum(len(job.candidates) for job in jobs.values())} candidates")
+        _compile(model, jobs.values(), provider)
+
+    measured: dict[tuple[Any, ...], dict[str, float | None]] = {}
+    for number, (key, job) in enumerate(jobs.items(), 1):
+        if progress is not None:
+            progress(f"measuring {job.node.name} ({number} of {len(jobs)})")
+        measured[key] = {name: _time(model, job, name, provider) for name in job.candidates}
+    replaced: dict[str, list[NodeProto]] = {}
+    report = []
+    for node, operator, key in found:
+        choice = _fastest(measured[key])
         if choice:
-            replaced[node.output[0]] = candidates[choice]
-        report.append(TunedNode(f"{node.name} ({node.op_type})", choice, dict(times)))
+            replaced[node.output[0]] = _candidates(operator, node, opset, jobs[key].variants)[choice]
+        report.append(TunedNode(f"{node.name} ({node.op_type})", choice, dict(measured[key])))
     _replace(result, replaced)
     return result, report
 
@@ -188,20 +213,27 @@ def _inputs_of(
 # ------------------------------------------------------------------------------------------------------------ timing
 
 
-def _time(
-    model: ModelProto,
-    node: NodeProto,
-    candidate: Sequence[NodeProto],
-    inputs: Mapping[str, Any],
-    weights: Sequence[onnx.TensorProto],
-    provider: str,
-) -> float | None:
+def _compile(model: ModelProto, jobs: Iterable[_Job], provider: str) -> None:
+    """Makes a session of every candidate, many at a time: kernels and plans are then in the process's caches.
+
+    Compiling takes most of the time of a measurement, and one core.
+    """
+
+    def make(job: _Job, name: str) -> None:
+        with contextlib.suppress(Exception):  # one that does not run is found again when it is measured
+            _session(_copies(model, job, name, 1), provider)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for each in [pool.submit(make, job, name) for job in jobs for name in job.candidates]:
+            each.result()
+
+
+def _time(model: ModelProto, job: _Job, name: str, provider: str) -> float | None:
     """Microseconds of one run of the candidate, or None where it can't be measured, as without a CUDA graph on CUDA."""
-    size = sum(array.nbytes for array in inputs.values())
+    size = sum(array.nbytes for array in job.inputs.values())
     many = max(_FEW + 2, min(40, _BYTES // max(1, 2 * size)))
     try:
-        runs = [_runner(_copies(model, node, candidate, inputs, weights, count), inputs, count, provider)
-                for count in (_FEW, many)]  # fmt: skip
+        runs = [_runner(_copies(model, job, name, count), job.inputs, count, provider) for count in (_FEW, many)]
     except Exception:  # ONNX Runtime's own classes have no common base; it says which kernel or memory lacks
         return None
     slopes: list[float] = []
@@ -217,45 +249,43 @@ def _seconds(function: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def _copies(
-    model: ModelProto,
-    node: NodeProto,
-    candidate: Sequence[NodeProto],
-    inputs: Mapping[str, Any],
-    weights: Sequence[onnx.TensorProto],
-    count: int,
-) -> ModelProto:
+def _copies(model: ModelProto, job: _Job, name: str, count: int) -> ModelProto:
     """A model of `count` copies of the candidate, each with inputs of its own. Weights are shared."""
-    shared = {tensor.name for tensor in weights}
+    shared = {tensor.name for tensor in job.weights}
     nodes, values, results = [], [], []
     for copy in range(count):
-        for each in candidate:
+        for each in job.candidates[name]:
             renamed = NodeProto()
             renamed.CopyFrom(each)
             renamed.name = f"{each.name}#{copy}"
             for names in (renamed.input, renamed.output):
-                for index, name in enumerate(names):
-                    if name and name not in shared:
-                        names[index] = f"{name}#{copy}"
+                for index, value in enumerate(names):
+                    if value and value not in shared:
+                        names[index] = f"{value}#{copy}"
             nodes.append(renamed)
         values += [
-            helper.make_tensor_value_info(f"{name}#{copy}", helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
-            for name, array in inputs.items()
+            helper.make_tensor_value_info(f"{value}#{copy}", helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+            for value, array in job.inputs.items()
         ]
-        results += [ValueInfoProto(name=f"{name}#{copy}") for name in node.output if name]
-    graph = helper.make_graph(nodes, "tune", values, results, list(weights))
+        results += [ValueInfoProto(name=f"{value}#{copy}") for value in job.node.output if value]
+    graph = helper.make_graph(nodes, "tune", values, results, list(job.weights))
     return helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
+
+
+def _session(model: ModelProto, provider: str) -> Any:
+    options = onnxruntime().SessionOptions()
+    options.log_severity_level = 4
+    return make_session(
+        model.SerializeToString(), providers=[provider], cuda_graph=provider == CUDA, session_options=options
+    )
 
 
 def _runner(model: ModelProto, inputs: Mapping[str, Any], count: int, provider: str) -> Callable[[], object]:
     """A function that runs the model once, warmed up; on CUDA it replays a CUDA graph."""
-    options = onnxruntime().SessionOptions()
-    options.log_severity_level = 4
     feeds = {f"{name}#{copy}": array for name, array in inputs.items() for copy in range(count)}
-    on_gpu = provider == CUDA
-    session = make_session(model.SerializeToString(), providers=[provider], cuda_graph=on_gpu, session_options=options)
+    session = _session(model, provider)
     run_once: Callable[[], object] = partial(run, session, feeds)
-    if on_gpu:
+    if provider == CUDA:
         from . import device
 
         run_once = device.replay(session, feeds)

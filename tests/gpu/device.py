@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from layer_norm_cases import Array, bits, output_name
+from node_cases import Array, bits
 
 import ortplugin
-from ortplugin.ops.decompose import ONNX_DTYPES
-from ortplugin.session import CUDA, onnxruntime
+from ortplugin.session import CUDA, element_type, onnxruntime
 
 cupy = pytest.importorskip("cupy")
 
@@ -53,6 +52,13 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def need_memory(gib: int) -> None:
+    """Skips the test where the GPU has less free memory."""
+    free = (cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes()) >> 30
+    if free < gib:
+        pytest.skip(f"the GPU has {free} GiB of free memory, this takes {gib}")
+
+
 def at_offset(array: Array, elements: int) -> Any:
     """The array on the device, so many elements behind an address that is a multiple of 256."""
     raw = cupy.empty(array.nbytes + (elements + 1) * array.itemsize, np.uint8)
@@ -61,14 +67,19 @@ def at_offset(array: Array, elements: int) -> Any:
     return cupy.ndarray(array.shape, array.dtype, memptr=raw.data + start)
 
 
-def bind(session: Any, case: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
-    """A binding of device arrays to a session's inputs and outputs."""
+def bind(session: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
+    """A binding of device arrays to a session's inputs and outputs, in their order."""
     binding = session.io_binding()
-    for parameter, array in zip(case.program.parameters, inputs, strict=True):
-        kind = ONNX_DTYPES[parameter.dtype]
-        binding.bind_input(parameter.name, "cuda", 0, kind, list(array.shape), array.data.ptr)
-    for result, array in zip(case.program.results, outputs, strict=True):
-        kind = ONNX_DTYPES[result.dtype]
-        name = output_name(case.program, result)
-        binding.bind_output(name, "cuda", 0, kind, list(array.shape), array.data.ptr)
+    for put, values, arrays in (
+        (binding.bind_input, session.get_inputs(), inputs),
+        (binding.bind_output, session.get_outputs(), outputs),
+    ):
+        for value, array in zip(values, arrays, strict=True):
+            put(value.name, "cuda", 0, element_type(value.type)[0], list(array.shape), array.data.ptr)
     return binding
+
+
+def run_bound(session: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """Runs a session on device arrays, after all that CuPy's stream holds."""
+    cupy.cuda.get_current_stream().synchronize()
+    session.run_with_iobinding(bind(session, inputs, outputs))

@@ -7,6 +7,7 @@ import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ from conv_cases import CASES
 from conv_cases import Case as SharedCase
 from conv_cases import check as check_shared
 from conv_cases import expect as expect_shared
-from layer_norm_cases import OPSET, UNIT_ROUNDOFF, Array, Shape, typed
+from node_cases import OPSET, UNIT_ROUNDOFF, Array, Shape, typed
 from onnx import helper, numpy_helper
 from threads import in_threads
 
 import ortplugin
-from gpu.device import at_offset, host, make, python, run, same_bits
+from gpu.device import at_offset, host, make, python, run, run_bound, same_bits
+from gpu.sessions import Trial, check_capture, check_graph, check_threads
 from ortplugin.ops.base import TensorType
 from ortplugin.ops.conv import OPERATOR, reference
 from ortplugin.ops.conv.algorithms import device_variants
@@ -144,6 +146,14 @@ class Conv:
             scale = np.abs(want.astype(np.float64)).max()
             error = np.abs(got.astype(np.float64) - want.astype(np.float64)).max() / scale
             assert error < (BOUNDS[self.dtype] if bound is None else bound), f"{self}: {error:.1e}"
+
+    def trial(self, seed: str = "", constants: Conv | None = None) -> Trial:
+        """A run whose constants are those of this convolution (or of `constants`) without a seed."""
+        fixed = (constants or self).arrays()
+        arrays = self.arrays(seed) | {name: fixed[name] for name in "wb"}
+        node = self.node()
+        like = reference(node, [arrays[name] for name in node.input])
+        return Trial(self.feeds(arrays), partial(self.check, arrays), like)
 
     def run(self, seed: str = "", **provider: str) -> list[Array]:
         arrays = self.arrays(seed)
@@ -335,15 +345,7 @@ def test_tensors_may_start_anywhere(library: Path, conv: Conv) -> None:
         inputs = {n: at_offset(a, o) for (n, a), o in zip(arrays.items(), offsets, strict=False)}
         blank = [np.zeros_like(a) for a in reference(conv.node(), list(arrays.values()))]
         outputs = [at_offset(array, offsets[-1]) for array in blank]
-        binding = session.io_binding()
-        for name, array in inputs.items():
-            kind = helper.np_dtype_to_tensor_dtype(array.dtype)
-            binding.bind_input(name, "cuda", 0, kind, list(array.shape), array.data.ptr)
-        for value, array in zip(session.get_outputs(), outputs, strict=True):
-            kind = helper.np_dtype_to_tensor_dtype(array.dtype)
-            binding.bind_output(value.name, "cuda", 0, kind, list(array.shape), array.data.ptr)
-        cupy.cuda.get_current_stream().synchronize()
-        session.run_with_iobinding(binding)
+        run_bound(session, list(inputs.values()), outputs)
         conv.check(arrays, [cupy.asnumpy(array) for array in outputs])
 
 
@@ -353,7 +355,10 @@ CHOSEN = {
     "scratch": Conv(WIDENED, x=(2, 64, 28, 28), filters=64),
     "channels first": Conv(RESIDUAL, "float16", "NCHW", (2, 64, 28, 28), 64),
     "float": Conv(RESIDUAL, "float", "NCHW", (2, 64, 28, 28), 64),
-    "few channels": Conv(RESIDUAL, "float", "NCHW", (7, 16, 14, 14), 32),
+    "few channels": Conv(RESIDUAL, "float", "NCHW", (7, 4, 14, 14), 32),
+    "sixteen channels": Conv(
+        RESIDUAL, "float", "NCHW", (7, 16, 14, 14), 32, attributes={"pads": [1] * 4, "algorithm": "own"}
+    ),
     "depthwise": Conv(SILU, x=(2, 64, 28, 28), filters=64, group=64),
 }
 
@@ -372,78 +377,27 @@ def test_runs_are_bit_identical(library: Path, name: str) -> None:
 @pytest.mark.parametrize("name", CHOSEN)
 def test_a_cuda_graph_gives_the_same_bits(library: Path, name: str) -> None:
     conv = CHOSEN[name]
-    fixed = conv.arrays()
-    plain, graph = make(conv.model(fixed)), ortplugin.session(conv.model(fixed), ["cuda"], cuda_graph=True)
-    for number in range(3):  # captured once, then replayed on other values
-        arrays = conv.arrays(f"replay {number}") | {each: fixed[each] for each in "wb"}
-        wanted = host(ortplugin.run(plain, conv.feeds(arrays)))
-        conv.check(arrays, wanted)
-        assert same_bits(host(ortplugin.run(graph, conv.feeds(arrays))), wanted)
+    check_graph(conv.model(conv.arrays()), [conv.trial(f"replay {number}") for number in range(3)])
 
 
-NEW_SHAPE_IN_CAPTURE = """
-from gpu.test_conv import *
-from ortplugin.session import onnxruntime
-stream = cupy.cuda.Stream(non_blocking=True)
-base = Conv(RESIDUAL)
-session = make(base.model(base.arrays(), DYNAMIC["NHWC"]), user_compute_stream=str(stream.ptr))
-options = onnxruntime().RunOptions()
-options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-def prepare(images):
-    conv = replace(base, x=(images, *base.x[1:]))
-    arrays = conv.arrays() | {name: base.arrays()[name] for name in "wb"}
-    binding, inputs = session.io_binding(), {n: cupy.asarray(a) for n, a in conv.feeds(arrays).items()}
-    output = cupy.zeros(conv.shapes()["z"], np.float16)
-    for name, array in inputs.items():
-        binding.bind_input(name, "cuda", 0, np.float16, list(array.shape), array.data.ptr)
-    binding.bind_output("y_out", "cuda", 0, np.float16, list(output.shape), output.data.ptr)
-    return conv, arrays, output, binding, inputs
-now, later = prepare(3), prepare(5)
-session.run_with_iobinding(now[3], options)
-cupy.cuda.Device().synchronize()
-message = "accepted"
-stream.begin_capture()
-try:
-    session.run_with_iobinding(later[3], options)
-except Exception as error:
-    message = str(error)
-try:
-    stream.end_capture()
-except cupy.cuda.runtime.CUDARuntimeError:
-    pass  # the capture was given up
-print(message)
-for conv, arrays, output, binding, inputs in (now, later):
-    session.run_with_iobinding(binding, options)
-    stream.synchronize()
-    conv.check(arrays, [cupy.asnumpy(output)])
-print("runs")
-"""
+def captured() -> tuple[bytes, Trial, Trial]:
+    base = Conv(RESIDUAL)
+    first, later = (replace(base, x=(images, *base.x[1:])).trial(constants=base) for images in (3, 5))
+    return base.model(base.arrays(), DYNAMIC["NHWC"]), first, later
 
 
 def test_new_shapes_under_capture_are_refused(library: Path) -> None:
-    done = python(NEW_SHAPE_IN_CAPTURE)
-    assert done.returncode == 0, done.stderr
-    assert "for the first time while a CUDA graph is captured" in done.stdout
-    assert "node 'conv'" in done.stdout
-    assert done.stdout.endswith("runs\n")
+    check_capture(captured, "conv")
 
 
 def test_many_threads_run_one_session(library: Path) -> None:
     """Half of them with shapes of their own, half with the same, all new to the session."""
     base = Conv(RESIDUAL)
-    fixed = base.arrays()
-    session = make(base.model(fixed, DYNAMIC["NHWC"]))
 
-    def work(number: int) -> None:
-        conv = replace(base, x=(2 if number % 2 else number + 3, *base.x[1:]))
-        arrays = conv.arrays(str(number)) | {name: fixed[name] for name in "wb"}
-        feeds = {name: cupy.asarray(array) for name, array in conv.feeds(arrays).items()}
-        first = host(ortplugin.run(session, feeds))
-        conv.check(arrays, first)
-        for _ in range(20):
-            assert same_bits(host(ortplugin.run(session, feeds)), first)
+    def trial_of(number: int) -> Trial:
+        return replace(base, x=(2 if number % 2 else number + 3, *base.x[1:])).trial(str(number), base)
 
-    in_threads(8, work)
+    check_threads(base.model(base.arrays(), DYNAMIC["NHWC"]), trial_of)
 
 
 def test_threads_make_sessions_at_once(library: Path) -> None:
@@ -467,7 +421,7 @@ except Exception as error:
 
 
 def hidden(conv: Conv) -> str:
-    """What a run prints where no cuDNN can be opened: a folder of empty files stands before the real ones."""
+    """What a run prints where the only cuDNN that may be tried is not there."""
     done = python(WITHOUT_CUDNN.format(conv=conv), ORTPLUGIN_CUDNN="/nonexistent/libcudnn.so.9")
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -480,5 +434,6 @@ def test_without_cudnn_the_node_and_the_package_are_named(library: Path) -> None
 
 
 def test_without_cudnn_our_own_kernels_run(library: Path) -> None:
-    assert hidden(CHOSEN["depthwise"]) == "ran\n"
-    assert hidden(CHOSEN["few channels"]) == "ran\n"
+    """Where they are what `auto` takes, and where they are asked for."""
+    for name in ("depthwise", "few channels", "sixteen channels"):
+        assert hidden(CHOSEN[name]) == "ran\n", name

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from conv_grad_cases import BARE, CASES, GEOMETRIES, RELU, Case, Geometry, by_name, check
-from layer_norm_cases import typed
-from onnx import helper
-from threads import in_threads
+from node_cases import typed
 
 import ortplugin
-from gpu.device import at_offset, host, make, python, run, same_bits
+from gpu.device import at_offset, make, run, run_bound, same_bits
+from gpu.sessions import Trial, check_capture, check_graph, check_threads, permuted, trial
 from ortplugin.ops.conv_grad import OPERATOR
 
 cupy = pytest.importorskip("cupy")
@@ -71,13 +70,7 @@ def test_runs_are_bit_identical(library: Path, name: str) -> None:
 @pytest.mark.parametrize("name", CHOSEN)
 def test_a_cuda_graph_gives_the_same_bits(library: Path, name: str) -> None:
     case = chosen[name]
-    plain, graph = make(case.model()), ortplugin.session(case.model(), ["cuda"], cuda_graph=True)
-    rng = np.random.default_rng(0)
-    for _ in range(3):  # captured once, then replayed on other values
-        feeds = {key: rng.permuted(array.reshape(-1)).reshape(array.shape) for key, array in case.feeds().items()}
-        wanted = host(ortplugin.run(plain, feeds))
-        check(case, wanted, list(feeds.values()))
-        assert same_bits(host(ortplugin.run(graph, feeds)), wanted)
+    check_graph(case.model(), permuted(case, check))
 
 
 @pytest.mark.parametrize("name", CHOSEN)
@@ -88,15 +81,7 @@ def test_tensors_may_start_anywhere(library: Path, name: str) -> None:
     for inner, outer in ((1, 0), (0, 1), (3, 2)):
         inputs = [at_offset(array, inner) for array in arrays]
         outputs = [at_offset(array, outer) for array in blank]
-        binding = session.io_binding()
-        for key, array in zip(case.names, inputs, strict=True):
-            kind = helper.np_dtype_to_tensor_dtype(array.dtype)
-            binding.bind_input(key, "cuda", 0, kind, list(array.shape), array.data.ptr)
-        for key, array in zip(case.outputs(), outputs, strict=True):
-            kind = helper.np_dtype_to_tensor_dtype(array.dtype)
-            binding.bind_output(key, "cuda", 0, kind, list(array.shape), array.data.ptr)
-        cupy.cuda.get_current_stream().synchronize()
-        session.run_with_iobinding(binding)
+        run_bound(session, inputs, outputs)
         check(case, [cupy.asnumpy(array) for array in outputs])
 
 
@@ -115,67 +100,24 @@ def test_shapes_may_change_from_run_to_run(library: Path, transposed: bool) -> N
 def test_many_threads_run_one_session(library: Path) -> None:
     some = GEOMETRIES["3x3"]
     text = typed(BARE, "float")
-    session = make(Case("first", some, text).model([None] * 3))
 
-    def work(number: int) -> None:
+    def trial_of(number: int) -> Trial:
         geometry = Geometry(2 + number % 3, some.channels, some.size, some.filters, some.kernel, pads=some.pads)
-        case = Case(f"thread {number}", geometry, text)
-        for _ in range(10):
-            check(case, run(session, case))
+        return trial(Case(f"thread {number}", geometry, text), check)
 
-    in_threads(6, work)
+    check_threads(Case("first", some, text).model([None] * 3), trial_of, threads=6)
 
 
-NEW_SHAPE_IN_CAPTURE = """
-import cupy, numpy
-from onnx import helper
-from gpu.device import make
-from gpu.test_conv_grad import *
-from ortplugin.session import onnxruntime
-stream = cupy.cuda.Stream(non_blocking=True)
-def of(batch):
-    return Case(f"captured {batch}", Geometry(batch, 3, (7, 9), 4, (3, 3), pads=(1, 1, 1, 1)), typed(RELU, "float"))
-session = make(of(2).model([None] * 4), user_compute_stream=str(stream.ptr))
-options = onnxruntime().RunOptions()
-options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-def prepare(batch):
-    case = of(batch)
-    inputs = [cupy.asarray(each) for each in case.inputs()]
-    outputs = [cupy.zeros(each.shape, each.dtype) for each in OPERATOR.reference(case.node(), case.inputs())]
-    binding = session.io_binding()
-    for key, array in zip(case.names, inputs):
-        binding.bind_input(key, "cuda", 0, array.dtype, list(array.shape), array.data.ptr)
-    for key, array in zip(case.outputs(), outputs):
-        binding.bind_output(key, "cuda", 0, array.dtype, list(array.shape), array.data.ptr)
-    return case, outputs, binding, inputs
-first, later = prepare(2), prepare(5)
-session.run_with_iobinding(first[2], options)
-cupy.cuda.Device().synchronize()
-message = "accepted"
-stream.begin_capture()
-try:
-    session.run_with_iobinding(later[2], options)
-except Exception as error:
-    message = str(error)
-try:
-    stream.end_capture()
-except cupy.cuda.runtime.CUDARuntimeError:
-    pass  # the capture was given up
-print(message)
-for case, outputs, binding, kept in (first, later):
-    session.run_with_iobinding(binding, options)
-    stream.synchronize()
-    check(case, [cupy.asnumpy(each) for each in outputs])
-print("runs")
-"""
+def captured() -> tuple[bytes, Trial, Trial]:
+    cases = [
+        Case(f"captured {batch}", Geometry(batch, 3, (7, 9), 4, (3, 3), pads=(1, 1, 1, 1)), typed(RELU, "float"))
+        for batch in (2, 5)
+    ]
+    return cases[0].model([None] * 4), trial(cases[0], check), trial(cases[1], check)
 
 
 def test_new_shapes_under_capture_are_refused(library: Path) -> None:
-    done = python(NEW_SHAPE_IN_CAPTURE)
-    assert done.returncode == 0, done.stderr
-    assert "for the first time while a CUDA graph is captured" in done.stdout
-    assert "node 'gradient'" in done.stdout
-    assert done.stdout.endswith("runs\n")
+    check_capture(captured, "gradient")
 
 
 def test_a_wrong_run_leaves_the_session_whole(library: Path) -> None:

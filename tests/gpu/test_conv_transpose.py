@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 from conv_transpose_cases import BARE, BIAS_RELU, CASES, GEOMETRIES, RESIDUAL, Case, by_name
 from conv_transpose_cases import check as check_exactly
-from layer_norm_cases import typed
-from onnx import helper
+from node_cases import typed
 
-import ortplugin
-from gpu.device import at_offset, host, make, run, same_bits
+from gpu.device import at_offset, make, run, run_bound, same_bits
+from gpu.sessions import check_graph, permuted
 from ortplugin.ops.base import TensorType
 from ortplugin.ops.conv_transpose import OPERATOR
 
@@ -91,25 +90,14 @@ def test_the_output_is_not_read(library: Path) -> None:
     (wanted,) = OPERATOR.reference(case.node(), arrays)
     device = [cupy.asarray(array) for array in arrays]
     output = cupy.full(wanted.shape, np.nan, wanted.dtype)
-    binding = session.io_binding()
-    for key, array in zip(case.names, device, strict=True):
-        binding.bind_input(key, "cuda", 0, array.dtype, list(array.shape), array.data.ptr)
-    binding.bind_output(case.node().output[0], "cuda", 0, output.dtype, list(output.shape), output.data.ptr)
-    cupy.cuda.Device().synchronize()
-    session.run_with_iobinding(binding)
+    run_bound(session, device, [output])
     check(case, [cupy.asnumpy(output)])
 
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_a_cuda_graph_gives_the_same_bits(library: Path, name: str) -> None:
     case = chosen[name]
-    plain, graph = make(case.model()), ortplugin.session(case.model(), ["cuda"], cuda_graph=True)
-    rng = np.random.default_rng(0)
-    for _ in range(3):  # captured once, then replayed on other values
-        feeds = {key: rng.permuted(array.reshape(-1)).reshape(array.shape) for key, array in case.feeds().items()}
-        wanted = host(ortplugin.run(plain, feeds))
-        check(case, wanted, list(feeds.values()))
-        assert same_bits(host(ortplugin.run(graph, feeds)), wanted)
+    check_graph(case.model(), permuted(case, check))
 
 
 @pytest.mark.parametrize("name", CHOSEN)
@@ -119,15 +107,7 @@ def test_tensors_may_start_anywhere(library: Path, name: str) -> None:
     blank = [np.zeros_like(array) for array in OPERATOR.reference(case.node(), arrays)]
     inputs = [at_offset(array, 1) for array in arrays]
     outputs = [at_offset(array, 3) for array in blank]
-    binding = session.io_binding()
-    for key, array in zip(case.names, inputs, strict=True):
-        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
-        binding.bind_input(key, "cuda", 0, kind, list(array.shape), array.data.ptr)
-    for key, array in zip(case.node().output, outputs, strict=True):
-        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
-        binding.bind_output(key, "cuda", 0, kind, list(array.shape), array.data.ptr)
-    cupy.cuda.get_current_stream().synchronize()
-    session.run_with_iobinding(binding)
+    run_bound(session, inputs, outputs)
     check(case, [cupy.asnumpy(array) for array in outputs])
 
 

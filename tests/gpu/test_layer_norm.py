@@ -7,31 +7,20 @@ import itertools
 import re
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from layer_norm_cases import (
-    ADD,
-    AFFINE,
-    BARE,
-    CASES,
-    LARGE_CASES,
-    RESIDUAL,
-    Case,
-    by_name,
-    check,
-    expect,
-    model_of,
-    typed,
-)
+from layer_norm_cases import ADD, AFFINE, BARE, CASES, LARGE_CASES, RESIDUAL, Case, by_name, check, expect, model_of
+from node_cases import typed
 from onnx import helper
 from threads import in_threads
 
 import ortplugin
-from gpu.device import at_offset, bind, host, make, python, run, same_bits
-from ortplugin.session import onnxruntime
+from gpu.device import at_offset, host, make, need_memory, python, run, run_bound, same_bits
+from gpu.sessions import Trial, check_capture, check_graph, check_stream, check_threads, trial
 
 cupy = pytest.importorskip("cupy")
 
@@ -122,8 +111,7 @@ def test_tensors_may_start_anywhere(library: Path, name: str, which: str) -> Non
     inputs = [at_offset(array, (1 + i) if "inputs" in which else 0) for i, array in enumerate(case.inputs())]
     blank = [np.zeros_like(array) for array in expected.outputs]
     outputs = [at_offset(array, (1 + i) if "outputs" in which else 0) for i, array in enumerate(blank)]
-    cupy.cuda.get_current_stream().synchronize()
-    session.run_with_iobinding(bind(session, case, inputs, outputs))
+    run_bound(session, inputs, outputs)
     check(case, [cupy.asnumpy(array) for array in outputs], expected)
 
 
@@ -142,79 +130,22 @@ def test_one_input_of_many_may_start_anywhere(library: Path) -> None:
 @pytest.mark.parametrize("name", CHOSEN)
 def test_a_cuda_graph_gives_the_same_bits(library: Path, name: str) -> None:
     case = by_name[name]
-    plain = make(case.model())
-    graph = ortplugin.session(case.model(), ["cuda"], cuda_graph=True)
-    for number in range(4):  # captured once, then replayed on other values
-        feeds = Case(f"{name}, replay {number}", case.text, case.shapes).feeds()
-        wanted = host(ortplugin.run(plain, feeds))
-        assert same_bits(host(ortplugin.run(graph, feeds)), wanted)
+    check_graph(case.model(), [Trial(replace(case, name=f"{name}, replay {i}").feeds()) for i in range(4)])
 
 
 def test_work_is_on_the_sessions_stream(library: Path) -> None:
-    """On a stream given to ONNX Runtime, the kernel comes after what the stream already holds."""
     case = by_name["width 768, float"]
-    stream = cupy.cuda.Stream(non_blocking=True)
-    session = make(case.model(), user_compute_stream=str(stream.ptr))
-    inputs = [cupy.asarray(array) for array in case.inputs()]
-    outputs = [cupy.zeros(case.shapes[0], np.float32)]
-    binding = bind(session, case, inputs, outputs)
-    options = onnxruntime().RunOptions()
-    options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-    session.run_with_iobinding(binding, options)
-    cupy.cuda.Device().synchronize()
-    true = inputs[0].copy()
-    with stream:
-        inputs[0][...] = 0
-        busy = cupy.full(1 << 26, 0.5, np.float32)
-        for _ in range(50):
-            busy = cupy.sin(busy)
-        inputs[0][...] = true + busy[0] * 0
-    session.run_with_iobinding(binding, options)
-    stream.synchronize()
-    check(case, [cupy.asnumpy(outputs[0])])
+    check_stream(case.model(), trial(case, check))
 
 
-NEW_SHAPE_IN_CAPTURE = """
-import cupy, numpy
-from gpu.test_layer_norm import BARE, Case, bind, check, make, model_of, onnxruntime, typed
-stream = cupy.cuda.Stream(non_blocking=True)
-text = typed(BARE, "float")
-session = make(model_of(text, [("n", 8)]), user_compute_stream=str(stream.ptr))
-options = onnxruntime().RunOptions()
-options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-def prepare(rows):
-    case = Case(f"captured {rows}", text, ((rows, 8),))
-    inputs, outputs = [cupy.asarray(each) for each in case.inputs()], [cupy.zeros((rows, 8), numpy.float32)]
-    return case, outputs, bind(session, case, inputs, outputs), inputs
-case, outputs, binding, kept = prepare(3)
-session.run_with_iobinding(binding, options)
-later = prepare(5)
-cupy.cuda.Device().synchronize()
-message = "accepted"
-stream.begin_capture()
-try:
-    session.run_with_iobinding(later[2], options)
-except Exception as error:
-    message = str(error)
-try:
-    stream.end_capture()
-except cupy.cuda.runtime.CUDARuntimeError:
-    pass  # the capture was given up
-print(message)
-for case, outputs, binding, kept in ((case, outputs, binding, kept), later):
-    session.run_with_iobinding(binding, options)
-    stream.synchronize()
-    check(case, [cupy.asnumpy(each) for each in outputs])
-print("runs")
-"""
+def captured() -> tuple[bytes, Trial, Trial]:
+    text = typed(BARE, "float")
+    first, later = (trial(Case(f"captured {rows}", text, ((rows, 8),)), check) for rows in (3, 5))
+    return model_of(text, [("n", 8)]), first, later
 
 
 def test_new_shapes_under_capture_are_refused(library: Path) -> None:
-    done = python(NEW_SHAPE_IN_CAPTURE)
-    assert done.returncode == 0, done.stderr
-    assert "for the first time while a CUDA graph is captured" in done.stdout
-    assert "node 'norm'" in done.stdout
-    assert done.stdout.endswith("runs\n")
+    check_capture(captured, "norm")
 
 
 # ------------------------------------------------------------------------------------------------------------- threads
@@ -223,18 +154,12 @@ def test_new_shapes_under_capture_are_refused(library: Path) -> None:
 def test_many_threads_run_one_session(library: Path) -> None:
     """Half of them with shapes of their own, half with the same, all new to the session."""
     text = typed(RESIDUAL, "float16")
-    session = make(model_of(text, [("n", "h"), ("h",), ("n", "h"), ("h",), ("h",)]))
 
-    def work(number: int) -> None:
+    def trial_of(number: int) -> Trial:
         shape = (64, 2056) if number % 2 else (40 * number + 1, (33, 768, 1023, 70001)[number // 2 % 4])
-        case = Case(f"thread {number}", text, (shape, shape[1:], shape, shape[1:], shape[1:]))
-        feeds = {name: cupy.asarray(array) for name, array in case.feeds().items()}
-        first = host(ortplugin.run(session, feeds))
-        check(case, first)
-        for _ in range(20):
-            assert same_bits(host(ortplugin.run(session, feeds)), first)
+        return trial(Case(f"thread {number}", text, (shape, shape[1:], shape, shape[1:], shape[1:])), check)
 
-    in_threads(8, work)
+    check_threads(model_of(text, [("n", "h"), ("h",), ("n", "h"), ("h",), ("h",)]), trial_of)
 
 
 def test_threads_make_sessions_at_once(library: Path) -> None:
@@ -420,9 +345,7 @@ def test_results_larger_than_the_cache(library: Path, width: int) -> None:
     x, b, r, gamma, beta = arrays = [array.astype(np.float16) for array in wide]
     y, s = results = [cupy.zeros((rows, width), np.float16) for _ in range(2)]
     session = make(case.model())
-    binding = bind(session, case, arrays, results)
-    cupy.cuda.get_current_stream().synchronize()
-    session.run_with_iobinding(binding)
+    run_bound(session, arrays, results)
     total = x.astype(np.float32) + b + r
     assert bool((s == total.astype(np.float16)).all())
     wanted = total.astype(np.float64)
@@ -435,14 +358,10 @@ def test_results_larger_than_the_cache(library: Path, width: int) -> None:
 @pytest.mark.parametrize("width", [1031, 1032])
 def test_more_than_two_to_the_31_elements(library: Path, width: int) -> None:
     """4.3 GB in and 4.3 GB out, every element checked; one operand has one element a row."""
-    needed = 20 << 30
-    free = cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes()
-    if free < needed:
-        pytest.skip(f"the GPU has {free >> 30} GiB of free memory, this takes {needed >> 30}")
+    need_memory(20)
     rows = (1 << 31) // width + 4321
     assert rows * width > 1 << 31
     text = typed("(T x, T c) => (T y) { n = LayerNormalization(x) y = Mul(n, c) }", "float16")
-    case = Case("large", text, ((rows, width), (rows, 1)))
     x, y = cupy.empty((rows, width), np.float16), cupy.zeros((rows, width), np.float16)
     step = 1 << 16
     columns = cupy.arange(width, dtype=np.int64)[None]
@@ -451,9 +370,7 @@ def test_more_than_two_to_the_31_elements(library: Path, width: int) -> None:
         x[first : first + step] = ((numbers * 7919 + columns * columns) % 1013).astype(np.float16)
     c = ((cupy.arange(rows, dtype=np.int64) % 61 + 1) / 16).astype(np.float16)[:, None]
     session = make(model_of(text, [("n", width), ("n", 1)]))
-    binding = bind(session, case, [x, c], [y])
-    cupy.cuda.get_current_stream().synchronize()
-    session.run_with_iobinding(binding)
+    run_bound(session, [x, c], [y])
     for first in range(0, rows, step):
         s = x[first : first + step].astype(np.float64)
         s -= s.mean(axis=1, keepdims=True)
@@ -461,7 +378,7 @@ def test_more_than_two_to_the_31_elements(library: Path, width: int) -> None:
         s *= c[first : first + step]
         s -= y[first : first + step]
         assert float(cupy.abs(s).max()) < 2.5e-3, f"rows from {first} on"  # half a step of float16 below 8 is 2e-3
-    del x, y, c, s, session, binding
+    del x, y, c, s, session
     cupy.get_default_memory_pool().free_all_blocks()
 
 

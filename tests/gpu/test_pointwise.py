@@ -6,11 +6,12 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from layer_norm_cases import OPSET, bits, typed
+from node_cases import OPSET, bits, typed
 from onnx import helper
 from pointwise_cases import (
     CASES,
@@ -28,9 +29,9 @@ from pointwise_cases import (
 from threads import in_threads
 
 import ortplugin
-from gpu.device import at_offset, bind, host, make, python, run, same_bits
+from gpu.device import at_offset, host, make, need_memory, python, run, run_bound, same_bits
+from gpu.sessions import Trial, check_capture, check_graph, check_stream, check_threads, trial
 from ortplugin.ops.decompose import ONNX_DTYPES
-from ortplugin.session import onnxruntime
 
 cupy = pytest.importorskip("cupy")
 
@@ -157,8 +158,7 @@ def test_tensors_may_start_anywhere(library: Path, name: str, which: str) -> Non
     for offsets in ((1, 2, 3, 4, 5, 6, 7, 8, 9), (2,) * 9, (4,) * 9):
         inputs = [at_offset(array, offsets[i % 9] if "inputs" in which else 0) for i, array in enumerate(case.inputs())]
         outputs = [at_offset(array, offsets[-1 - i % 9] if "outputs" in which else 0) for i, array in enumerate(blank)]
-        cupy.cuda.get_current_stream().synchronize()
-        session.run_with_iobinding(bind(session, case, inputs, outputs))
+        run_bound(session, inputs, outputs)
         check(case, [cupy.asnumpy(array) for array in outputs], expected)
 
 
@@ -176,8 +176,7 @@ def test_results_may_take_the_place_of_inputs(library: Path, shape: tuple[int, .
     for order in ((0, 1), (1, 0)):
         inputs = [at_offset(array, offset) for array in case.inputs()]
         outputs = [inputs[i] for i in order]
-        cupy.cuda.get_current_stream().synchronize()
-        session.run_with_iobinding(bind(session, case, inputs, outputs))
+        run_bound(session, inputs, outputs)
         check(case, [cupy.asnumpy(array) for array in outputs], expected)
 
 
@@ -186,8 +185,7 @@ def test_swapped_inputs_are_results(library: Path) -> None:
     case = Case("swapped", text, ((1000,), (1000,)))
     x, y = (cupy.asarray(array) for array in case.inputs())
     session = make(case.model())
-    cupy.cuda.get_current_stream().synchronize()
-    session.run_with_iobinding(bind(session, case, [x, y], [x, y]))
+    run_bound(session, [x, y], [x, y])
     wanted = case.inputs()
     assert (cupy.asnumpy(x) == wanted[1]).all()
     assert (cupy.asnumpy(y) == wanted[0]).all()
@@ -240,79 +238,22 @@ def test_a_chain_of_nodes_may_take_over_each_others_memory(
 @pytest.mark.parametrize("name", CHOSEN)
 def test_a_cuda_graph_gives_the_same_bits(library: Path, name: str) -> None:
     case = by_name[name]
-    plain = make(case.model())
-    graph = ortplugin.session(case.model(), ["cuda"], cuda_graph=True)
-    for number in range(3):  # captured once, then replayed on other values
-        feeds = Case(f"{name}, replay {number}", case.text, case.shapes, case.values).feeds()
-        wanted = host(ortplugin.run(plain, feeds))
-        assert same_bits(host(ortplugin.run(graph, feeds)), wanted)
+    check_graph(case.model(), [Trial(replace(case, name=f"{name}, replay {i}").feeds()) for i in range(3)])
 
 
 def test_work_is_on_the_sessions_stream(library: Path) -> None:
-    """On a stream given to ONNX Runtime, the kernel comes after what the stream already holds."""
     case = by_name["large: contiguous, float"]
-    stream = cupy.cuda.Stream(non_blocking=True)
-    session = make(case.model(), user_compute_stream=str(stream.ptr))
-    inputs = [cupy.asarray(array) for array in case.inputs()]
-    outputs = [cupy.zeros(case.shapes[0], np.float32)]
-    binding = bind(session, case, inputs, outputs)
-    options = onnxruntime().RunOptions()
-    options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-    session.run_with_iobinding(binding, options)
-    cupy.cuda.Device().synchronize()
-    true = inputs[0].copy()
-    with stream:
-        inputs[0][...] = 0
-        busy = cupy.full(1 << 26, 0.5, np.float32)
-        for _ in range(50):
-            busy = cupy.sin(busy)
-        inputs[0][...] = true + busy[0] * 0
-    session.run_with_iobinding(binding, options)
-    stream.synchronize()
-    check(case, [cupy.asnumpy(outputs[0])])
+    check_stream(case.model(), trial(case, check))
 
 
-NEW_SHAPE_IN_CAPTURE = """
-import cupy, numpy
-from gpu.test_pointwise import SUM_RELU, Case, bind, check, make, model_of, onnxruntime, typed
-stream = cupy.cuda.Stream(non_blocking=True)
-text = typed(SUM_RELU, "float")
-session = make(model_of(text, [("n", 8), ("n", 8)]), user_compute_stream=str(stream.ptr))
-options = onnxruntime().RunOptions()
-options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-def prepare(rows):
-    case = Case(f"captured {rows}", text, ((rows, 8), (rows, 8)))
-    inputs, outputs = [cupy.asarray(each) for each in case.inputs()], [cupy.zeros((rows, 8), numpy.float32)]
-    return case, outputs, bind(session, case, inputs, outputs), inputs
-case, outputs, binding, kept = prepare(3)
-session.run_with_iobinding(binding, options)
-later = prepare(5)
-cupy.cuda.Device().synchronize()
-message = "accepted"
-stream.begin_capture()
-try:
-    session.run_with_iobinding(later[2], options)
-except Exception as error:
-    message = str(error)
-try:
-    stream.end_capture()
-except cupy.cuda.runtime.CUDARuntimeError:
-    pass  # the capture was given up
-print(message)
-for case, outputs, binding, kept in ((case, outputs, binding, kept), later):
-    session.run_with_iobinding(binding, options)
-    stream.synchronize()
-    check(case, [cupy.asnumpy(each) for each in outputs])
-print("runs")
-"""
+def captured() -> tuple[bytes, Trial, Trial]:
+    text = typed(SUM_RELU, "float")
+    first, later = (trial(Case(f"captured {rows}", text, ((rows, 8), (rows, 8))), check) for rows in (3, 5))
+    return model_of(text, [("n", 8), ("n", 8)]), first, later
 
 
 def test_new_shapes_under_capture_are_refused(library: Path) -> None:
-    done = python(NEW_SHAPE_IN_CAPTURE)
-    assert done.returncode == 0, done.stderr
-    assert "for the first time while a CUDA graph is captured" in done.stdout
-    assert "node 'pointwise'" in done.stdout
-    assert done.stdout.endswith("runs\n")
+    check_capture(captured, "pointwise")
 
 
 # -------------------------------------------------------------------------------------------------------------- threads
@@ -321,18 +262,12 @@ def test_new_shapes_under_capture_are_refused(library: Path) -> None:
 def test_many_threads_run_one_session(library: Path) -> None:
     """Half of them with shapes of their own, half with the same, all new to the session."""
     text = typed(CHAIN, "float16")
-    session = make(model_of(text, [None, None, None]))
 
-    def work(number: int) -> None:
+    def trial_of(number: int) -> Trial:
         shape = (64, 2056) if number % 2 else (40 * number + 1, (33, 768, 1023, 7001)[number // 2 % 4])
-        case = Case(f"thread {number}", text, (shape, shape[1:], (shape[0], 1)))
-        feeds = {name: cupy.asarray(array) for name, array in case.feeds().items()}
-        first = host(ortplugin.run(session, feeds))
-        check(case, first)
-        for _ in range(20):
-            assert same_bits(host(ortplugin.run(session, feeds)), first)
+        return trial(Case(f"thread {number}", text, (shape, shape[1:], (shape[0], 1))), check)
 
-    in_threads(8, work)
+    check_threads(model_of(text, [None, None, None]), trial_of)
 
 
 def test_threads_make_sessions_at_once(library: Path) -> None:
@@ -403,12 +338,8 @@ HUGE: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 def test_more_than_two_to_the_31_elements(library: Path, name: str) -> None:
     """Every element is checked; whole numbers wrap."""
     shape, other = HUGE[name]
-    needed = 20 << 30
-    free = cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes()
-    if free < needed:
-        pytest.skip(f"the GPU has {free >> 30} GiB of free memory, this takes {needed >> 30}")
+    need_memory(20)
     text = "(int8 x, int8 b) => (int8 y) { p = Mul(x, 3) y = Add(p, b) }"
-    case = Case(f"huge {name}", text, (shape, other))
     cupy.random.seed(zlib.crc32(name.encode()))
     x, y = cupy.empty(shape, np.int8), cupy.zeros(shape, np.int8)
     words = x.reshape(-1)[: x.size // 8 * 8].view(np.uint64)
@@ -416,9 +347,7 @@ def test_more_than_two_to_the_31_elements(library: Path, name: str) -> None:
     x.reshape(-1)[words.size * 8 :] = 5
     b = cupy.random.randint(-100, 100, other, dtype=np.int64).astype(np.int8).reshape(other)
     session = make(model_of(text, [None, None]))
-    cupy.cuda.Device().synchronize()
-    session.run_with_iobinding(bind(session, case, [x, b], [y]))
-    cupy.cuda.Device().synchronize()
+    run_bound(session, [x, b], [y])
     for index in itertools.product(*(range(size) for size in shape[:-2])):
         rows = shape[-2] if len(shape) > 1 else 1
         step = 1 << 18 if len(shape) > 1 else 1

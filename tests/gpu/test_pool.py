@@ -3,17 +3,16 @@ address, the same bits in every run, under threads and CUDA graphs, beyond 2^31 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from pool_cases import CASES, LARGE_CASES, Case, by_name, check, frozen, in_layout
-from threads import in_threads
 
 import ortplugin
-from gpu.device import at_offset, host, make, python, run, same_bits
-from ortplugin.ops.decompose import ONNX_DTYPES
+from gpu.device import at_offset, make, need_memory, run, run_bound, same_bits
+from gpu.sessions import Trial, check_capture, check_graph, check_threads, trial
 
 cupy = pytest.importorskip("cupy")
 
@@ -33,14 +32,6 @@ CHOSEN = (
     "large: squeeze, NCHW, float",
     "large: eight times, NCHW, float16",
 )
-
-
-def bind(session: Any, case: Case, x: Any, y: Any) -> Any:
-    """A binding of device arrays to a session's input and output."""
-    binding = session.io_binding()
-    for put, name, array in ((binding.bind_input, "x", x), (binding.bind_output, "y", y)):
-        put(name, "cuda", 0, ONNX_DTYPES[case.dtype], list(array.shape), array.data.ptr)
-    return binding
 
 
 @pytest.mark.parametrize("case", [*CASES, *LARGE_CASES], ids=lambda case: case.name)
@@ -115,81 +106,41 @@ def test_tensors_may_start_anywhere(library: Path, name: str, which: str) -> Non
     for offset in (1, 2, 3):
         x = at_offset(array, offset if "input" in which else 0)
         y = at_offset(np.zeros_like(case.reference(array)), offset if "output" in which else 0)
-        cupy.cuda.get_current_stream().synchronize()
-        session.run_with_iobinding(bind(session, case, x, y))
+        run_bound(session, [x], [y])
         check(case, cupy.asnumpy(y))
 
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_a_cuda_graph_gives_the_same_bits(library: Path, name: str) -> None:
     case = by_name[name]
-    plain = make(case.model())
-    graph = ortplugin.session(case.model(), ["cuda"], cuda_graph=True)
-    for number in range(3):  # captured once, then replayed on other values
-        feeds = Case(f"{name}, replay {number}", case.op, case.dtype, case.shape, case.attributes).feeds()
-        assert same_bits(host(ortplugin.run(graph, feeds)), host(ortplugin.run(plain, feeds)))
+    check_graph(case.model(), [Trial(replace(case, name=f"{name}, replay {i}").feeds()) for i in range(3)])
 
 
-NEW_SHAPE_IN_CAPTURE = """
-import cupy, numpy
-from gpu.device import make
-from gpu.test_pool import Case, bind, check, frozen
-from ortplugin.session import onnxruntime
-stream = cupy.cuda.Stream(non_blocking=True)
-given = frozen({"kind": "global_average", "layout": "NHWC"})
-model = Case("new", "FusedPool", "float", (), given).model(("n", "h", 7, 8))
-session = make(model, user_compute_stream=str(stream.ptr))
-options = onnxruntime().RunOptions()
-options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-def prepare(height):
-    case = Case(f"captured {height}", "FusedPool", "float", (2, height, 7, 8), given)
-    x, y = cupy.asarray(case.inputs()[0]), cupy.zeros((2, 1, 1, 8), numpy.float32)
-    return case, y, bind(session, case, x, y), x
-first, later = prepare(30), prepare(500)
-session.run_with_iobinding(first[2], options)
-cupy.cuda.Device().synchronize()
-message = "accepted"
-stream.begin_capture()
-try:
-    session.run_with_iobinding(later[2], options)
-except Exception as error:
-    message = str(error)
-try:
-    stream.end_capture()
-except cupy.cuda.runtime.CUDARuntimeError:
-    pass  # the capture was given up
-print(message)
-for case, y, binding, kept in (first, later):
-    session.run_with_iobinding(binding, options)
-    stream.synchronize()
-    check(case, cupy.asnumpy(y))
-print("runs")
-"""
+GLOBAL = frozen({"kind": "global_average", "layout": "NHWC"})
+
+
+def pooled(name: str, dtype: str, shape: tuple[int, ...]) -> Trial:
+    """A run of a global average."""
+    return trial(Case(name, "FusedPool", dtype, shape, GLOBAL), lambda case, found: check(case, *found))
+
+
+def captured() -> tuple[bytes, Trial, Trial]:
+    first, later = (pooled(f"captured {height}", "float", (2, height, 7, 8)) for height in (30, 500))
+    return Case("new", "FusedPool", "float", (), GLOBAL).model(("n", "h", 7, 8)), first, later
 
 
 def test_new_shapes_under_capture_are_refused(library: Path) -> None:
-    done = python(NEW_SHAPE_IN_CAPTURE)
-    assert done.returncode == 0, done.stderr
-    assert "for the first time while a CUDA graph is captured" in done.stdout
-    assert "node 'image'" in done.stdout
-    assert done.stdout.endswith("runs\n")
+    check_capture(captured, "image")
 
 
 def test_many_threads_run_one_session(library: Path) -> None:
     """Half of them with shapes of their own, half with the same, all new to the session."""
-    given = frozen({"kind": "global_average", "layout": "NHWC"})
-    session = make(Case("threads", "FusedPool", "float16", (), given).model(None))
 
-    def work(number: int) -> None:
+    def trial_of(number: int) -> Trial:
         shape = (4, 112, 112, 24) if number % 2 else (3 + number, 17, 33, (8, 64, 7, 120)[number // 2 % 4])
-        case = Case(f"thread {number}", "FusedPool", "float16", shape, given)
-        feeds = {"x": cupy.asarray(case.inputs()[0])}
-        first = host(ortplugin.run(session, feeds))
-        check(case, first[0])
-        for _ in range(20):
-            assert same_bits(host(ortplugin.run(session, feeds)), first)
+        return pooled(f"thread {number}", "float16", shape)
 
-    in_threads(8, work)
+    check_threads(Case("threads", "FusedPool", "float16", (), GLOBAL).model(None), trial_of)
 
 
 HUGE = {
@@ -206,10 +157,7 @@ HUGE = {
 def test_more_than_two_to_the_31_elements(library: Path, name: str) -> None:
     """Of single bytes in NHWC with 3 channels, so that no vector makes fewer of them; the last elements show."""
     op, given = HUGE[name]
-    needed = 24 << 30
-    free = cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes()
-    if free < needed:
-        pytest.skip(f"the GPU has {free >> 30} GiB of free memory, this takes {needed >> 30}")
+    need_memory(24)
     layout = given.get("layout", "NCHW")
     shape = in_layout(layout, (1 << 31) // (3 << 20) + 5, 3, (1024, 1024))
     case = Case(name, op, "uint8", shape, frozen(given))
@@ -228,8 +176,7 @@ def test_more_than_two_to_the_31_elements(library: Path, name: str) -> None:
         wanted = cupy.repeat(kept, 2, axis=spatial.start + 1)
     session = make(case.model(None))
     y = cupy.zeros(wanted.shape, np.uint8)
-    cupy.cuda.Device().synchronize()
-    session.run_with_iobinding(bind(session, case, x, y))
+    run_bound(session, [x], [y])
     assert bool((y == wanted).all())
 
 

@@ -10,15 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from node_cases import Array, bits
 from onnx import TensorProto, helper
 from scatter_cases import (
     CASES,
     FLOATING,
     INPUTS,
     ONNX_DTYPES,
-    Array,
     Case,
-    bits,
     check,
     check_any_order,
     elements,
@@ -28,24 +27,14 @@ from scatter_cases import (
 )
 from threads import in_threads
 
-import ortplugin
+from gpu.device import make, need_memory
+from gpu.sessions import check_graph, trial
 from ortplugin.ops import DOMAIN
-from ortplugin.session import CUDA, onnxruntime
 
 cupy = pytest.importorskip("cupy")
 
 ALGORITHMS = ("auto", "sequential", "parallel", "sorting")
 GUARD = 256  # bytes before and behind an output that nothing may write
-
-
-def make(model: bytes, **provider: str) -> Any:
-    """A session in which every node must run on the GPU."""
-    ort = onnxruntime()
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    ortplugin.register(options)
-    return ort.InferenceSession(model, options, providers=[(CUDA, provider)], enable_fallback=0)
 
 
 def upload(array: Array, offset: int = 0) -> Any:
@@ -304,11 +293,8 @@ GRAPHS = [case for case in CHOSEN if case.dtype in ("float", "float16")]
 def test_a_cuda_graph_gives_the_same_bits(library: Any, case: Case) -> None:
     for one in forms(case):
         for model in (one.model(), in_place(one)):
-            graph = ortplugin.session(model, ["cuda"], cuda_graph=True)
-            for number in range(3):  # captured once, then replayed on other values
-                fresh = replace(one, name=f"{case.name}, replay {number}")
-                output = cupy.asnumpy(ortplugin.run(graph, fresh.feeds())["y"])
-                check(fresh, output)
+            cases = [replace(one, name=f"{case.name}, replay {number}") for number in range(3)]
+            check_graph(model, [trial(each, lambda fresh, found: check(fresh, *found)) for each in cases])
 
 
 def test_many_threads_run_one_session(library: Any) -> None:
@@ -328,9 +314,7 @@ def test_many_threads_run_one_session(library: Any) -> None:
 @pytest.mark.parametrize("width", [1, 1021])
 def test_more_than_two_to_the_31_elements(library: Any, width: int) -> None:
     """Every form, at both ends of 2 GiB of bytes."""
-    free = cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes()
-    if free < 40 << 30:
-        pytest.skip(f"the GPU has {free >> 30} GiB of free memory, this takes 40")
+    need_memory(40)
     rows = (1 << 31) // width + 4321
     rng = np.random.default_rng(3)
     targets = np.concatenate([np.arange(100), rows - 1 - np.arange(1000), rng.integers(0, rows, 1000)])

@@ -3,16 +3,17 @@ in every run, under threads and CUDA graphs, beyond 2^31 elements."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from layer_norm_cases import typed
+from node_cases import typed
 from sum_to_cases import BOTH, CASES, LARGE_CASES, LERP_GRAD, RELU_GRAD, Case, by_name, check, expect, model_of, summed
-from threads import in_threads
 
 import ortplugin
-from gpu.device import at_offset, bind, host, make, python, run, same_bits
+from gpu.device import at_offset, host, make, need_memory, run, run_bound, same_bits
+from gpu.sessions import Trial, check_capture, check_graph, check_threads, trial
 
 cupy = pytest.importorskip("cupy")
 
@@ -121,81 +122,35 @@ def test_tensors_may_start_anywhere(library: Path, name: str, which: str) -> Non
         inputs = [at_offset(array, offset if "inputs" in which else 0) for array in case.inputs()]
         blank = [np.zeros_like(array) for array in expected.outputs]
         outputs = [at_offset(array, offset if "outputs" in which else 0) for array in blank]
-        cupy.cuda.get_current_stream().synchronize()
-        session.run_with_iobinding(bind(session, case, inputs, outputs))
+        run_bound(session, inputs, outputs)
         check(case, [cupy.asnumpy(array) for array in outputs], expected)
 
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_a_cuda_graph_gives_the_same_bits(library: Path, name: str) -> None:
     case = by_name[name]
-    plain = make(case.model())
-    graph = ortplugin.session(case.model(), ["cuda"], cuda_graph=True)
-    for number in range(3):  # captured once, then replayed on other values
-        feeds = Case(f"{name}, replay {number}", case.text, case.shapes, case.values).feeds()
-        wanted = host(ortplugin.run(plain, feeds))
-        assert same_bits(host(ortplugin.run(graph, feeds)), wanted)
+    check_graph(case.model(), [Trial(replace(case, name=f"{name}, replay {i}").feeds()) for i in range(3)])
 
 
-NEW_SHAPE_IN_CAPTURE = """
-import cupy, numpy
-from gpu.device import bind, make
-from gpu.test_sum_to import Case, check, model_of, summed, typed
-from ortplugin.session import onnxruntime
-stream = cupy.cuda.Stream(non_blocking=True)
-text = typed(summed("0"), "float")
-session = make(model_of(text, [("n", 8)]), user_compute_stream=str(stream.ptr))
-options = onnxruntime().RunOptions()
-options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-def prepare(rows):
-    case = Case(f"captured {rows}", text, ((rows, 8),))
-    inputs, outputs = [cupy.asarray(each) for each in case.inputs()], [cupy.zeros((1, 8), numpy.float32)]
-    return case, outputs, bind(session, case, inputs, outputs), inputs
-first, later = prepare(300), prepare(50000)
-session.run_with_iobinding(first[2], options)
-cupy.cuda.Device().synchronize()
-message = "accepted"
-stream.begin_capture()
-try:
-    session.run_with_iobinding(later[2], options)
-except Exception as error:
-    message = str(error)
-try:
-    stream.end_capture()
-except cupy.cuda.runtime.CUDARuntimeError:
-    pass  # the capture was given up
-print(message)
-for case, outputs, binding, kept in (first, later):
-    session.run_with_iobinding(binding, options)
-    stream.synchronize()
-    check(case, [cupy.asnumpy(each) for each in outputs])
-print("runs")
-"""
+def captured() -> tuple[bytes, Trial, Trial]:
+    text = typed(summed("0"), "float")
+    first, later = (trial(Case(f"captured {rows}", text, ((rows, 8),)), check) for rows in (300, 50000))
+    return model_of(text, [("n", 8)]), first, later
 
 
 def test_new_shapes_under_capture_are_refused(library: Path) -> None:
-    done = python(NEW_SHAPE_IN_CAPTURE)
-    assert done.returncode == 0, done.stderr
-    assert "for the first time while a CUDA graph is captured" in done.stdout
-    assert "node 'sums'" in done.stdout
-    assert done.stdout.endswith("runs\n")
+    check_capture(captured, "sums")
 
 
 def test_many_threads_run_one_session(library: Path) -> None:
     """Half of them with shapes of their own, half with the same, all new to the session."""
     text = typed(RELU_GRAD, "float")
-    session = make(model_of(text, [None, None]))
 
-    def work(number: int) -> None:
+    def trial_of(number: int) -> Trial:
         shape = (16, 24, 32, 32) if number % 2 else (8 + number, 5, 17, (33, 64, 7, 120)[number // 2 % 4])
-        case = Case(f"thread {number}", text, (shape, shape))
-        feeds = {name: cupy.asarray(array) for name, array in case.feeds().items()}
-        first = host(ortplugin.run(session, feeds))
-        check(case, first)
-        for _ in range(20):
-            assert same_bits(host(ortplugin.run(session, feeds)), first)
+        return trial(Case(f"thread {number}", text, (shape, shape)), check)
 
-    in_threads(8, work)
+    check_threads(model_of(text, [None, None]), trial_of)
 
 
 HUGE = {
@@ -211,10 +166,7 @@ HUGE = {
 def test_more_than_two_to_the_31_elements(library: Path, name: str) -> None:
     """Sums of whole numbers are exact."""
     axis, shape = HUGE[name]
-    needed = 60 << 30
-    free = cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes()
-    if free < needed:
-        pytest.skip(f"the GPU has {free >> 30} GiB of free memory, this takes {needed >> 30}")
+    need_memory(60)
     text = f'(int32 x) => (int32 y) {{ y = SumTo<axes="{axis}", keepdims=0>(x) }}'
     x = cupy.empty(shape, np.int32)
     flat = x.reshape(-1)
@@ -226,8 +178,7 @@ def test_more_than_two_to_the_31_elements(library: Path, name: str) -> None:
     wanted = x.sum(int(axis), dtype=np.int32)
     y = cupy.zeros(wanted.shape, np.int32)
     session = make(model_of(text, [None]))
-    cupy.cuda.Device().synchronize()
-    session.run_with_iobinding(bind(session, Case(name, text, (shape,)), [x], [y]))
+    run_bound(session, [x], [y])
     assert bool((y == wanted).all())
 
 

@@ -129,7 +129,7 @@ int main(int argc, char** argv) {
     CHECK_WITH(test::Spilled(log) == 0 && test::Local(log) == 0, variant());
     CHECK_WITH(code.find(own->entry) != std::string::npos, variant());
   }
-  for (const size_t bytes : {2, 4, 8}) {
+  for (const size_t bytes : {1, 2, 4, 8}) {
     std::string log;
     const std::string source = ChannelsLastSource(bytes), code = cuda::Compile(source, architecture, &log);
     CHECK(code.size() > 1000 && test::Spilled(log) == 0);

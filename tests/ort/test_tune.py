@@ -52,9 +52,9 @@ def timed(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[Sequence[NodeProto
     """Replaces the clock; returns the list that collects the names of the measured nodes."""
     measured: list[str] = []
 
-    def time(model: ModelProto, node: NodeProto, candidate: Sequence[NodeProto], *rest: object) -> float | None:
-        measured.append(node.name)
-        return seconds(candidate)
+    def time(model: ModelProto, job: Any, name: str, provider: str) -> float | None:
+        measured.append(job.node.name)
+        return seconds(job.candidates[name])
 
     monkeypatch.setattr(tune, "_time", time)
     return measured

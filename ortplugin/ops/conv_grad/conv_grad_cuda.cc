@@ -1,7 +1,6 @@
 // ConvGrad on the GPU: dZ, and dB with it, on the kernels of FusedPointwise and FusedSumTo; dX and dW on cuDNN.
 
 #include <algorithm>
-#include <exception>
 #include <numeric>
 #include <optional>
 #include <utility>
@@ -13,6 +12,7 @@
 #include "ortplugin/runtime/cudnn.h"
 #include "ortplugin/runtime/kernel_sources.h"
 #include "ortplugin/runtime/plan_cache.h"
+#include "ortplugin/runtime/scratch.h"
 
 namespace ortplugin {
 namespace {
@@ -120,21 +120,11 @@ struct Plan {
 class CudaConvGrad : public Kernel {
  public:
   explicit CudaConvGrad(const NodeInfo& info)
-      : node_(GradNode::Read(info)), api_(info.api()), device_(cuda::Device(info.device())) {
+      : node_(GradNode::Read(info)), scratch_(info), device_(cuda::Device(info.device())) {
     const std::vector<TensorType> types = CheckGrad(node_, info);
     if (node_.wants_b) sums_ = node_.Sums();
-    allocator_ = info.allocator();
-    try {
-      Check(api_, ort::AllocatorGetInfo(api_, static_cast<const ort::Allocator*>(allocator_), &memory_));
-      Prepare(types);
-    } catch (...) {
-      ort::ReleaseAllocator(api_, allocator_);
-      throw;
-    }
+    Prepare(types);
   }
-  ~CudaConvGrad() override { ort::ReleaseAllocator(api_, allocator_); }
-  CudaConvGrad(const CudaConvGrad&) = delete;
-  CudaConvGrad& operator=(const CudaConvGrad&) = delete;
 
   void Compute(Run& run) const override {
     const size_t operands = node_.operands(), inputs = operands + node_.program.parameters().size();
@@ -162,17 +152,7 @@ class CudaConvGrad : public Kernel {
       cuda::RefuseCapture(device_, stream);
       plan = &Make(shapes, unaligned);
     }
-    if (plan->scratch_bytes == 0) return Launch(*plan, stream, addresses, nullptr);
-    // ORT's allocator hands freed memory only to later work of the same stream, so it may be freed after the launches.
-    void* scratch = run.scratch(memory_, plan->scratch_bytes);
-    std::exception_ptr failure;
-    try {
-      Launch(*plan, stream, addresses, static_cast<char*>(scratch));
-    } catch (...) {
-      failure = std::current_exception();
-    }
-    Check(api_, ort::AllocatorFree(api_, allocator_, scratch));
-    if (failure != nullptr) std::rethrow_exception(failure);
+    scratch_.Lend(run, plan->scratch_bytes, [&](char* memory) { Launch(*plan, stream, std::move(addresses), memory); });
   }
 
  private:
@@ -455,9 +435,7 @@ class CudaConvGrad : public Kernel {
 
   GradNode node_;
   std::optional<SumProgram> sums_;  // where dB is wanted
-  const ort::Api* api_;
-  ort::Allocator* allocator_ = nullptr;
-  const ort::MemoryInfo* memory_ = nullptr;
+  DeviceScratch scratch_;
   const cuda::DeviceFacts& device_;
   mutable PlanCache<Plan, std::vector<size_t>> plans_;  // by the tensors that are not aligned
 };

@@ -1,15 +1,14 @@
 // FusedLayerNorm on the GPU: which variant of layer_norm.cu a shape gets, its source, and the launch.
 
 #include <algorithm>
-#include <map>
-#include <mutex>
 #include <numeric>
-#include <shared_mutex>
 #include <sstream>
 
 #include "ortplugin/ops/layer_norm/layer_norm.h"
 #include "ortplugin/runtime/cuda.h"
 #include "ortplugin/runtime/kernel_sources.h"
+#include "ortplugin/runtime/plan_cache.h"
+#include "ortplugin/runtime/scratch.h"
 
 namespace ortplugin {
 namespace {
@@ -187,21 +186,11 @@ struct Plan {
 class CudaLayerNorm : public Kernel {
  public:
   explicit CudaLayerNorm(const NodeInfo& info)
-      : norm_(NormProgram::Parse(info.string_attribute("program"))), api_(info.api()), allocator_(info.allocator()) {
-    try {
-      Check(api_, ort::AllocatorGetInfo(api_, static_cast<const ort::Allocator*>(allocator_), &memory_));
-      int ordinal = 0;
-      Check(api_, ort::MemoryInfoGetId(api_, memory_, &ordinal));
-      device_ = &cuda::Device(ordinal);
-      Prepare(info);
-    } catch (...) {
-      ort::ReleaseAllocator(api_, allocator_);
-      throw;
-    }
+      : norm_(NormProgram::Parse(info.string_attribute("program"))),
+        scratch_(info),
+        device_(cuda::Device(info.device())) {
+    Prepare(info);
   }
-  ~CudaLayerNorm() override { ort::ReleaseAllocator(api_, allocator_); }
-  CudaLayerNorm(const CudaLayerNorm&) = delete;
-  CudaLayerNorm& operator=(const CudaLayerNorm&) = delete;
 
   void Compute(Run& run) const override {
     std::vector<Tensor> inputs;
@@ -217,7 +206,7 @@ class CudaLayerNorm : public Kernel {
     const size_t results = norm_.program.results().size();
     // Outputs bound by the caller may start anywhere, which is known once the shape is.
     NormShape fit;
-    const Plan* plan = Find(shapes, aligned);
+    const Plan* plan = plans_.Find(shapes, aligned);
     const Shape& shape = plan != nullptr ? plan->shape.shape : (fit = FitShapes(norm_, shapes)).shape;
     std::vector<void*> outputs;
     for (size_t r = 0; r < results; ++r) {
@@ -225,65 +214,36 @@ class CudaLayerNorm : public Kernel {
       aligned = aligned && reinterpret_cast<uintptr_t>(outputs[r]) % 16 == 0;
     }
     if (ElementCount(shape) == 0) return;
-    if (!aligned) plan = Find(shapes, aligned);
+    if (!aligned) plan = plans_.Find(shapes, aligned);
     if (plan == nullptr) {
-      cuda::RefuseCapture(*device_, stream);
+      cuda::RefuseCapture(device_, stream);
       plan = &Make(shapes, aligned);
     }
 
     std::vector<uint64_t> arguments = plan->arguments;
     for (size_t i = 0; i < inputs.size(); ++i) arguments[i] = reinterpret_cast<uintptr_t>(inputs[i].data);
     for (size_t r = 0; r < results; ++r) arguments[inputs.size() + r] = reinterpret_cast<uintptr_t>(outputs[r]);
-    if (plan->second == nullptr) {
-      void* parameters[] = {arguments.data()};
-      cuda::LaunchNext(*device_, plan->first, plan->launch, stream, parameters);
-      return;
-    }
-    // ORT's allocator hands freed memory only to later work of the same stream, so it may be freed after the launches.
-    void* scratch = run.scratch(memory_, plan->scratch_bytes);
-    void* parameters[] = {arguments.data(), &scratch};
-    std::exception_ptr failure;
-    try {
-      cuda::LaunchNext(*device_, plan->first, plan->launch, stream, parameters);
-      cuda::LaunchNext(*device_, plan->second, plan->launch, stream, parameters);
-    } catch (...) {
-      failure = std::current_exception();
-    }
-    Check(api_, ort::AllocatorFree(api_, allocator_, scratch));
-    if (failure != nullptr) std::rethrow_exception(failure);
+    scratch_.Lend(run, plan->scratch_bytes, [&](char* memory) {
+      void* parameters[] = {arguments.data(), &memory};
+      cuda::LaunchNext(device_, plan->first, plan->launch, stream, parameters);
+      if (plan->second != nullptr) cuda::LaunchNext(device_, plan->second, plan->launch, stream, parameters);
+    });
   }
 
  private:
-  using Key = std::pair<std::vector<Shape>, bool>;
-
   // Compiles for the shapes that the model declares, so that errors come with the session and runs find the kernel
-  // there. A dimension that is not known is taken for what other inputs have in its place, else for two; where that
-  // guess is wrong or fits nothing, the first run compiles. (What is known and does not fit, CheckNode has refused.)
+  // there. Where a guessed dimension is wrong or fits nothing, the first run compiles. (What is known and does not fit,
+  // CheckNode has refused.)
   void Prepare(const NodeInfo& info) {
-    std::vector<Shape> shapes;
-    for (const TensorType& type : CheckNode(norm_, info)) {
-      if (!type.has_shape) return;
-      shapes.push_back(type.shape);
-    }
+    const auto shapes = GuessShapes(CheckNode(norm_, info));
+    if (!shapes) return;
     NormShape fit;
     try {
-      const Shape full = Broadcast(shapes);
-      for (Shape& shape : shapes)
-        for (size_t axis = 0; axis < shape.size(); ++axis) {
-          const int64_t known = full[full.size() - shape.size() + axis];
-          if (shape[axis] < 0) shape[axis] = known < 0 ? 2 : known;
-        }
-      fit = FitShapes(norm_, shapes);
+      fit = FitShapes(norm_, *shapes);
     } catch (const Error&) {
       return;
     }
-    if (ElementCount(fit.shape) > 0) Make(shapes, true);
-  }
-
-  const Plan* Find(const std::vector<Shape>& shapes, bool aligned) const {
-    const std::shared_lock<std::shared_mutex> lock(mutex_);
-    const auto found = plans_.find(Key(shapes, aligned));
-    return found == plans_.end() ? nullptr : found->second.get();
+    if (ElementCount(fit.shape) > 0) Make(*shapes, true);
   }
 
   const Plan& Make(const std::vector<Shape>& shapes, bool aligned) const {
@@ -292,34 +252,30 @@ class CudaLayerNorm : public Kernel {
     const NormShape& shape = plan->shape;
     if (shape.width >= int64_t{1} << 30)
       Fail("rows of ", shape.width, " elements are longer than the 2^30 that the kernel counts");
-    const GpuLimits limits{device_->multiprocessors, device_->l2_bytes};
+    const GpuLimits limits{device_.multiprocessors, device_.l2_bytes};
     const NormSchedule schedule = ScheduleLayerNorm(norm_, shape, limits, aligned);
     const std::string source = LayerNormSource(norm_, shape, schedule);
-    plan->first = cuda::Load(*device_, source, schedule.streamed ? "row_moments" : "layer_norm", cuda::Warn);
-    plan->second = schedule.streamed ? cuda::Load(*device_, source, "normalize_rows", cuda::Warn) : nullptr;
+    plan->first = cuda::Load(device_, source, schedule.streamed ? "row_moments" : "layer_norm", cuda::Warn);
+    plan->second = schedule.streamed ? cuda::Load(device_, source, "normalize_rows", cuda::Warn) : nullptr;
     const int threads = schedule.lanes * schedule.groups;
-    const int resident = cuda::BlocksPerMultiprocessor(*device_, plan->first, threads);
+    const int resident = cuda::BlocksPerMultiprocessor(device_, plan->first, threads);
     if (resident == 0) Fail("the kernel does not fit a multiprocessor of this GPU");
     // Blocks stay and take row after row, so that what rows share is read once by each.
     const int64_t pieces = schedule.streamed ? shape.rows * schedule.chunks
                                              : DivideUp(shape.rows, int64_t{schedule.groups} * schedule.rows_at_once);
-    const int64_t blocks = std::min<int64_t>(pieces, int64_t{resident} * device_->multiprocessors);
+    const int64_t blocks = std::min<int64_t>(pieces, int64_t{resident} * device_.multiprocessors);
     plan->launch = {static_cast<unsigned>(blocks), static_cast<unsigned>(threads)};
     plan->arguments = ArgumentBlock(shape.accesses, norm_.program.results().size(), shape.rows, schedule.chunks);
     const size_t moments = norm_.program.value(norm_.summed).dtype == DType::kDouble ? 24 : 12;
     plan->scratch_bytes = schedule.streamed ? static_cast<size_t>(pieces) * moments : 0;
 
-    const std::unique_lock<std::shared_mutex> lock(mutex_);
-    return *plans_.emplace(Key(shapes, aligned), std::move(plan)).first->second;
+    return plans_.Keep(shapes, aligned, std::move(plan));
   }
 
   NormProgram norm_;
-  const ort::Api* api_;
-  ort::Allocator* allocator_;
-  const ort::MemoryInfo* memory_ = nullptr;
-  const cuda::DeviceFacts* device_ = nullptr;
-  mutable std::shared_mutex mutex_;
-  mutable std::map<Key, std::unique_ptr<Plan>> plans_;  // grows with the shapes seen; a plan is a few hundred bytes
+  DeviceScratch scratch_;
+  const cuda::DeviceFacts& device_;
+  mutable PlanCache<Plan, bool> plans_;  // by whether all tensors are aligned
 };
 
 }  // namespace

@@ -3,16 +3,14 @@
 #include "ortplugin/ops/scatter/scatter_cuda.h"
 
 #include <algorithm>
-#include <exception>
-#include <map>
-#include <mutex>
 #include <numeric>
-#include <shared_mutex>
 #include <sstream>
 #include <tuple>
 
 #include "ortplugin/runtime/cuda.h"
 #include "ortplugin/runtime/kernel_sources.h"
+#include "ortplugin/runtime/plan_cache.h"
+#include "ortplugin/runtime/scratch.h"
 
 namespace ortplugin {
 namespace {
@@ -294,48 +292,36 @@ cuda::LaunchShape Blocks(int64_t count) {
 class CudaScatter : public Kernel {
  public:
   CudaScatter(ScatterKind kind, const NodeInfo& info)
-      : attributes_(ScatterAttributes::Parse(kind, info)), api_(info.api()), allocator_(info.allocator()) {
-    try {
-      const std::vector<TensorType> inputs = CheckScatterNode(attributes_, info);
-      Check(api_, ort::AllocatorGetInfo(api_, static_cast<const ort::Allocator*>(allocator_), &memory_));
-      int ordinal = 0;
-      Check(api_, ort::MemoryInfoGetId(api_, memory_, &ordinal));
-      device_ = &cuda::Device(ordinal);
-      Prepare(inputs);
-    } catch (...) {
-      ort::ReleaseAllocator(api_, allocator_);
-      throw;
-    }
+      : attributes_(ScatterAttributes::Parse(kind, info)), scratch_(info), device_(cuda::Device(info.device())) {
+    Prepare(CheckScatterNode(attributes_, info));
   }
-  ~CudaScatter() override { ort::ReleaseAllocator(api_, allocator_); }
-  CudaScatter(const CudaScatter&) = delete;
-  CudaScatter& operator=(const CudaScatter&) = delete;
 
   void Compute(Run& run) const override {
-    Key key;
+    std::vector<Shape> shapes;
     std::vector<ort::ElementType> types;
     const void* inputs[3];
     for (size_t i = 0; i < 3; ++i) {
       Tensor input = run.input(i);
       inputs[i] = input.data;
       types.push_back(input.type);
-      key.shapes.push_back(std::move(input.shape));
+      shapes.push_back(std::move(input.shape));
     }
     CheckScatterTypes(attributes_, types);
     const void* data = inputs[0];
     const void *indices = inputs[attributes_.indices()], *updates = inputs[attributes_.updates()];
-    void* output = run.output(0, key.shapes[0]);
+    void* output = run.output(0, shapes[0]);
     const auto address = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); };
+    Key key;
     key.type = types[0];
     key.is_int32 = types[attributes_.indices()] == ort::kInt32;
     key.in_place = output == data;
     key.alignment[0] = (address(data) | address(output)) % 16;
     key.alignment[1] = address(updates) % 16;
     const cuda::Stream stream = run.stream();
-    const Plan* plan = Find(key);
+    const Plan* plan = plans_.Find(shapes, key);
     if (plan == nullptr) {
-      cuda::RefuseCapture(*device_, stream);
-      plan = &Make(key);
+      cuda::RefuseCapture(device_, stream);
+      plan = &Make(shapes, key);
     }
     if (plan->choice.form != ScatterForm::kCopy && (output == updates || output == indices))
       Fail("the output has the memory of ", output == updates ? "the updates" : "the indices",
@@ -347,28 +333,19 @@ class CudaScatter : public Kernel {
       (*block)[kUpdates] = address(updates);
       (*block)[kOutput] = address(output);
     }
-    if (plan->scratch_bytes == 0) return Launch(*plan, stream, arguments.data(), copy_arguments.data(), nullptr);
-    // ORT's allocator hands freed memory only to later work of the same stream, so it may be freed after the launches.
-    void* scratch = run.scratch(memory_, plan->scratch_bytes);
-    std::exception_ptr failure;
-    try {
-      Launch(*plan, stream, arguments.data(), copy_arguments.data(), static_cast<char*>(scratch));
-    } catch (...) {
-      failure = std::current_exception();
-    }
-    Check(api_, ort::AllocatorFree(api_, allocator_, scratch));
-    if (failure != nullptr) std::rethrow_exception(failure);
+    scratch_.Lend(run, plan->scratch_bytes,
+                  [&](char* memory) { Launch(*plan, stream, arguments.data(), copy_arguments.data(), memory); });
   }
 
  private:
+  // What a plan depends on besides the shapes.
   struct Key {
-    std::vector<Shape> shapes;
     ort::ElementType type;
     bool is_int32, in_place;
     uintptr_t alignment[2];  // of data and output, of updates
     bool operator<(const Key& other) const {
-      return std::tie(shapes, type, is_int32, in_place, alignment[0], alignment[1]) <
-             std::tie(other.shapes, other.type, other.is_int32, other.in_place, other.alignment[0], other.alignment[1]);
+      return std::tie(type, is_int32, in_place, alignment[0], alignment[1]) <
+             std::tie(other.type, other.is_int32, other.in_place, other.alignment[0], other.alignment[1]);
     }
   };
 
@@ -380,7 +357,7 @@ class CudaScatter : public Kernel {
       unsigned value = plan.fill;
       if (!plan.choice.copies) copy_arguments[kOutput] = copy_arguments[kData];  // only fills
       void* parameters[] = {copy_arguments, &memory, &words, &value};
-      cuda::LaunchNext(*device_, plan.copy, plan.copy_launch, stream, parameters);
+      cuda::LaunchNext(device_, plan.copy, plan.copy_launch, stream, parameters);
     }
     void* parameters[] = {arguments, &memory};
     switch (plan.choice.form) {
@@ -389,16 +366,16 @@ class CudaScatter : public Kernel {
       case ScatterForm::kFused: {
         unsigned unit_blocks = plan.unit_launch.blocks;
         parameters[1] = &unit_blocks;
-        return cuda::LaunchNext(*device_, plan.first, plan.launch, stream, parameters);
+        return cuda::LaunchNext(device_, plan.first, plan.launch, stream, parameters);
       }
       case ScatterForm::kFew:
-        return cuda::LaunchNext(*device_, plan.first, plan.launch, stream, parameters);
+        return cuda::LaunchNext(device_, plan.first, plan.launch, stream, parameters);
       case ScatterForm::kWrite:
         if (plan.choice.owned) {
-          if (plan.filled == 0) cuda::LaunchNext(*device_, plan.second, plan.unit_launch, stream, parameters);
-          cuda::LaunchNext(*device_, plan.third, plan.unit_launch, stream, parameters);
+          if (plan.filled == 0) cuda::LaunchNext(device_, plan.second, plan.unit_launch, stream, parameters);
+          cuda::LaunchNext(device_, plan.third, plan.unit_launch, stream, parameters);
         }
-        return cuda::LaunchNext(*device_, plan.first, plan.launch, stream, parameters);
+        return cuda::LaunchNext(device_, plan.first, plan.launch, stream, parameters);
       case ScatterForm::kSort:
         return LaunchSort(plan, stream, arguments, scratch);
     }
@@ -409,8 +386,8 @@ class CudaScatter : public Kernel {
     int passes = sort.passes, bits = sort.bits;
     char* counts = scratch;
     void* count_parameters[] = {arguments, &counts, &passes, &bits};
-    const int64_t count_blocks = std::min<int64_t>(sort.tiles * 4, 4 * device_->multiprocessors);
-    cuda::LaunchNext(*device_, plan.second, {static_cast<unsigned>(count_blocks), kSortThreads}, stream,
+    const int64_t count_blocks = std::min<int64_t>(sort.tiles * 4, 4 * device_.multiprocessors);
+    cuda::LaunchNext(device_, plan.second, {static_cast<unsigned>(count_blocks), kSortThreads}, stream,
                      count_parameters);
     char *keys = nullptr, *units = nullptr;
     for (int pass = 0; pass < passes; ++pass) {
@@ -422,46 +399,41 @@ class CudaScatter : public Kernel {
       int shift = pass * bits;
       void* parameters[] = {arguments,    &keys,      &units,  &sorted_keys, &sorted_units,
                             &pass_counts, &published, &ticket, &shift,       &bits};
-      cuda::LaunchNext(*device_, plan.third, {static_cast<unsigned>(sort.tiles), kSortThreads}, stream, parameters);
+      cuda::LaunchNext(device_, plan.third, {static_cast<unsigned>(sort.tiles), kSortThreads}, stream, parameters);
       keys = sorted_keys;
       units = sorted_units;
     }
     void* fold_parameters[] = {arguments, &keys, &units};
-    cuda::LaunchNext(*device_, plan.first, plan.launch, stream, fold_parameters);
+    cuda::LaunchNext(device_, plan.first, plan.launch, stream, fold_parameters);
   }
 
   // Compiles for the shapes that the model declares, where they are known, so that errors come with the session and
   // runs find the kernels there.
   void Prepare(const std::vector<TensorType>& inputs) {
-    Key key{};
+    std::vector<Shape> shapes;
     for (const TensorType& input : inputs) {
       if (!input.has_shape || std::count(input.shape.begin(), input.shape.end(), -1) > 0) return;
-      key.shapes.push_back(input.shape);
+      shapes.push_back(input.shape);
     }
+    Key key{};
     key.type = inputs[0].type;
     key.is_int32 = inputs[attributes_.indices()].type == ort::kInt32;
     if (key.type == ort::kUndefined) return;
     for (const bool in_place : {false, true}) {
       key.in_place = in_place;
-      Make(key);
+      Make(shapes, key);
     }
   }
 
-  const Plan* Find(const Key& key) const {
-    const std::shared_lock<std::shared_mutex> lock(mutex_);
-    const auto found = plans_.find(key);
-    return found == plans_.end() ? nullptr : found->second.get();
-  }
-
-  const Plan& Make(const Key& key) const {
-    const ScatterShape shape = FitScatter(attributes_, key.shapes);
+  const Plan& Make(const std::vector<Shape>& shapes, const Key& key) const {
+    const ScatterShape shape = FitScatter(attributes_, shapes);
     auto plan = std::make_unique<Plan>();
     plan->choice = ChooseScatter(attributes_, key.type, shape, key.in_place);
     const ScatterAddresses addresses{key.alignment[0], key.alignment[1]};
     const ScatterVariant variant =
         MakeScatterVariant(attributes_, key.type, shape, plan->choice, key.is_int32, addresses);
     const std::string source = ScatterSource(attributes_, key.type, variant);
-    const auto load = [&](const char* kernel) { return cuda::Load(*device_, source, kernel, cuda::Warn); };
+    const auto load = [&](const char* kernel) { return cuda::Load(device_, source, kernel, cuda::Warn); };
     const int64_t accesses = shape.is_empty() ? 0 : shape.units * (shape.width / variant.vector);
     plan->arguments = Arguments(shape, false);
     plan->copy_arguments = Arguments(shape, true);
@@ -521,23 +493,19 @@ class CudaScatter : public Kernel {
     if ((plan->choice.copies && shape.elements > 0) || plan->filled > 0) {
       const ScatterChoice copy{ScatterForm::kCopy, true, false, false, false};
       const ScatterVariant copying = MakeScatterVariant(attributes_, key.type, shape, copy, key.is_int32, addresses);
-      plan->copy = cuda::Load(*device_, ScatterSource(attributes_, key.type, copying), "scatter_copy", cuda::Warn);
+      plan->copy = cuda::Load(device_, ScatterSource(attributes_, key.type, copying), "scatter_copy", cuda::Warn);
       const int64_t blocks =
           !plan->choice.copies ? 1 : DivideUp(shape.elements, int64_t{kWarps} * 32 * kTileItems * copying.vector);
       const int64_t filling = std::min<int64_t>(DivideUp(static_cast<int64_t>(plan->filled), 4 * kThreads), 2048);
       plan->copy_launch = Blocks(std::max(blocks, filling));
     }
-    const std::unique_lock<std::shared_mutex> lock(mutex_);
-    return *plans_.emplace(key, std::move(plan)).first->second;
+    return plans_.Keep(shapes, key, std::move(plan));
   }
 
   ScatterAttributes attributes_;
-  const ort::Api* api_;
-  ort::Allocator* allocator_;
-  const ort::MemoryInfo* memory_ = nullptr;
-  const cuda::DeviceFacts* device_ = nullptr;
-  mutable std::shared_mutex mutex_;
-  mutable std::map<Key, std::unique_ptr<Plan>> plans_;  // grows with the shapes seen; a plan is a few hundred bytes
+  DeviceScratch scratch_;
+  const cuda::DeviceFacts& device_;
+  mutable PlanCache<Plan, Key> plans_;
 };
 
 }  // namespace

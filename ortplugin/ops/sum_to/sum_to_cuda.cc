@@ -8,6 +8,7 @@
 #include "ortplugin/ops/sum_to/sum_to.h"
 #include "ortplugin/runtime/kernel_sources.h"
 #include "ortplugin/runtime/plan_cache.h"
+#include "ortplugin/runtime/scratch.h"
 
 namespace ortplugin {
 namespace {
@@ -388,21 +389,11 @@ namespace {
 class CudaSumTo : public Kernel {
  public:
   explicit CudaSumTo(const NodeInfo& info)
-      : sums_(SumProgram::Parse(info.string_attribute("program"))), api_(info.api()), allocator_(info.allocator()) {
-    try {
-      Check(api_, ort::AllocatorGetInfo(api_, static_cast<const ort::Allocator*>(allocator_), &memory_));
-      int ordinal = 0;
-      Check(api_, ort::MemoryInfoGetId(api_, memory_, &ordinal));
-      device_ = &cuda::Device(ordinal);
-      Prepare(info);
-    } catch (...) {
-      ort::ReleaseAllocator(api_, allocator_);
-      throw;
-    }
+      : sums_(SumProgram::Parse(info.string_attribute("program"))),
+        scratch_(info),
+        device_(cuda::Device(info.device())) {
+    Prepare(info);
   }
-  ~CudaSumTo() override { ort::ReleaseAllocator(api_, allocator_); }
-  CudaSumTo(const CudaSumTo&) = delete;
-  CudaSumTo& operator=(const CudaSumTo&) = delete;
 
   void Compute(Run& run) const override {
     std::vector<const void*> inputs;
@@ -431,20 +422,11 @@ class CudaSumTo : public Kernel {
     if (!any) return;
     if (all_aligned != aligned) plan = plans_.Find(shapes, all_aligned);
     if (plan == nullptr) {
-      cuda::RefuseCapture(*device_, stream);
+      cuda::RefuseCapture(device_, stream);
       plan = &Make(shapes, all_aligned);
     }
-    if (plan->scratch_bytes == 0) return RunSums(*plan, *device_, stream, inputs, outputs, nullptr);
-    // ORT's allocator hands freed memory only to later work of the same stream, so it may be freed after the launches.
-    void* scratch = run.scratch(memory_, plan->scratch_bytes);
-    std::exception_ptr failure;
-    try {
-      RunSums(*plan, *device_, stream, inputs, outputs, static_cast<char*>(scratch));
-    } catch (...) {
-      failure = std::current_exception();
-    }
-    Check(api_, ort::AllocatorFree(api_, allocator_, scratch));
-    if (failure != nullptr) std::rethrow_exception(failure);
+    scratch_.Lend(run, plan->scratch_bytes,
+                  [&](char* memory) { RunSums(*plan, device_, stream, inputs, outputs, memory); });
   }
 
  private:
@@ -459,14 +441,12 @@ class CudaSumTo : public Kernel {
   }
 
   const SumPlan& Make(const std::vector<Shape>& shapes, bool aligned) const {
-    return plans_.Keep(shapes, aligned, std::make_unique<SumPlan>(PlanSums(sums_, shapes, *device_, aligned)));
+    return plans_.Keep(shapes, aligned, std::make_unique<SumPlan>(PlanSums(sums_, shapes, device_, aligned)));
   }
 
   SumProgram sums_;
-  const ort::Api* api_;
-  ort::Allocator* allocator_;
-  const ort::MemoryInfo* memory_ = nullptr;
-  const cuda::DeviceFacts* device_ = nullptr;
+  DeviceScratch scratch_;
+  const cuda::DeviceFacts& device_;
   mutable PlanCache<SumPlan, bool> plans_;
 };
 

@@ -1,0 +1,145 @@
+"""What a session owes on a GPU whatever its operator computes: the same under CUDA graphs, on a stream of the caller's
+and in many threads; and new shapes are refused while a graph is captured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from node_cases import Array
+from threads import in_threads
+
+import ortplugin
+from gpu.device import bind, host, make, python, same_bits
+from ortplugin.ops import find
+from ortplugin.session import onnxruntime
+
+cupy = pytest.importorskip("cupy")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A run: its arrays by input name, what checks its outputs, and arrays of these outputs' shapes and dtypes."""
+
+    feeds: Mapping[str, Array]
+    check: Callable[[list[Array]], object] = lambda found: None
+    like: Sequence[Array] = ()
+
+    def arrays(self, session: Any) -> tuple[list[Any], list[Any]]:
+        """The session's inputs on the device, and zeros for its outputs."""
+        inputs = [cupy.asarray(self.feeds[value.name]) for value in session.get_inputs()]
+        return inputs, [cupy.zeros(array.shape, array.dtype) for array in self.like]
+
+
+def trial(case: Any, check: Callable[[Any, list[Array]], object]) -> Trial:
+    """The run of an operator's test case, which `check(case, outputs)` compares with its reference."""
+    node = case.node()
+    operator = find(node.domain, node.op_type)
+    assert operator is not None
+    return Trial(case.feeds(), partial(check, case), operator.reference(node, case.inputs()))
+
+
+def permuted(case: Any, check: Callable[[Any, list[Array], list[Array]], object]) -> list[Trial]:
+    """Runs of a test case on its own values in other orders; `check(case, outputs, inputs)` compares."""
+    rng = np.random.default_rng(0)
+    trials = []
+    for _ in range(3):
+        feeds = {key: rng.permuted(array.reshape(-1)).reshape(array.shape) for key, array in case.feeds().items()}
+        inputs = list(feeds.values())
+        trials.append(Trial(feeds, lambda found, inputs=inputs: check(case, found, inputs)))
+    return trials
+
+
+def check_graph(model: bytes, trials: Iterable[Trial]) -> None:
+    """A CUDA graph, captured once and then replayed on other values, gives the same bits as a session without one."""
+    plain, graph = make(model), ortplugin.session(model, ["cuda"], cuda_graph=True)
+    for each in trials:
+        wanted = host(ortplugin.run(plain, each.feeds))
+        each.check(wanted)
+        assert same_bits(host(ortplugin.run(graph, each.feeds)), wanted)
+
+
+def check_threads(model: bytes, trial_of: Callable[[int], Trial], threads: int = 8) -> None:
+    """Threads run one session, each with a trial of its own, new to the session, and get the same bits in each run."""
+    session = make(model)
+
+    def work(number: int) -> None:
+        each = trial_of(number)
+        feeds = {name: cupy.asarray(array) for name, array in each.feeds.items()}
+        first = host(ortplugin.run(session, feeds))
+        each.check(first)
+        for _ in range(20):
+            assert same_bits(host(ortplugin.run(session, feeds)), first)
+
+    in_threads(threads, work)
+
+
+def session_on(stream: Any, model: bytes) -> tuple[Any, Any]:
+    """A session that works on a CuPy stream, and options of runs that do not wait for it."""
+    options = onnxruntime().RunOptions()
+    options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+    return make(model, user_compute_stream=str(stream.ptr)), options
+
+
+def check_stream(model: bytes, each: Trial) -> None:
+    """On a stream given to ONNX Runtime, the kernel comes after what the stream already holds."""
+    stream = cupy.cuda.Stream(non_blocking=True)
+    session, options = session_on(stream, model)
+    inputs, outputs = each.arrays(session)
+    binding = bind(session, inputs, outputs)
+    session.run_with_iobinding(binding, options)
+    cupy.cuda.Device().synchronize()
+    true = inputs[0].copy()
+    with stream:
+        inputs[0][...] = 0
+        busy = cupy.full(1 << 26, 0.5, "float32")
+        for _ in range(50):
+            busy = cupy.sin(busy)
+        inputs[0][...] = true + busy[0] * 0
+    session.run_with_iobinding(binding, options)
+    stream.synchronize()
+    each.check([cupy.asnumpy(array) for array in outputs])
+
+
+def check_capture(captured: Callable[[], tuple[bytes, Trial, Trial]], node: str) -> None:
+    """While a CUDA graph is captured a shape that is new to the session is refused; the session runs on afterwards.
+
+    `captured`: a test module's function, which a process of its own calls; a model and two runs of different shapes.
+    `node`: the name that the message must give.
+    """
+    module, name = captured.__module__, captured.__name__
+    done = python(f"from gpu.sessions import run_captured\nfrom {module} import {name}\nrun_captured(*{name}())\n")
+    assert done.returncode == 0, done.stderr
+    assert "for the first time while a CUDA graph is captured" in done.stdout
+    assert f"node '{node}'" in done.stdout
+    assert done.stdout.endswith("runs\n")
+
+
+def run_captured(model: bytes, first: Trial, later: Trial) -> None:
+    """Runs `first`, then `later` in a capture, and prints that one's error; then both again, and prints 'runs'."""
+    stream = cupy.cuda.Stream(non_blocking=True)
+    session, options = session_on(stream, model)
+    arrays = [each.arrays(session) for each in (first, later)]
+    bindings = [bind(session, *each) for each in arrays]
+    cupy.cuda.Device().synchronize()
+    session.run_with_iobinding(bindings[0], options)
+    cupy.cuda.Device().synchronize()
+    message = "accepted"
+    stream.begin_capture()
+    try:
+        session.run_with_iobinding(bindings[1], options)
+    except Exception as error:
+        message = str(error)
+    with suppress(cupy.cuda.runtime.CUDARuntimeError):  # the capture was given up
+        stream.end_capture()
+    print(message)
+    for each, (_, outputs), binding in zip((first, later), arrays, bindings, strict=True):
+        session.run_with_iobinding(binding, options)
+        stream.synchronize()
+        each.check([cupy.asnumpy(array) for array in outputs])
+    print("runs")
