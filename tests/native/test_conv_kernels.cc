@@ -76,6 +76,7 @@ std::vector<Case> Cases() {
   };
   stem(kHalf, 64, 7, 2, false);
   stem(kBrain, 64, 7, 2, true);
+  stem(kHalf, 80, 9, 4, false);
   stem(kHalf, 16, 3, 2, true);
   stem(kBrain, 32, 3, 2, false);
   stem(kHalf, 96, 4, 4, true);

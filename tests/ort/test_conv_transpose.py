@@ -10,24 +10,11 @@ import onnx
 import onnxruntime
 import pytest
 from conv_transpose_cases import BIAS_RELU, CASES, GEOMETRIES, OPERATOR, RESIDUAL, Case, by_name, check
-from node_cases import Array, bits, typed
+from node_cases import bits, typed
 from threads import in_threads
 
 import ortplugin
-
-CPU_ONLY = ["CPUExecutionProvider"]
-
-
-def make(model: bytes, threads: int = 0) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = threads
-    ortplugin.register(options)
-    return onnxruntime.InferenceSession(model, options, providers=CPU_ONLY)
-
-
-def run(session: Any, case: Case) -> list[Array]:
-    return list(ortplugin.run(session, case.feeds()).values())  # NumPy lacks bfloat16, so not session.run
+from ort.host import CPU_ONLY, make, run
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
