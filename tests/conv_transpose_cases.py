@@ -49,7 +49,8 @@ class Case:
                 types = [TensorType(None, each) for each in known]
                 whole = OPERATOR.infer_shapes(self.node(), types)[0].shape
                 assert whole is not None
-                shape = self.unlaid(tuple(int(size) for size in whole if size is not None))
+                sizes = tuple(int(size) for size in whole if size is not None)
+                shape = sizes if self.is_turned else self.unlaid(sizes)
             given.append(self.laid((1,) * (len(self.x) - len(shape)) + shape))
         return tuple(given)
 
@@ -58,6 +59,11 @@ class Case:
 
     def unlaid(self, shape: Shape) -> Shape:
         return shape if self.layout == "NCHW" else (shape[0], shape[-1], *shape[1:-1])
+
+    @property
+    def is_turned(self) -> bool:
+        """Whether the outputs have another layout than the node."""
+        return "output_layout" in self.attributes
 
     @property
     def names(self) -> list[str]:
@@ -142,6 +148,8 @@ def check(
         for each in steps.values():
             largest = np.maximum(largest, np.abs(np.broadcast_to(each, value.shape).astype(np.float64)))
         slack = slack + SLOPE * UNIT_ROUNDOFF[case.dtypes[0]] * largest
+    if case.is_turned:
+        slack = np.moveaxis(slack, -1, 1)
     assert len(outputs) == len(wide)
     for result, got, exact, wanted in zip(program.results, outputs, wide, wanted_all, strict=True):
         compare(f"{case.name}: {result.name}", got, wanted, exact, slack)
@@ -219,6 +227,30 @@ def _others() -> list[Case]:
     return cases
 
 
-CASES: tuple[Case, ...] = (*_grid(), *_others())
+def _turned() -> list[Case]:
+    """The layout NHWC, but the outputs have their channels first."""
+    cases = []
+    first = {"output_layout": "NCHW"}
+    for dtype in FLOATING:
+        for name in ("strided", "output_shape", "groups", "1-D", "3-D"):
+            x, w, attributes = GEOMETRIES[name]
+            filters, spatial = w[1] * attributes.get("group", 1), (1,) * (len(x) - 2)
+            cases.append(Case(f"{name}, turned, {dtype}", typed(BIAS_RELU, dtype), x, w, ((filters, *spatial),), "NHWC",
+                              attributes | first))  # fmt: skip
+        x, w, attributes = GEOMETRIES["strided"]
+        cases += [
+            Case(f"bare, turned, {dtype}", typed(BARE, dtype), x, w, (), "NHWC", attributes | first),
+            Case(f"residual, turned, {dtype}", typed(RESIDUAL, dtype), x, w, ((4, 1, 1), None), "NHWC",
+                 attributes | first, True),
+            Case(f"results of other dtypes, turned, {dtype}",
+                 typed("(T c) => (bool p, T n, double d) { p = Greater(c, 0) n = Neg(c) d = Cast<to=double>(c) }",
+                       dtype), x, w, (), "NHWC", attributes | first),
+            Case(f"no pixels, turned, {dtype}", typed(BARE, dtype), (2, 3, 0, 4), w, (), "NHWC",
+                 {"output_shape": [3, 7], "output_layout": "NCHW"}),
+        ]  # fmt: skip
+    return cases
+
+
+CASES: tuple[Case, ...] = (*_grid(), *_others(), *_turned())
 by_name = {case.name: case for case in CASES}
 assert len(by_name) == len(CASES), "two cases have one name"

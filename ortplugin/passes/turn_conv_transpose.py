@@ -37,7 +37,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     """Replaces one FusedConvTranspose."""
     if scope.op(node) != f"{DOMAIN}::FusedConvTranspose" or node.attrs.get("algorithm", "auto") != "auto":
         return None
-    if any(each != 1 for each in node.attrs.get("strides") or ()):
+    if "output_layout" in node.attrs or any(each != 1 for each in node.attrs.get("strides") or ()):
         return None
     w = node.inputs[1]
     weights = None if attached(w, "initial") is not None else scope.constant(w, ELEMENTS)

@@ -52,6 +52,13 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def need_memory(gib: int) -> None:
+    """Skips the test where the GPU has less free memory."""
+    free = (cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes()) >> 30
+    if free < gib:
+        pytest.skip(f"the GPU has {free} GiB of free memory, this takes {gib}")
+
+
 def at_offset(array: Array, elements: int) -> Any:
     """The array on the device, so many elements behind an address that is a multiple of 256."""
     raw = cupy.empty(array.nbytes + (elements + 1) * array.itemsize, np.uint8)

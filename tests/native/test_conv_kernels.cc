@@ -78,6 +78,7 @@ std::vector<Case> Cases() {
   };
   stem(kHalf, 64, 7, 2, false);
   stem(kBrain, 64, 7, 2, true);
+  stem(kHalf, 80, 9, 4, false);
   stem(kHalf, 16, 3, 2, true);
   stem(kBrain, 32, 3, 2, false);
   stem(kHalf, 96, 4, 4, true);
@@ -191,7 +192,7 @@ int main(int argc, char** argv) {
     CHECK_WITH(code.find(own->entry) != std::string::npos, variant());
   }
   TestShuffles(architecture);
-  for (const size_t bytes : {2, 4, 8}) {
+  for (const size_t bytes : {1, 2, 4, 8}) {
     std::string log;
     const std::string source = ChannelsLastSource(bytes), code = cuda::Compile(source, architecture, &log);
     CHECK(code.size() > 1000 && test::Spilled(log) == 0);

@@ -78,10 +78,12 @@ std::optional<OwnKernel> FindDirect(const ConvCase& the, const ConvShape& shape,
 // Our own kernel for a node, if there is one; `only_where_fast`: if it is known to be the fastest.
 std::optional<OwnKernel> FindOwn(const ConvCase& the, const ConvShape& shape, const cuda::DeviceFacts& gpu,
                                  bool only_where_fast) {
-  if (the.attributes.transposed || shape.windows.size() != 2) return std::nullopt;
+  const bool transposed = the.attributes.transposed;
+  if (shape.windows.size() != 2 || (transposed && !shape.channels_last)) return std::nullopt;
   if (!shape.channels_last) return FindDirect(the, shape, gpu, only_where_fast);
   const Window &rows = shape.windows[0], &columns = shape.windows[1];
   ConvProblem problem;
+  problem.transposed = transposed;
   problem.dtype = ValueType(*the.program);
   problem.batch = shape.batch;
   problem.height = rows.size;
@@ -97,6 +99,7 @@ std::optional<OwnKernel> FindOwn(const ConvCase& the, const ConvShape& shape, co
   problem.out_height = rows.out;
   problem.out_width = columns.out;
   problem.x_channels_first = the.attributes.turns_input;
+  problem.y_channels_first = the.attributes.turns_output;
   problem.allow_tf32 = the.allow_tf32;
   problem.constant_weights = the.constant_weights;
   problem.operands.assign(the.shapes.begin() + kConvInputs, the.shapes.end());
@@ -140,7 +143,8 @@ namespace {
 
 // Everything of one combination of input shapes, ready to run.
 struct Plan {
-  Shape shape;  // of every result
+  Shape shape;   // of every result in the node's layout
+  Shape output;  // and as it is given out
   // Our own kernel, where there is one; with `convolution` it reads what that made instead of X.
   cuda::Function own = nullptr;
   cuda::LaunchShape launch{};
@@ -159,11 +163,17 @@ struct Plan {
     PointwisePlan plan;
   };
   std::vector<Copy> copies;
-  // X, whose channels come first, as cuDNN takes it: made in scratch memory.
-  cuda::Function turn = nullptr;
-  cuda::LaunchShape turn_launch{};
-  uint64_t turned_channels = 0, turned_pixels = 0, turned_count = 0;
-  size_t turned_bytes = 0, value_bytes = 0, scratch_bytes = 0;
+  // Tensors whose channels come first where cuDNN has them last: X made from what it is, outputs from what they become,
+  // both in scratch memory.
+  struct Turn {
+    size_t tensor;
+    size_t bytes;
+    cuda::Function kernel;
+    cuda::LaunchShape launch;
+    uint64_t rows, columns, count;  // of the matrices that are transposed, and their elements in all
+  };
+  std::vector<Turn> turns;
+  size_t value_bytes = 0, scratch_bytes = 0;
 };
 
 class CudaConv : public Kernel {
@@ -192,7 +202,8 @@ class CudaConv : public Kernel {
     }
     const cuda::Stream stream = run.stream();
     const Plan* plan = plans_.Find(shapes, {});
-    const Shape shape = plan != nullptr ? plan->shape : FitConv(convolution_.attributes, shapes[0], shapes[1]).result();
+    const Shape shape =
+        plan != nullptr ? plan->output : FitConv(convolution_.attributes, shapes[0], shapes[1]).output();
     for (size_t r = 0; r < outputs; ++r) addresses.push_back(run.output(r, shape));
     if (ElementCount(shape) == 0) return;
     std::vector<size_t> unaligned;  // tensors that the caller put elsewhere than ORT does
@@ -252,6 +263,7 @@ class CudaConv : public Kernel {
     const ConvShape shape = FitConv(the.attributes, shapes[0], shapes[1]);
     auto plan = std::make_unique<Plan>();
     plan->shape = shape.result();
+    plan->output = shape.output();
     EpilogueAxes(*the.program, kConvInputs, plan->shape, shapes);  // throws where one does not broadcast
     if (IsEmpty(the)) {
       // Whatever stands there becomes zero.
@@ -267,7 +279,15 @@ class CudaConv : public Kernel {
     } else {
       if (algorithm_.kind == ConvAlgorithm::Kind::kOwn) WarnOfAlgorithm("there is no such kernel for it");
       FindCudnn(the, shape, plan.get());
-      if (the.attributes.turns_input) Turn(the, shape, plan.get());
+    }
+    if (plan->own == nullptr) {
+      const int64_t pixels = ElementCount(plan->shape) / shape.batch / shape.filters;
+      if (the.attributes.turns_input && !IsEmpty(the))
+        Turn(0, ValueType(*the.program), shape.channels, ElementCount(shape.x()) / shape.batch / shape.channels,
+             ElementCount(shape.x()), plan.get());
+      for (size_t r = 0; the.attributes.turns_output && r < the.program->results().size(); ++r)
+        Turn(shapes.size() + r, ResultType(*the.program, r), pixels, shape.filters, ElementCount(plan->shape),
+             plan.get());
     }
     LayScratch(the, unaligned, plan.get());
     return plans_.Keep(shapes, unaligned, std::move(plan));
@@ -337,20 +357,20 @@ class CudaConv : public Kernel {
     plan->epilogue = PlanPointwise(*the.program, FitPointwise(*the.program, shapes), device_, kMostVector);
   }
 
-  void Turn(const ConvCase& the, const ConvShape& shape, Plan* plan) const {
-    const size_t size = SizeOf(ValueType(*the.program));
-    plan->turned_channels = static_cast<uint64_t>(shape.channels);
-    plan->turned_count = static_cast<uint64_t>(ElementCount(shape.x()));
-    plan->turned_pixels = plan->turned_count / static_cast<uint64_t>(shape.batch * shape.channels);
-    plan->turned_bytes = RoundUp(plan->turned_count * size);
-    plan->turn = cuda::Load(device_, ChannelsLastSource(size), "channels_last", cuda::Warn);
-    constexpr uint64_t kMostBlocks = 1 << 20;
-    plan->turn_launch = {static_cast<unsigned>(std::min(kMostBlocks, (plan->turned_count + 255) / 256)), 256};
+  // Transposes every matrix [rows, columns] of a tensor.
+  void Turn(size_t tensor, DType dtype, int64_t rows, int64_t columns, int64_t count, Plan* plan) const {
+    const size_t size = SizeOf(dtype);
+    const cuda::Function kernel = cuda::Load(device_, ChannelsLastSource(size), "channels_last", cuda::Warn);
+    constexpr int64_t kMostBlocks = 1 << 20;
+    const cuda::LaunchShape launch{static_cast<unsigned>(std::min(kMostBlocks, (count + 255) / 256)), 256};
+    plan->turns.push_back({tensor, RoundUp(static_cast<size_t>(count) * size), kernel, launch,
+                           static_cast<uint64_t>(rows), static_cast<uint64_t>(columns), static_cast<uint64_t>(count)});
   }
 
-  // Scratch memory holds cuDNN's workspace, the convolution's value, X turned, and copies of tensors.
+  // Scratch memory holds cuDNN's workspace, the convolution's value, tensors turned, and copies of tensors.
   void LayScratch(const ConvCase& the, const std::vector<size_t>& unaligned, Plan* plan) const {
-    plan->scratch_bytes = plan->value_bytes + plan->turned_bytes;
+    plan->scratch_bytes = plan->value_bytes;
+    for (const Plan::Turn& turn : plan->turns) plan->scratch_bytes += turn.bytes;
     if (plan->convolution != nullptr) plan->scratch_bytes += RoundUp(plan->convolution->workspace_bytes());
     for (const size_t tensor : unaligned) {
       const size_t inputs = the.shapes.size();
@@ -373,8 +393,6 @@ class CudaConv : public Kernel {
     if (plan.convolution != nullptr) scratch += RoundUp(plan.convolution->workspace_bytes());
     char* value = scratch;
     scratch += plan.value_bytes;
-    char* turned = scratch;
-    scratch += plan.turned_bytes;
     std::vector<std::pair<const Plan::Copy*, void*>> later;
     for (const Plan::Copy& copy : plan.copies) {
       void*& address = addresses[copy.tensor];
@@ -386,11 +404,11 @@ class CudaConv : public Kernel {
       address = scratch;
       scratch += copy.bytes;
     }
-    if (plan.turn != nullptr) {
-      uint64_t channels = plan.turned_channels, pixels = plan.turned_pixels, count = plan.turned_count;
-      void* parameters[] = {&addresses[0], &turned, &channels, &pixels, &count};
-      cuda::LaunchNext(device_, plan.turn, plan.turn_launch, stream, parameters);
-      addresses[0] = turned;
+    std::vector<void*> outside = addresses;
+    for (const Plan::Turn& turn : plan.turns) {
+      addresses[turn.tensor] = scratch;
+      scratch += turn.bytes;
+      if (turn.tensor < inputs) LaunchTurn(turn, stream, outside[turn.tensor], addresses[turn.tensor]);
     }
     if (plan.own != nullptr) {
       if (plan.convolution != nullptr) {
@@ -405,8 +423,16 @@ class CudaConv : public Kernel {
     } else {
       RunCudnn(plan, stream, addresses, workspace, value);
     }
+    for (const Plan::Turn& turn : plan.turns)
+      if (turn.tensor >= inputs) LaunchTurn(turn, stream, addresses[turn.tensor], outside[turn.tensor]);
     for (const auto& [copy, address] : later)
-      RunPointwise(copy->plan, device_, stream, {addresses[copy->tensor]}, {address});
+      RunPointwise(copy->plan, device_, stream, {outside[copy->tensor]}, {address});
+  }
+
+  void LaunchTurn(const Plan::Turn& turn, cuda::Stream stream, void* from, void* to) const {
+    uint64_t rows = turn.rows, columns = turn.columns, count = turn.count;
+    void* parameters[] = {&from, &to, &rows, &columns, &count};
+    cuda::LaunchNext(device_, turn.kernel, turn.launch, stream, parameters);
   }
 
   void RunCudnn(const Plan& plan, cuda::Stream stream, const std::vector<void*>& addresses, void* workspace,
@@ -457,7 +483,10 @@ std::unique_ptr<Kernel> CreateCudaConvolution(const NodeInfo& info, bool transpo
 std::unique_ptr<Kernel> CreateCudaConv(const NodeInfo& info) { return CreateCudaConvolution(info, false); }
 
 std::string ChannelsLastSource(size_t element_bytes) {
-  const char* element = element_bytes == 2 ? "unsigned short" : element_bytes == 4 ? "unsigned" : "unsigned long long";
+  const char* element = element_bytes == 1   ? "unsigned char"
+                        : element_bytes == 2 ? "unsigned short"
+                        : element_bytes == 4 ? "unsigned"
+                                             : "unsigned long long";
   return std::string(kCommonSource) + "\ntypedef " + element + " element_t;\n\n" + kChannelsLastSource;
 }
 

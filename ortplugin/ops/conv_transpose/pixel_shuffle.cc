@@ -38,8 +38,8 @@ int64_t VectorOf(const ConvProblem& problem) {
 }  // namespace
 
 bool FitsPixelShuffle(const ConvCase& the, const ConvShape& shape) {
-  if (!the.attributes.transposed || !shape.channels_last || shape.windows.size() != 2 || shape.groups != 1)
-    return false;
+  if (!the.attributes.transposed || !shape.channels_last || the.attributes.turns_output) return false;
+  if (shape.windows.size() != 2 || shape.groups != 1) return false;
   int64_t products = shape.batch * shape.filters;
   for (const Window& window : shape.windows) {
     if (window.kernel > window.stride || (window.kernel > 1 && window.dilation > 1)) return false;
