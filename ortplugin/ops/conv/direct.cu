@@ -92,16 +92,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) conv_direct(co
   // What a channel has beside its sums is read early: behind them its latency would follow theirs.
   constexpr int kChannelSteps = (BLOCK_MAPS + THREADS - 1) / THREADS;
   ChannelOperands channel_operands[kChannelSteps];
-  const auto for_channels = [&](const auto& act) {
+  const auto load_operands = [&] {
 #pragma unroll
     for (int k = 0; k < kChannelSteps; ++k)
-      if (threadIdx.x + k * THREADS < maps) act(channel_operands[k], threadIdx.x + k * THREADS);
-  };
-  const auto load_operands = [&] {
-    for_channels([&](ChannelOperands& each, int map) { each.load(a, group * OUTPUTS + first_map + map); });
+      if (threadIdx.x + k * THREADS < maps)
+        channel_operands[k].load(a, group * OUTPUTS + first_map + threadIdx.x + k * THREADS);
   };
   const auto store_operands = [&] {
-    for_channels([&](const ChannelOperands& each, int map) { each.store(shared_operands, map); });
+#pragma unroll
+    for (int k = 0; k < kChannelSteps; ++k)
+      if (threadIdx.x + k * THREADS < maps) channel_operands[k].store(shared_operands, threadIdx.x + k * THREADS);
   };
   if (CONSTANT_OPERANDS) load_operands();
   if (CONSTANT_WEIGHTS && CHUNKS == 1) load_weights(0);
