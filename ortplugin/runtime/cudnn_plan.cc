@@ -173,11 +173,30 @@ class GraphPlan : public Plan {
   bool is_deterministic_ = true, is_compiled_here_ = false;
 };
 
+// With strides, the kernels that cuDNN compiles take about twice as long as its ready-made ones where these keep the
+// GPU busy: where there are many products, or each sum is long.
+bool IsSlowGradient(const Problem& problem) {
+  constexpr int64_t kManyProducts = int64_t{1} << 33, kLongSum = 1100;
+  if (problem.direction != Direction::kDataGradient) return false;
+  int64_t stride = 1, kernel = 1, products = problem.w.dims[1];
+  for (size_t i = 0; i < problem.strides.size(); ++i) {
+    stride *= problem.strides[i];
+    kernel *= problem.w.dims[i + 2];
+  }
+  // An element of the result sums over some of the kernel. Where that overlaps nothing, it sums over little, and what
+  // is written counts.
+  if (kernel <= stride) return false;
+  const int64_t sum = problem.w.dims[0] / problem.groups * kernel / stride;
+  for (const int64_t dim : problem.y.dims) products *= dim;
+  return stride > 1 && (sum >= kLongSum || products * kernel >= kManyProducts);
+}
+
 // Why an epilogue is not worth a plan whose kernels are compiled for it, measured on an H200 with cuDNN 9.19: the
 // convolution alone, and a pointwise kernel after it, took 0.5 to 0.8 of the time. Null where it may be.
 const char* WhyApart(const Graph& graph, const Target& target) {
   if (!graph.HasEpilogue()) return nullptr;
   if (graph.HasErf()) return "Gelu and Erf are faster apart than in the kernels that cuDNN compiles";
+  if (IsSlowGradient(graph.problem())) return "large strided data gradients are faster without an epilogue";
   // These kernels do not divide a sum among multiprocessors.
   constexpr int64_t kLongSum = 2048, kTile = 128;
   const Problem& problem = graph.problem();

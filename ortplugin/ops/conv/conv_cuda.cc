@@ -7,6 +7,7 @@
 
 #include "ortplugin/ops/conv/direct.h"
 #include "ortplugin/ops/conv/own_kernels.h"
+#include "ortplugin/ops/conv_transpose/pixel_shuffle.h"
 #include "ortplugin/ops/pointwise/pointwise.h"
 #include "ortplugin/runtime/cuda.h"
 #include "ortplugin/runtime/kernel_sources.h"
@@ -145,7 +146,7 @@ namespace {
 struct Plan {
   Shape shape;   // of every result in the node's layout
   Shape output;  // and as it is given out
-  // Our own kernel, where there is one.
+  // Our own kernel, where there is one; with `convolution` it reads what that made instead of X.
   cuda::Function own = nullptr;
   cuda::LaunchShape launch{};
   std::vector<uint64_t> arguments;
@@ -237,6 +238,10 @@ class CudaConv : public Kernel {
       return;
     }
     const cudnn::PlanText* text = algorithm_.plan ? &*algorithm_.plan : nullptr;
+    if (IsShuffled(the, shape)) {
+      cudnn::Prepare(device_, ProductsProblem(the, shape), kMostWorkspace, text);
+      return;
+    }
     const bool is_split = algorithm_.kind == ConvAlgorithm::Kind::kSplit || !cudnn::RefusalOf(*the.program).empty();
     cudnn::Version();  // throws where there is none
     cudnn::Prepare(device_, is_split ? BareProblem(the, shape) : FusedProblem(the, shape), kMostWorkspace, text);
@@ -249,7 +254,7 @@ class CudaConv : public Kernel {
   }
 
   std::optional<OwnKernel> FindOwnFor(const ConvCase& the, const ConvShape& shape) const {
-    if (algorithm_.kind == ConvAlgorithm::Kind::kFused || algorithm_.kind == ConvAlgorithm::Kind::kSplit)
+    if (algorithm_.kind != ConvAlgorithm::Kind::kAuto && algorithm_.kind != ConvAlgorithm::Kind::kOwn)
       return std::nullopt;
     return FindOwn(the, shape, device_, algorithm_.kind == ConvAlgorithm::Kind::kAuto);
   }
@@ -294,8 +299,35 @@ class CudaConv : public Kernel {
     return plans_.Keep(shapes, unaligned, std::move(plan));
   }
 
+  bool IsShuffled(const ConvCase& the, const ConvShape& shape) const {
+    if (algorithm_.kind != ConvAlgorithm::Kind::kAuto && algorithm_.kind != ConvAlgorithm::Kind::kShuffle) return false;
+    return FitsPixelShuffle(the, shape) &&
+           (algorithm_.kind == ConvAlgorithm::Kind::kShuffle || IsPixelShuffleFast(the, shape));
+  }
+
+  // A matrix product and our kernel after it. Returns why there is none, or nothing.
+  std::string FindShuffle(const ConvCase& the, const ConvShape& shape, Plan* plan) const {
+    if (!IsShuffled(the, shape))
+      return "its kernel overlaps, or its layout, groups or dtype are not those of a shuffle";
+    const cudnn::PlanText* text = algorithm_.plan ? &*algorithm_.plan : nullptr;
+    const cudnn::Found found = cudnn::FindPlan(device_, ProductsProblem(the, shape), kMostWorkspace, text);
+    if (found.plan == nullptr) return found.refusal;
+    OwnKernel own = PixelShuffleKernel(the, shape);
+    plan->convolution = found.plan;
+    plan->value_bytes = RoundUp(ProductsBytes(the, shape));
+    plan->own = cuda::Load(device_, own.source, own.entry, cuda::Warn);
+    plan->launch = own.launch;
+    plan->arguments = std::move(own.arguments);
+    return "";
+  }
+
   void FindCudnn(const ConvCase& the, const ConvShape& shape, Plan* plan) const {
     using Kind = ConvAlgorithm::Kind;
+    if (algorithm_.kind == Kind::kAuto || algorithm_.kind == Kind::kShuffle) {
+      const std::string problem = FindShuffle(the, shape, plan);
+      if (plan->own != nullptr) return;
+      if (algorithm_.kind == Kind::kShuffle) WarnOfAlgorithm(problem);
+    }
     const auto find = [&](bool is_split, const cudnn::PlanText* text) {
       const cudnn::Problem problem = is_split ? BareProblem(the, shape) : FusedProblem(the, shape);
       const cudnn::Found found = cudnn::FindPlan(device_, problem, kMostWorkspace, text);
@@ -304,7 +336,7 @@ class CudaConv : public Kernel {
       return found.refusal;
     };
     std::string refusal;
-    if (algorithm_.plan) {
+    if (algorithm_.plan && algorithm_.kind != Kind::kShuffle) {
       refusal = find(algorithm_.kind == Kind::kSplit, &*algorithm_.plan);
       if (plan->convolution == nullptr) WarnOfAlgorithm(refusal);
     }
@@ -385,6 +417,11 @@ class CudaConv : public Kernel {
       if (turn.tensor < inputs) LaunchTurn(turn, stream, outside[turn.tensor], addresses[turn.tensor]);
     }
     if (plan.own != nullptr) {
+      if (plan.convolution != nullptr) {
+        void* results[] = {value};
+        plan.convolution->Run(stream, {{addresses[0], addresses[1]}, nullptr, results, workspace});
+        addresses[0] = value;
+      }
       std::vector<uint64_t> arguments = plan.arguments;
       for (size_t i = 0; i < addresses.size(); ++i) arguments[i] = reinterpret_cast<uintptr_t>(addresses[i]);
       void* parameters[] = {arguments.data()};
@@ -462,6 +499,7 @@ std::string ChannelsLastSource(size_t element_bytes) {
 std::vector<std::string> ListConvAlgorithms(const ConvCase& the, const cuda::DeviceFacts& gpu) {
   // cuDNN's heuristics come in their order: what they put far behind is hardly ever the fastest, and takes its time.
   constexpr size_t kMostFused = 8, kMostSplit = 4;
+  const size_t fused = IsBare(*the.program) ? kMostFused + kMostSplit : kMostFused;
   const ConvShape shape = FitConv(the.attributes, the.shapes[0], the.shapes[1]);
   std::vector<std::string> texts;
   if (FindOwn(the, shape, gpu, false)) texts.push_back("own");
@@ -474,8 +512,9 @@ std::vector<std::string> ListConvAlgorithms(const ConvCase& the, const cuda::Dev
       --most;
     }
   };
-  if (cudnn::RefusalOf(*the.program).empty()) add(ConvAlgorithm::Kind::kFused, FusedProblem(the, shape), kMostFused);
+  if (cudnn::RefusalOf(*the.program).empty()) add(ConvAlgorithm::Kind::kFused, FusedProblem(the, shape), fused);
   if (!IsBare(*the.program)) add(ConvAlgorithm::Kind::kSplit, BareProblem(the, shape), kMostSplit);
+  if (FitsPixelShuffle(the, shape)) add(ConvAlgorithm::Kind::kShuffle, ProductsProblem(the, shape), kMostSplit);
   return texts;
 }
 

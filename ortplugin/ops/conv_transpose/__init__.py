@@ -14,6 +14,8 @@ Attributes: `program`, `layout`, `allow_tf32` and `algorithm` as FusedConv has t
     NHWC, so that one of the result's size can't share an output's memory.
 Outputs: one for each of the program's results (1 to 16), in order, with the dtype declared there and the shape S of
     the transposed convolution, in the output layout. Every operand must broadcast to S in the layout.
+`algorithm` may also be "shuffle", where the kernel does not overlap (kernel <= stride): a matrix product, then a kernel
+    of ours that puts its pixels in their places, with the program.
 Sums accumulate in float32, in float64 for double. No output is read before it is written.
 Errors: as FusedConv's; pads that leave nothing of the result.
 """

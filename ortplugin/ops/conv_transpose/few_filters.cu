@@ -124,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) few_filters(const 
   uint4* const zeros = shared + WEIGHT_VECTORS;  // what an octet that does not exist meets
   storage_t* const part = (storage_t*)(zeros + 1);
   float* const shared_sums = (float*)(zeros + 1);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // known to be one
   const int tiles = (int)a.batch * (TILES_X * TILES_Y);
   const storage_t* const image = (const storage_t*)a.in[0];
 
@@ -132,18 +132,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) few_filters(const 
   const storage_t* const w = (const storage_t*)a.in[1];
 #if MATRIX
   // Two pairs of weights for each thread of a warp are the right-hand side of a product with a group of columns.
-#pragma unroll 4
-  for (int i = threadIdx.x; i < WEIGHT_VECTORS * 2; i += THREADS) {
-    const int group = i / 32 % GROUPS, product = i / (32 * GROUPS) % PRODUCTS, chunk = i / (32 * GROUPS * PRODUCTS);
-    unsigned short x[4];
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const int at = weight_of(chunk, product * 2 + k / 2, i % 4 * 2 + k % 2, group * 8 + i % 32 / 4);
-      x[k] = 0;
-      load_if(at >= 0, x[k], w + (at >= 0 ? at : 0));
+  for (int g = 0; g < GROUPS; ++g)
+#pragma unroll 4
+    for (int step = 0; step < (CHUNKS * PRODUCTS + WARPS - 1) / WARPS; ++step) {
+      const int i = step * WARPS + warp;
+      unsigned short x[4] = {};
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int at = weight_of(i / PRODUCTS, i % PRODUCTS * 2 + half, lane % 4 * 2, g * 8 + lane / 4);
+        const bool exists = i < CHUNKS * PRODUCTS && at >= 0;
+        load_if(exists, x[half * 2], w + at);
+        load_if(exists, x[half * 2 + 1], w + at + KERNEL_H * KERNEL_W * FILTERS);
+      }
+      if (i < CHUNKS * PRODUCTS)
+        ((uint2*)shared)[(i * GROUPS + g) * 32 + lane] =
+            make_uint2((unsigned)x[0] | (unsigned)x[1] << 16, (unsigned)x[2] | (unsigned)x[3] << 16);
     }
-    ((uint2*)shared)[i] = make_uint2((unsigned)x[0] | (unsigned)x[1] << 16, (unsigned)x[2] | (unsigned)x[3] << 16);
-  }
   if (threadIdx.x == 0) *zeros = make_uint4(0, 0, 0, 0);
 #else
 #pragma unroll 4
@@ -151,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) few_filters(const 
     const int channel = i / (GROUPS * 4), octet = channel / OCTET;
     const int at = weight_of(octet / OCTETS, octet % OCTETS, channel % OCTET, i % (GROUPS * 4));
     unsigned x = 0;
-    load_if(at >= 0, x, w + (at >= 0 ? at : 0));
+    load_if(at >= 0, x, w + at);
     ((unsigned*)shared)[i] = x;
   }
 #endif
@@ -266,8 +271,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) few_filters(const 
       for (int j = 0; j < VECTOR; ++j) {
         const int m = CHANNELS_FIRST ? line / (TILE_H * STRIDE_H) : (first + j) % FILTERS;
         const int in_x = CHANNELS_FIRST ? first + j : (first + j) / FILTERS, x = tile.x + in_x;
-        const int column = in_x + PAD_LEFT % STRIDE_W;
-        float value = row[column / STRIDE_W * SUM_PITCH + column % STRIDE_W * FILTERS + m];
+        // Where vectors begin with a patch, or as far behind its first column as pads cut it, distances are constants.
+        const int shift = PAD_LEFT % STRIDE_W, from = CHANNELS_FIRST && VECTOR % STRIDE_W == 0 ? first : 0;
+        const int column = in_x - from + shift;
+        float value = row[(from / STRIDE_W + column / STRIDE_W) * SUM_PITCH + column % STRIDE_W * FILTERS + m];
 #if HAS_GAPS && MATRIX
         if (!(fabsf(value) <= 3.402823466e38f)) value = sum_anew(a, tile.n, y, x, m);
 #endif
