@@ -126,6 +126,15 @@ def test_where_it_pays() -> None:
         assert operators(optimized) == ["Transpose", op, "Transpose"]
 
 
+def test_a_kernel_of_one_element(rng: np.random.Generator) -> None:
+    """A matrix product, whatever its size."""
+    original = up(("N", 16, 6, 5), (16, 8, 1, 1))
+    optimized, result = run_pass(before(original), TURN_CONV_TRANSPOSE)
+    assert len(result.changes) == 1
+    assert attributes_of(optimized)["pads"] == [0, 0, 0, 0]
+    assert_same_outputs(original, optimized, rng)
+
+
 def test_alone_between_transposes() -> None:
     """Data that has its channels last already: the Transposes meet their inverses, and nothing follows the layer."""
     alone = up((256, 56, 56, 64), (64, 64, 3, 3), follows=False, pads=[1, 1, 1, 1])
