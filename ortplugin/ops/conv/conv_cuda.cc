@@ -67,6 +67,7 @@ std::optional<OwnKernel> FindDirect(const ConvCase& the, const ConvShape& shape,
                                     bool only_where_fast) {
   DirectConv conv = DirectOf(shape);
   conv.constant_weights = the.constant_weights;
+  conv.constant_operands = the.constant_operands;
   if (!FitsDirect(conv, ValueType(*the.program)) || (only_where_fast && !IsDirectFast(conv, gpu))) return std::nullopt;
   const Axes axes = EpilogueAxes(*the.program, kConvInputs, shape.result(), the.shapes);
   const std::optional<DirectSchedule> schedule = ScheduleDirect(conv, gpu, kMostVector);
@@ -185,6 +186,8 @@ class CudaConv : public Kernel {
     convolution_.program = std::make_shared<const Program>(node.program);
     convolution_.allow_tf32 = node.allow_tf32;
     convolution_.constant_weights = info.constant_input(1).has_value();
+    for (size_t i = kConvInputs; i < info.input_count(); ++i)
+      convolution_.constant_operands.push_back(info.constant_input(i).has_value());
     algorithm_ = ConvAlgorithm::Parse(node.algorithm);
     Prepare(node.inputs);
   }
@@ -258,8 +261,11 @@ class CudaConv : public Kernel {
 
   const Plan& Make(const std::vector<Shape>& shapes, const std::vector<size_t>& unaligned) const {
     ConvCase the = CaseOf(shapes);
-    // Weights that are copied first are written by the kernel in front.
-    if (std::count(unaligned.begin(), unaligned.end(), size_t{1}) > 0) the.constant_weights = false;
+    // What is copied first is written by the kernel in front.
+    for (const size_t tensor : unaligned) {
+      if (tensor == 1) the.constant_weights = false;
+      if (tensor >= kConvInputs && tensor < shapes.size()) the.constant_operands[tensor - kConvInputs] = false;
+    }
     const ConvShape shape = FitConv(the.attributes, shapes[0], shapes[1]);
     auto plan = std::make_unique<Plan>();
     plan->shape = shape.result();

@@ -24,6 +24,7 @@ struct ConvCase {
   bool allow_tf32;
   std::vector<Shape> shapes;  // of X, W and the operands
   bool constant_weights;
+  std::vector<bool> constant_operands = {};
 };
 
 // The convolution alone, and with the program.

@@ -271,6 +271,11 @@ std::string DirectSource(const DirectConv& conv, const Program& program, const A
   define("MIN_BLOCKS", schedule.min_blocks);
   define("IS_SHORT", schedule.is_short);
   define("CONSTANT_WEIGHTS", conv.constant_weights);
+  bool are_constant = true;
+  for (size_t i = 1; i < inputs; ++i)
+    are_constant =
+        are_constant && (!is_shared[i] || (i <= conv.constant_operands.size() && conv.constant_operands[i - 1]));
+  define("CONSTANT_OPERANDS", are_constant);
   // Vectors of operands that a thread loads before it needs the first, as far as registers are left.
   int64_t held = 1;
   for (size_t i = 1; i < inputs; ++i)

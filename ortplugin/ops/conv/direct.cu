@@ -57,7 +57,8 @@ __device__ __forceinline__ void transfer(const Load& load, const Store& store) {
   constexpr int kEach = (COUNT + THREADS - 1) / THREADS, kRounds = (kEach + MOST - 1) / MOST;
   constexpr int kBatch = (kEach + kRounds - 1) / kRounds;
 #pragma unroll 1
-  for (int first = threadIdx.x; first < COUNT; first += kBatch * THREADS) {
+  for (int round = 0; round < kRounds; ++round) {
+    const int first = threadIdx.x + round * (kBatch * THREADS);
     float x[kBatch];
 #pragma unroll
     for (int j = 0; j < kBatch; ++j)
@@ -88,22 +89,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) conv_direct(co
   };
   // The blocks of a next kernel that is as long would settle unevenly beside these.
   if (IS_SHORT) let_next_kernel_start();
+  // What a channel has beside its sums is read early: behind them its latency would follow theirs.
+  constexpr int kChannelSteps = (BLOCK_MAPS + THREADS - 1) / THREADS;
+  ChannelOperands channel_operands[kChannelSteps];
+  const auto load_operands = [&] {
+#pragma unroll
+    for (int k = 0; k < kChannelSteps; ++k)
+      if (threadIdx.x + k * THREADS < maps)
+        channel_operands[k].load(a, group * OUTPUTS + first_map + threadIdx.x + k * THREADS);
+  };
+  const auto store_operands = [&] {
+#pragma unroll
+    for (int k = 0; k < kChannelSteps; ++k)
+      if (threadIdx.x + k * THREADS < maps) channel_operands[k].store(shared_operands, threadIdx.x + k * THREADS);
+  };
+  if (CONSTANT_OPERANDS) load_operands();
   if (CONSTANT_WEIGHTS && CHUNKS == 1) load_weights(0);
+  if (CONSTANT_OPERANDS) store_operands();
   wait_for_last_kernel();
+  if (!CONSTANT_OPERANDS) load_operands();
   if (!CONSTANT_WEIGHTS && CHUNKS == 1) load_weights(0);
 
   const int strip = threadIdx.x % TILE_STRIPS, map = threadIdx.x / TILE_STRIPS * MAPS;
   const int row = strip / STRIPS % ROWS, image = strip / (STRIPS * ROWS), pixel = strip % STRIPS * STRIP;
   const bool works = threadIdx.x < WORKERS;
 
-  // What the sums do not enter is read together with the image: its latency would follow theirs else.
   const Scalars scalars(a);
-  constexpr int kChannelSteps = (BLOCK_MAPS + THREADS - 1) / THREADS;
-  ChannelOperands channel_operands[kChannelSteps];
-#pragma unroll
-  for (int k = 0; k < kChannelSteps; ++k)
-    if (threadIdx.x + k * THREADS < maps)
-      channel_operands[k].load(a, group * OUTPUTS + first_map + threadIdx.x + k * THREADS);
   const index_t images = (index_t)a.images;
   const index_t tiles = (images + IMAGES - 1) / IMAGES * ROW_TILES;
   for (index_t tile = blockIdx.x / (GROUPS * MAP_BLOCKS); tile < tiles; tile += gridDim.x / (GROUPS * MAP_BLOCKS)) {
@@ -137,11 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) conv_direct(co
             const int column = i % IN_WIDTH, line = i / IN_WIDTH % IN_ROWS, image = i / (IN_WIDTH * IN_ROWS);
             shared[image * IMAGE_PITCH + line * ROW_PITCH + column] = value;
           });
-      if (chunk == 0) {
-#pragma unroll
-        for (int k = 0; k < kChannelSteps; ++k)
-          if (threadIdx.x + k * THREADS < maps) channel_operands[k].store(shared_operands, threadIdx.x + k * THREADS);
-      }
+      if (!CONSTANT_OPERANDS && chunk == 0) store_operands();
       __syncthreads();
       if (works) {
         const float* from = shared + image * IMAGE_PITCH + row * STRIDE_H * ROW_PITCH + pixel * STRIDE_W;
@@ -191,8 +198,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) conv_direct(co
     const int run = IS_WHOLE ? maps * TILE_PIXELS : min(ROWS, OUT_H - first_row) * OUT_W;
     constexpr int kSteps = (kRun + VECTOR - 1) / VECTOR, kAll = STAGED_SIZE / kRun * kSteps;
     constexpr int kEach = (kAll + THREADS - 1) / THREADS, kBatch = kEach < AHEAD ? kEach : AHEAD;
+    int thread = threadIdx.x;
+    asm volatile("" : "+r"(thread));  // or all that follows from it would be worked out in front of the first load
 #pragma unroll 1
-    for (int first = threadIdx.x; first < kAll; first += kBatch * THREADS) {
+    for (int round = 0; round < (kEach + kBatch - 1) / kBatch; ++round) {
+      const int first = thread + round * (kBatch * THREADS);
       Operands<VECTOR> operands[kBatch];
       index_t elements[kBatch];
       bool exists[kBatch];

@@ -17,6 +17,7 @@ struct DirectConv {
   int64_t channels, outputs;                                                  // of a group
   int64_t image[2], output[2], kernel[2], strides[2], dilations[2], pads[2];  // height, width; pads: before
   bool constant_weights;                                                      // no kernel in front writes them
+  std::vector<bool> constant_operands;  // likewise, of the program's second parameter and on; empty: none
 };
 
 struct DirectSchedule {
