@@ -1,11 +1,18 @@
-"""FusedConvTranspose: the input gradients of ResNet-50's convolutions, alone and with bias and Relu.
+"""ConvTranspose: the input gradients of ResNet-50's convolutions, alone and with bias and Relu.
 
 The layers of TVM's PR 10110, float16 with float32 sums, channels last, batch 8 and 256: a transposed convolution from
-the convolution's output back to its input, stride 2 included. Columns, measured in one run: PyTorch's transposed
-convolution and its input gradient (channels last, cuDNN's search on), ours alone, the same two with bias and Relu
-after them, and ours with the fastest of the algorithms that --tune would try. Every step has tensors of its own. Every
-output is compared with PyTorch's in float32 without TF32. Writes results/conv_transpose.json; --readme fills the table
-in docs/benchmarks.md from the results.
+the convolution's output back to its input, stride 2 included. Ours is what `optimize-model` makes of ONNX's
+ConvTranspose (with bias and Relu), for data that has its channels last: one node of ours. Columns, measured in one run:
+
+    torch, torch gradient   PyTorch's transposed convolution and its input gradient (channels last, cuDNN's search on)
+    bare, bare tuned        ours alone, as it is optimized and as `--tune` would choose
+    torch fused             PyTorch's transposed convolution with bias, then Relu
+    fused, fused tuned      ours with bias and Relu
+
+Tuned: of what `--tune` times, the first --tuned algorithms (two thirds of them with bias and Relu) are timed one after
+another, and the best of them is a contender of the row beside the default; where it is no faster, the default stands
+for it. Every step has tensors of its own. Every output is compared with PyTorch's in float32 without TF32. Writes
+results/conv_transpose.json; --readme fills the table in docs/benchmarks.md from the results.
 
     python benchmarks/conv_transpose.py                 measure, write, print
     python benchmarks/conv_transpose.py --batch 8       one batch size
@@ -15,9 +22,11 @@ in docs/benchmarks.md from the results.
 from __future__ import annotations
 
 import gc
+import itertools
 import math
+import statistics
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,9 +36,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import timing
 
-ROUNDS = 9
-FUSED = "(float16 c, float16 b) => (float16 y) { v = Add(c, b) y = Relu(v) }"
-BARE = "(float16 c) => (float16 c) {}"
+ROUNDS = 15  # some rows have one kernel of cuDNN's on both sides
+REPLAYS = 5  # of each of the algorithms that are tried
 # Channels and size of the gradient, channels of what it comes from, kernel, stride.
 LAYERS = (
     (64, 56, 64, 1, 1), (64, 56, 64, 3, 1), (64, 56, 256, 1, 1), (256, 56, 512, 1, 2), (256, 56, 128, 1, 1),
@@ -67,97 +75,127 @@ class Case:
         """So many that caches hold no step's tensors until the next, and memory is enough."""
         return 9 if self.batch < 64 else 5
 
-    def draw(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Device arrays x, and host arrays w and b, of each step."""
+    def draw(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Device arrays x of each step, and host arrays w and b of the first, as ONNX has them."""
         import cupy
 
         rng = np.random.default_rng(self.channels + self.size)
-        shape = (self.given, self.kernel, self.kernel, self.channels)
         scale = 1 / math.sqrt(self.given * self.kernel**2 / self.stride**2)
-        feeds, weights = [], []
+        feeds = []
         for _ in range(self.steps):
             x = cupy.random.standard_normal((self.batch, self.small, self.small, self.given), np.float32)
             feeds.append({"x": x.astype(np.float16)})
-            w = (rng.standard_normal(shape, np.float32) * scale).astype(np.float16)
-            weights.append({"w": w, "b": rng.standard_normal(self.channels, np.float32).astype(np.float16)})
+        w = rng.standard_normal((self.given, self.channels, self.kernel, self.kernel), np.float32) * scale
+        weights = {"w": w.astype(np.float16), "b": rng.standard_normal(self.channels, np.float32).astype(np.float16)}
         cupy.cuda.Device().synchronize()
         return feeds, weights
 
-    def node(self, step: int, *, fused: bool, algorithm: str) -> onnx.NodeProto:
-        names = [f"x{step}", f"w{step}", *([f"b{step}"] if fused else [])]
-        return helper.make_node(
-            "FusedConvTranspose", names, [f"y{step}"], f"up{step}", domain="ortplugin", layout="NHWC",
-            program=FUSED if fused else BARE, algorithm=algorithm, kernel_shape=[self.kernel] * 2,
-            pads=[self.pad] * 4, strides=[self.stride] * 2, output_padding=[self.stride - 1] * 2,
-        )  # fmt: skip
+    def value(self, name: str, size: int, channels: int) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT16, (self.batch, size, size, channels))
 
-    def model(self, count: int, weights: Sequence[dict[str, Any]], *, fused: bool, algorithm: str = "auto") -> bytes:
-        """A model of `count` steps that share nothing."""
-        kind, nodes, inputs, outputs, constants = TensorProto.FLOAT16, [], [], [], []
+    def optimized(self, weights: dict[str, Any], *, fused: bool) -> tuple[onnx.NodeProto, dict[str, Any]]:
+        """What the optimizer makes of the layer: one node, which reads x and makes y, and its constants."""
+        import ortplugin
+
+        operands = ["w", "b"] if fused else ["w"]
+        window = {"pads": [self.pad] * 4, "strides": [self.stride] * 2, "output_padding": [self.stride - 1] * 2}
+        nodes = [helper.make_node("Transpose", ["x"], ["first"], perm=[0, 3, 1, 2]),
+                 helper.make_node("ConvTranspose", ["first", *operands], ["c"], "up", **window),
+                 *([helper.make_node("Relu", ["c"], ["r"])] if fused else []),
+                 helper.make_node("Transpose", ["r" if fused else "c"], ["y"], perm=[0, 2, 3, 1])]  # fmt: skip
+        given, made = self.value("x", self.small, self.given), self.value("y", self.size, self.channels)
+        constants = [numpy_helper.from_array(weights[name], name) for name in operands]
+        graph = helper.make_graph(nodes, "layer", [given], [made], constants)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+        result, _ = ortplugin.optimize(model)
+        (node,) = result.graph.node
+        return node, {each.name: numpy_helper.to_array(each) for each in result.graph.initializer}
+
+    def steps_model(self, count: int, node: onnx.NodeProto, constants: dict[str, Any], algorithm: str) -> bytes:
+        """A model of `count` steps that share nothing. Constants of the later ones are the first's, moved along."""
+        nodes, inputs, outputs, initializers = [], [], [], []
         for step in range(count):
-            shape = (self.batch, self.small, self.small, self.given)
-            inputs.append(helper.make_tensor_value_info(f"x{step}", kind, shape))
-            shape = (self.batch, self.size, self.size, self.channels)
-            outputs.append(helper.make_tensor_value_info(f"y{step}", kind, shape))
-            nodes.append(self.node(step, fused=fused, algorithm=algorithm))
-            for name in ("w", "b") if fused else ("w",):
-                constants.append(numpy_helper.from_array(weights[step][name], f"{name}{step}"))
-        graph = helper.make_graph(nodes, "steps", inputs, outputs, constants)
+            inputs.append(self.value(f"x{step}", self.small, self.given))
+            outputs.append(self.value(f"y{step}", self.size, self.channels))
+            copy = onnx.NodeProto()
+            copy.CopyFrom(node)
+            copy.name = f"{node.name}{step}"
+            copy.input[:] = [f"{name}{step}" for name in node.input]
+            copy.output[:] = [f"y{step}"]
+            if algorithm != "auto":
+                copy.attribute.append(helper.make_attribute("algorithm", algorithm))
+            nodes.append(copy)
+            for name, array in constants.items():
+                initializers.append(numpy_helper.from_array(np.roll(array, step), f"{name}{step}"))
+        graph = helper.make_graph(nodes, "steps", inputs, outputs, initializers)
         opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
         made: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
         return made.SerializeToString()
 
-    def variants(self) -> list[str]:
-        """The algorithms that --tune would time for the node with bias and Relu."""
-        from ortplugin.ops import find
-        from ortplugin.ops.base import TensorType
 
-        operator = find("ortplugin", "FusedConvTranspose")
-        assert operator is not None
-        shapes = [
-            (self.batch, self.small, self.small, self.given),
-            (self.given, self.kernel, self.kernel, self.channels),
-            (self.channels,),
-        ]
-        half = np.dtype(np.float16)
-        listed = operator.device_variants(
-            self.node(0, fused=True, algorithm="auto"),
-            [TensorType(half, shape) for shape in shapes],
-            [False, True, True],
-        )
-        return [str(each["algorithm"]) for each in listed]
+def variants(node: onnx.NodeProto, constants: dict[str, Any], x: Any) -> list[str]:
+    """The algorithms that --tune would time for the node, the first of each kind before the second ones."""
+    from ortplugin.ops import find
+    from ortplugin.ops.base import TensorType
+
+    operator = find(node.domain, node.op_type)
+    assert operator is not None
+    types = [TensorType(array.dtype, array.shape) for array in (constants.get(name, x) for name in node.input)]
+    listed = operator.device_variants(node, types, [name in constants for name in node.input])
+    kinds: dict[str, list[str]] = {}
+    for each in listed:
+        algorithm = str(each["algorithm"])
+        kinds.setdefault(algorithm.partition(":")[0], []).append(algorithm)
+    return [each for rank in itertools.zip_longest(*kinds.values()) for each in rank if each is not None]
 
 
 def measure(case: Case, tuned: int) -> dict[str, Any]:
-    """One row: microseconds of each contender. `tuned`: how many algorithms are tried for the last column."""
+    """One row: microseconds of each contender. `tuned`: how many algorithms are tried."""
     import torch
     from torch.nn import functional
 
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = False
     feeds, weights = case.draw()
-    contenders, results = {}, {}
-    tried = []
-
-    def ours(name: str, *, fused: bool, algorithm: str = "auto") -> None:
-        contenders[name], results[name] = timing.session_steps(
-            lambda count: case.model(count, weights, fused=fused, algorithm=algorithm), feeds, plugin=True
-        )
-
-    ours("bare", fused=False)
-    ours("fused", fused=True)
-    for algorithm in case.variants()[:tuned] if tuned else ():
-        tried.append(f"tuned {algorithm}")
-        ours(tried[-1], fused=True, algorithm=algorithm)
-
+    contenders, results, algorithms = {}, {}, {}
     tensors = []
-    for feed, weight in zip(feeds, weights, strict=True):
+    w = torch.from_numpy(weights["w"]).cuda()
+    for step, feed in enumerate(feeds):
         x = torch.from_dlpack(feed["x"]).permute(0, 3, 1, 2)
-        w = torch.from_numpy(weight["w"]).cuda().permute(0, 3, 1, 2)
-        tensors.append({"x": x, "w": w, "b": torch.from_numpy(weight["b"]).cuda()})
+        moved = torch.roll(w, step).contiguous(memory_format=torch.channels_last)
+        tensors.append({"x": x, "w": moved, "b": torch.from_numpy(weights["b"]).cuda()})
     window = {"stride": case.stride, "padding": case.pad, "output_padding": case.stride - 1}
     blank = torch.empty((case.batch, case.channels, case.size, case.size), dtype=torch.float16, device="cuda",
                         memory_format=torch.channels_last)  # fmt: skip
+    first = {name: tensor.float() for name, tensor in tensors[0].items()}
+    expected = {"bare": functional.conv_transpose2d(first["x"], first["w"], None, **window)}
+    expected["fused"] = functional.relu(expected["bare"] + first["b"][:, None, None])
+
+    def compare(name: str, result: Any) -> None:
+        found = torch.from_dlpack(result)
+        found = (found if name.startswith("torch") else found.permute(0, 3, 1, 2)).float()
+        wanted = expected["fused" if "fused" in name else "bare"]
+        error = float((found - wanted).abs().max() / wanted.abs().max())
+        if found.shape != wanted.shape or not error < 4e-3:
+            raise SystemExit(f"{case.name}, batch {case.batch}: {name} is off by {error:.1e}")
+
+    for name in ("bare", "fused"):
+        node, constants = case.optimized(weights, fused=name == "fused")
+
+        def model(count: int, algorithm: str, node: Any = node, constants: Any = constants) -> bytes:
+            return case.steps_model(count, node, constants, algorithm)
+
+        took = {}
+        for algorithm in variants(node, constants, feeds[0]["x"])[: tuned if name == "bare" else tuned * 2 // 3]:
+            replay, result = timing.session_replay(model(case.steps, algorithm), feeds, plugin=True)
+            compare(f"{name} {algorithm}", result)
+            took[algorithm] = statistics.median(replay() for _ in range(REPLAYS))
+        algorithms[name] = min(took, key=lambda each: took[each], default="auto")
+        for column, algorithm in ((name, "auto"), (f"{name} tuned", algorithms[name])):
+            if column == name or took:
+                contenders[column], results[column] = timing.session_steps(
+                    lambda count, algorithm=algorithm, model=model: model(count, algorithm), feeds, plugin=True
+                )
 
     def transposed(x: Any, w: Any, b: Any) -> Any:
         return functional.conv_transpose2d(x, w, None, **window)
@@ -171,39 +209,25 @@ def measure(case: Case, tuned: int) -> dict[str, Any]:
     def followed(x: Any, w: Any, b: Any) -> Any:
         return functional.relu(functional.conv_transpose2d(x, w, b, **window))
 
-    for name, step in (("torch", transposed), ("torch gradient", gradient), ("torch fused", followed)):
-        contenders[name], results[name] = timing.torch_steps(step, tensors)
+    for name, step_of in (("torch", transposed), ("torch gradient", gradient), ("torch fused", followed)):
+        contenders[name], results[name] = timing.torch_steps(step_of, tensors)
     times = timing.microseconds(contenders, case.steps, ROUNDS)
-
-    first = {name: tensor.float() for name, tensor in tensors[0].items()}
-    expected = functional.conv_transpose2d(first["x"], first["w"], None, **window)
-    after = functional.relu(expected + first["b"][:, None, None])
     for name, result in results.items():
-        found = torch.from_dlpack(result)
-        found = (found if name.startswith("torch") else found.permute(0, 3, 1, 2)).float()
-        wanted = after if "fused" in name or name.startswith("tuned") else expected
-        error = float((found - wanted).abs().max() / wanted.abs().max())
-        if found.shape != wanted.shape or not error < 4e-3:
-            raise SystemExit(f"{case.name}, batch {case.batch}: {name} is off by {error:.1e}")
-    best = min(["fused", *tried], key=lambda name: times[name])
-    row = {
-        "case": case.name,
-        "batch": case.batch,
-        "microseconds": {name: value for name, value in times.items() if not name.startswith("tuned ")},
-    }
-    if tried:
-        row["microseconds"]["tuned"] = times[best]
-        row["algorithm"] = best.removeprefix("tuned ") if best != "fused" else "auto"
-    return row
+        compare(name, result)
+    for name in [each for each in algorithms if f"{each} tuned" in times]:
+        if times[f"{name} tuned"] >= times[name]:
+            times[f"{name} tuned"], algorithms[name] = times[name], "auto"
+    return {"case": case.name, "batch": case.batch, "microseconds": times, "algorithms": algorithms}
 
 
 COLUMNS = {
     "torch": "torch, transposed",
     "torch gradient": "torch, input gradient",
     "bare": "**ours**",
+    "bare tuned": "**ours, tuned**",
     "torch fused": "torch, bias, Relu",
     "fused": "**ours, bias, Relu**",
-    "tuned": "**ours, tuned**",
+    "fused tuned": "**ours, tuned**",
 }
 
 
@@ -222,10 +246,12 @@ def table(record: dict[str, Any]) -> str:
         ratios = [math.log(row["microseconds"][theirs] / row["microseconds"][ours]) for row in record["rows"]]
         return math.exp(sum(ratios) / len(ratios))
 
-    summary = f"Geometric means: {mean('bare', 'torch'):.2f} times PyTorch's speed alone, "
-    summary += f"{mean('fused', 'torch fused'):.2f} times with bias and Relu"
-    if "tuned" in columns:
-        summary += f", {mean('tuned', 'torch fused'):.2f} tuned"
+    def compared(ours: str, theirs: str) -> str:
+        tuned = f" ({mean(f'{ours} tuned', theirs):.2f} tuned)" if f"{ours} tuned" in columns else ""
+        return f"{mean(ours, theirs):.2f}{tuned}"
+
+    summary = f"Geometric means: {compared('bare', 'torch')} times PyTorch's speed alone, "
+    summary += f"{compared('fused', 'torch fused')} times with bias and Relu"
     footer = timing.footer("conv_transpose", f"{summary}. Microseconds of one, medians", record["environment"])
     return "\n".join([*lines, "", footer])
 
@@ -241,7 +267,7 @@ def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
             gc.collect()
             cupy.get_default_memory_pool().free_all_blocks()
             torch.cuda.empty_cache()
-            yield f"{batch}: {case.name}: {timing.shown(row)} {row.get('algorithm', '')}"
+            yield f"{batch}: {case.name}: {timing.shown(row)} {row['algorithms']}"
 
 
 if __name__ == "__main__":
@@ -249,6 +275,6 @@ if __name__ == "__main__":
     options = {
         "--batch": {**several, "default": [8, 256], "help": "batch sizes"},
         "--layers": {**several, "default": list(range(len(LAYERS))), "help": "numbers of layers"},
-        "--tuned": {"type": int, "default": 8, "help": "algorithms to try for each layer"},
+        "--tuned": {"type": int, "default": 12, "help": "algorithms to try for each layer"},
     }
     timing.run("conv_transpose", __doc__, measure_all, table, options)

@@ -46,11 +46,11 @@ from models import networks  # noqa: E402
 from ortplugin.modelcheck import walk_nodes  # noqa: E402
 
 CASES = ("resnet50:1", "resnet50:8", "resnet50:64", "densenet121:8", "efficientnet_b0:8", "mobilenet_v3_large:1",
-         "convnext_tiny:8", "fcn_resnet50:4", "dcgan:64", "unet:8")  # fmt: skip
+         "convnext_tiny:8", "fcn_resnet50:4", "dcgan:64", "unet:8", "unet_up:8")  # fmt: skip
 TITLES = {
     "resnet50": "ResNet-50", "densenet121": "DenseNet-121", "efficientnet_b0": "EfficientNet-B0",
     "mobilenet_v3_large": "MobileNet-v3 large", "convnext_tiny": "ConvNeXt-tiny", "fcn_resnet50": "FCN-ResNet50",
-    "dcgan": "DCGAN generator", "unet": "U-Net 256 x 256",
+    "dcgan": "DCGAN generator", "unet": "U-Net 256 x 256", "unet_up": "U-Net with up-convolutions",
 }  # fmt: skip
 REPLAYS = 20
 ROUNDS = 15

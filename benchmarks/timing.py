@@ -317,6 +317,43 @@ def torch_steps(step: Callable[..., Any], feeds: Sequence[Mapping[str, Any]]) ->
     return Contender(short, long), first
 
 
+def session_replay(
+    model: bytes,
+    feeds: Sequence[Mapping[str, Any]],
+    *,
+    plugin: bool,
+    provider_options: Mapping[str, str] | None = None,
+    stream: Any = None,
+) -> tuple[Callable[[], float], Any]:
+    """A function that replays the CUDA graph of a model with an input `<name><step>` for each feed, and the model's
+    first output. It returns the GPU's microseconds."""
+    import cupy
+    import onnxruntime
+
+    import ortplugin
+
+    stream = stream or cupy.cuda.Stream(non_blocking=True)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    if plugin:
+        ortplugin.register(options)
+    provider = {"enable_cuda_graph": "1", "user_compute_stream": str(stream.ptr), **(provider_options or {})}
+    session = onnxruntime.InferenceSession(model, options, providers=[("CUDAExecutionProvider", provider)])
+    binding = session.io_binding()
+    for number, feed in enumerate(feeds):
+        for name, array in feed.items():
+            binding.bind_input(f"{name}{number}", "cuda", 0, array.dtype, array.shape, array.data.ptr)
+    kept = []  # a captured graph writes to fixed addresses
+    for output in session.get_outputs():
+        dtype = {"tensor(float16)": "float16", "tensor(float)": "float32", "tensor(double)": "float64"}[output.type]
+        kept.append(cupy.empty(output.shape, dtype))
+        binding.bind_output(output.name, "cuda", 0, kept[-1].dtype, kept[-1].shape, kept[-1].data.ptr)
+    # The first runs compile, allocate and capture.
+    for _ in range(3):
+        session.run_with_iobinding(binding)
+    return _on_the_gpu(stream, lambda kept=kept: session.run_with_iobinding(binding)), kept[0]
+
+
 def session_steps(
     model: Callable[[int], bytes],
     feeds: Sequence[Mapping[str, Any]],
@@ -326,33 +363,9 @@ def session_steps(
 ) -> tuple[Contender, Any]:
     """The same in ONNX Runtime with CUDA graphs; `model(count)` has inputs `<name><step>` and an output `y<step>`."""
     import cupy
-    import onnxruntime
-
-    import ortplugin
 
     stream = cupy.cuda.Stream(non_blocking=True)
-
-    def replay_of(count: int) -> tuple[Callable[[], float], Any]:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        if plugin:
-            ortplugin.register(options)
-        provider = {"enable_cuda_graph": "1", "user_compute_stream": str(stream.ptr), **(provider_options or {})}
-        session = onnxruntime.InferenceSession(model(count), options, providers=[("CUDAExecutionProvider", provider)])
-        binding = session.io_binding()
-        for number, feed in enumerate(feeds[:count]):
-            for name, array in feed.items():
-                binding.bind_input(f"{name}{number}", "cuda", 0, array.dtype, array.shape, array.data.ptr)
-        kept = []  # a captured graph writes to fixed addresses
-        for output in session.get_outputs():
-            dtype = {"tensor(float16)": "float16", "tensor(float)": "float32", "tensor(double)": "float64"}[output.type]
-            kept.append(cupy.empty(output.shape, dtype))
-            binding.bind_output(output.name, "cuda", 0, kept[-1].dtype, kept[-1].shape, kept[-1].data.ptr)
-        # The first runs compile, allocate and capture.
-        for _ in range(3):
-            session.run_with_iobinding(binding)
-        return _on_the_gpu(stream, lambda kept=kept: session.run_with_iobinding(binding)), kept[0]
-
-    short, first = replay_of(1)
-    long, _ = replay_of(len(feeds))
+    given: dict[str, Any] = {"plugin": plugin, "provider_options": provider_options, "stream": stream}
+    short, first = session_replay(model(1), feeds[:1], **given)
+    long, _ = session_replay(model(len(feeds)), feeds, **given)
     return Contender(short, long), first

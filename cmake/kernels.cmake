@@ -14,6 +14,8 @@ set(kernel_files
   kDepthwiseSource=${root}/ortplugin/ops/conv/depthwise.cu
   kStemSource=${root}/ortplugin/ops/conv/stem.cu
   kVectorConvSource=${root}/ortplugin/ops/conv/vector.cu
+  kPixelShuffleSource=${root}/ortplugin/ops/conv_transpose/pixel_shuffle.cu
+  kFewFiltersSource=${root}/ortplugin/ops/conv_transpose/few_filters.cu
   kConvGradSource=${root}/ortplugin/ops/conv_grad/conv_grad.cu
   kWeightGradSource=${root}/ortplugin/ops/conv_grad/weight_grad.cu
   kPoolSource=${root}/ortplugin/ops/pool/pool.cu

@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -67,8 +68,11 @@ def _generator() -> Any:
     return nn.Sequential(*layers)
 
 
-def _unet() -> Any:
-    """A U-Net (Ronneberger, Fischer and Brox, 2015) with batch norms, padded convolutions and nearest upsampling."""
+def _unet(*, transposed: bool = False) -> Any:
+    """A U-Net (Ronneberger, Fischer and Brox, 2015) with batch norms and padded convolutions.
+
+    `transposed`: its decoder has the paper's up-convolutions of 2x2, which halve the channels; else nearest upsampling.
+    """
     import torch
     from torch import nn
 
@@ -84,8 +88,15 @@ def _unet() -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.down = nn.ModuleList(stage(*pair) for pair in pairwise((3, *widths)))
-            self.up = nn.ModuleList(stage(wide + narrow, narrow) for narrow, wide in pairwise(widths))
-            self.pool, self.grow = nn.MaxPool2d(2), nn.Upsample(scale_factor=2, mode="nearest")
+            pairs = list(pairwise(widths))
+            self.up = nn.ModuleList(
+                stage(2 * narrow if transposed else wide + narrow, narrow) for narrow, wide in pairs
+            )
+            self.grow = nn.ModuleList(
+                nn.ConvTranspose2d(wide, narrow, 2, 2) if transposed else nn.Upsample(scale_factor=2, mode="nearest")
+                for narrow, wide in pairs
+            )
+            self.pool = nn.MaxPool2d(2)
             self.head = nn.Conv2d(widths[0], 2, 1)
 
         def forward(self, x: Any) -> Any:
@@ -93,8 +104,8 @@ def _unet() -> Any:
             for number, stage in enumerate(self.down):
                 x = stage(self.pool(x) if number else x)
                 skips.append(x)
-            for skip, stage in zip(reversed(skips[:-1]), reversed(self.up), strict=True):
-                x = stage(torch.cat([self.grow(x), skip], 1))
+            for skip, grow, stage in zip(reversed(skips[:-1]), reversed(self.grow), reversed(self.up), strict=True):
+                x = stage(torch.cat([grow(x), skip], 1))
             return self.head(x)
 
     return UNet()
@@ -109,6 +120,7 @@ NETWORKS: dict[str, Network] = {
     "fcn_resnet50": Network(_fcn),
     "dcgan": Network(_generator, (100, 1, 1)),
     "unet": Network(_unet, (3, 256, 256)),
+    "unet_up": Network(partial(_unet, transposed=True), (3, 256, 256)),
 }
 
 

@@ -38,6 +38,7 @@ from .passes.fuse_scatter import FUSE_SCATTER
 from .passes.fuse_sum_to import FUSE_SUM_TO
 from .passes.gemm_to_conv import GEMM_TO_CONV
 from .passes.image_input import IMAGE_INPUT
+from .passes.image_output import IMAGE_OUTPUT
 from .passes.inline_if import INLINE_IF
 from .passes.lone_pointwise import LONE_POINTWISE
 from .passes.masked_fill import MASKED_FILL
@@ -52,6 +53,7 @@ from .passes.scatter_transpose import SCATTER_TRANSPOSE
 from .passes.shape_arithmetic import SHAPE_ARITHMETIC
 from .passes.sum_to_add import SUM_TO_ADD
 from .passes.transpose_views import TRANSPOSE_VIEWS
+from .passes.turn_conv_transpose import TURN_CONV_TRANSPOSE
 from .passes.update_slice import UPDATE_SLICE
 from .passes.vector_conv_transpose import VECTOR_CONV_TRANSPOSE
 from .precision import FLOAT16, Precision, resolve
@@ -96,6 +98,8 @@ PIPELINE: tuple[Pass, ...] = (
     IMAGE_INPUT,  # after the layouts are decided, of which it takes a Transpose
     CONV_EPILOGUE,  # before what it draws in is fused on its own
     VECTOR_CONV_TRANSPOSE,  # with its epilogue, which the Reshape after it would keep away
+    TURN_CONV_TRANSPOSE,  # with its epilogue, which decides; after what knows a better form of it
+    IMAGE_OUTPUT,  # likewise with its epilogue, which it ends; see LAST
     TRANSPOSE_VIEWS,  # what is left of vectors after the layout is chosen; see LAST
     FUSE_CONV_GRAD,  # before sums and pointwise operators take what makes a gradient
     FUSE_SUM_TO,  # before other pointwise operators take what makes the summands; see LAST
@@ -109,6 +113,7 @@ LAST = (
     BATCH_NORM_POINTWISE,
     FUSE_CONV,
     FUSE_RESIZE,
+    IMAGE_OUTPUT,
     TRANSPOSE_VIEWS,
     FUSE_SUM_TO,
     POINTWISE_VIEWS,

@@ -3,8 +3,9 @@
 For every node of ours in the main graph, on the inputs that it gets when the model runs: its operator's variants
 (`Operator.variants`, sets of attributes, on CUDA also `device_variants`, which the GPU is asked for) and its
 decomposition into standard ONNX are timed against the node as it stands. The fastest is kept if it is faster by more
-than MARGIN. So a rewrite that does not pay on this GPU is taken back, and a tuned model needs no file beside it. Nodes
-in bodies of If, Loop and Scan stay as they are.
+than MARGIN, and is so again when the two are timed in turn: what seemed fastest of many by chance is not taken. So a
+rewrite that does not pay on this GPU is taken back, and a tuned model needs no file beside it. Nodes in bodies of If,
+Loop and Scan stay as they are.
 
 A candidate is timed as a session of many copies of it, on CUDA captured in a CUDA graph; the time of one is the slope
 between a few copies and many. Each copy has its own inputs, so that caches hold no more than they do in a model.
@@ -32,7 +33,7 @@ from .ops.base import TensorType
 from .session import CUDA, onnxruntime, run, run_on_host
 from .session import session as make_session
 
-MARGIN = 0.05  # the least gain, as a share of the node's time, for which it is changed
+MARGIN = 0.02  # the least gain, as a share of the node's time, for which it is changed
 STANDARD = "standard ONNX"
 _FEW = 2  # copies in the short session
 _BYTES = 2**29  # of inputs and outputs in the long one, which bounds its copies
@@ -117,14 +118,19 @@ def tune(
         _compile(model, jobs.values(), provider)
 
     measured: dict[tuple[Any, ...], dict[str, float | None]] = {}
+    choices: dict[tuple[Any, ...], str] = {}
     for number, (key, job) in enumerate(jobs.items(), 1):
         if progress is not None:
             progress(f"measuring {job.node.name} ({number} of {len(jobs)})")
-        measured[key] = {name: _time(model, job, name, provider) for name in job.candidates}
+        measured[key] = {name: _time(model, job, [name], provider)[name] for name in job.candidates}
+        choice = _fastest(measured[key])
+        if choice:
+            measured[key] |= _time(model, job, ["", choice], provider)
+            choices[key] = _fastest({name: measured[key][name] for name in ("", choice)})
     replaced: dict[str, list[NodeProto]] = {}
     report = []
     for node, operator, key in found:
-        choice = _fastest(measured[key])
+        choice = choices.get(key, "")
         if choice:
             replaced[node.output[0]] = _candidates(operator, node, opset, jobs[key].variants)[choice]
         report.append(TunedNode(f"{node.name} ({node.op_type})", choice, dict(measured[key])))
@@ -228,19 +234,23 @@ def _compile(model: ModelProto, jobs: Iterable[_Job], provider: str) -> None:
             each.result()
 
 
-def _time(model: ModelProto, job: _Job, name: str, provider: str) -> float | None:
-    """Microseconds of one run of the candidate, or None where it can't be measured, as without a CUDA graph on CUDA."""
+def _time(model: ModelProto, job: _Job, names: Sequence[str], provider: str) -> dict[str, float | None]:
+    """Microseconds of one run of each candidate, which take turns; None where one can't be measured, as without a CUDA
+    graph on CUDA."""
     size = sum(array.nbytes for array in job.inputs.values())
     many = max(_FEW + 2, min(40, _BYTES // max(1, 2 * size)))
-    try:
-        runs = [_runner(_copies(model, job, name, count), job.inputs, count, provider) for count in (_FEW, many)]
-    except Exception:  # ONNX Runtime's own classes have no common base; it says which kernel or memory lacks
-        return None
-    slopes: list[float] = []
+    runs: dict[str, list[Callable[[], object]]] = {}
+    for name in names:
+        # ONNX Runtime's own exceptions, which say which kernel or memory lacks, have no common base.
+        with contextlib.suppress(Exception):
+            runs[name] = [_runner(_copies(model, job, name, count), job.inputs, count, provider)
+                          for count in (_FEW, many)]  # fmt: skip
+    slopes: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(_ROUNDS):
-        few, all_ = (min(_seconds(each) for _ in range(3)) for each in runs)
-        slopes.append((all_ - few) / (many - _FEW) * 1e6)
-    return max(float(statistics.median(slopes)), 0.0)
+        for name, pair in runs.items():
+            few, all_ = (min(_seconds(each) for _ in range(3)) for each in pair)
+            slopes[name].append((all_ - few) / (many - _FEW) * 1e6)
+    return {name: max(float(statistics.median(slopes[name])), 0.0) if name in slopes else None for name in names}
 
 
 def _seconds(function: Callable[[], object]) -> float:

@@ -14,15 +14,27 @@ from typing import Any
 import numpy as np
 import onnx
 import pointwise_cases
-from layer_norm_cases import OPSET, UNIT_ROUNDOFF, VALUES, Array, Shape, output_name, typed
+from node_cases import (
+    OPSET,
+    UNIT_ROUNDOFF,
+    VALUES,
+    Array,
+    Declared,
+    Expectation,
+    Shape,
+    check_results,
+    model_with,
+    output_name,
+    results_of,
+    typed,
+)
 from onnx import helper
-from pointwise_cases import Expectation
 
 from ortplugin.ops import pointwise_reference
 from ortplugin.ops.conv import OPERATOR
 from ortplugin.ops.conv.reference import convolution
 from ortplugin.ops.conv_geometry import last, read_attributes
-from ortplugin.ops.decompose import NUMPY_DTYPES, ONNX_DTYPES
+from ortplugin.ops.decompose import DTYPE_NAMES, NUMPY_DTYPES
 from ortplugin.program import FLOATING, INTEGERS, Program, parse
 
 __all__ = ["CASES", "Case", "Expectation", "by_name", "check", "expect", "model_of"]
@@ -76,7 +88,7 @@ class Case:
             OPERATOR.name, self.names, outputs, name, domain=OPERATOR.domain, program=self.text, **self.attributes
         )
 
-    def model(self, shapes: Sequence[Sequence[int | str | None] | None] | None = None) -> bytes:
+    def model(self, shapes: Sequence[Declared] | None = None) -> bytes:
         """A model of this one node, with the case's shapes or those given. Outputs leave their shape to inference."""
         return model_of(self, shapes)
 
@@ -117,29 +129,19 @@ def _made(rng: np.random.Generator, dtype: str, shape: Shape, values: str, scale
 
 def model_of(
     case: Case,
-    shapes: Sequence[Sequence[int | str | None] | None] | None = None,
+    shapes: Sequence[Declared] | None = None,
     nodes: Sequence[onnx.NodeProto] | None = None,
     opset: int = OPSET,
 ) -> bytes:
     """A model with the case's inputs; its nodes are `nodes`, else the case's own."""
     program, names, arrays = case.program, case.names, case.inputs()
-    given = [each for each in zip(names, arrays, shapes or case.shapes, strict=True)
-             if each[0] != "W" or not case.constant]  # fmt: skip
-    graph = helper.make_graph(
-        [case.node()] if nodes is None else list(nodes),
-        "case",
-        [
-            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), shape)
-            for name, array, shape in given
-        ],
-        [
-            helper.make_tensor_value_info(output_name(program, result), ONNX_DTYPES[result.dtype], None)
-            for result in program.results
-        ],
-        [onnx.numpy_helper.from_array(arrays[1], "W")] if case.constant else [],
-    )
-    imports = [helper.make_opsetid("", opset), helper.make_opsetid(OPERATOR.domain, OPERATOR.version)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString()
+    inputs = [
+        (name, DTYPE_NAMES[array.dtype], shape)
+        for name, array, shape in zip(names, arrays, shapes or case.shapes, strict=True)
+        if name != "W" or not case.constant
+    ]
+    constants = [("W", arrays[1])] if case.constant else []
+    return model_with([case.node()] if nodes is None else nodes, inputs, results_of(program), constants, opset=opset)
 
 
 # --------------------------------------------------------------------------------------------------------- comparison
@@ -186,7 +188,7 @@ def expect(case: Case, inputs: Sequence[Array] | None = None, unit: float | None
 def check(case: Case, outputs: Sequence[Array], expected: Expectation | None = None) -> None:
     """Compares a kernel's outputs with the reference, as pointwise_cases.check does, with the slack of `expect`."""
     expected = expect(case) if expected is None else expected
-    pointwise_cases.check(case, outputs, expected)  # type: ignore[arg-type]  # what it reads of a case is there
+    check_results(case, outputs, expected)
 
 
 # ----------------------------------------------------------------------------------------------------------- epilogues

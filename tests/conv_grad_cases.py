@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-from layer_norm_cases import OPSET, SMALLEST, UNIT_ROUNDOFF, Array, Shape, typed
+from node_cases import UNIT_ROUNDOFF, Array, Declared, Shape, compare, model_with, typed
 from onnx import helper
 
 from ortplugin.ops.conv_grad import OPERATOR, Gradient, gradient_of
-from ortplugin.ops.decompose import NUMPY_DTYPES, ONNX_DTYPES
+from ortplugin.ops.decompose import NUMPY_DTYPES
 from ortplugin.program import FLOATING, Program, parse
 
 
@@ -138,25 +138,14 @@ class Case:
 
     def model(
         self,
-        shapes: Sequence[Sequence[int | str | None] | None] | None = None,
+        shapes: Sequence[Declared] | None = None,
         nodes: Sequence[onnx.NodeProto] | None = None,
     ) -> bytes:
         """A model of this one node (or of `nodes`), with the case's shapes or those given."""
         given = self.shapes if shapes is None else shapes
-        graph = helper.make_graph(
-            [self.node()] if nodes is None else list(nodes),
-            "case",
-            [
-                helper.make_tensor_value_info(name, ONNX_DTYPES[dtype], shape)
-                for name, dtype, shape in zip(self.names, self.dtypes, given, strict=True)
-            ],
-            [
-                helper.make_tensor_value_info(name, ONNX_DTYPES[dtype], None)
-                for name, dtype in zip(self.outputs(), self.output_dtypes(), strict=True)
-            ],
-        )
-        imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(OPERATOR.domain, OPERATOR.version)]
-        return helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString()
+        inputs = zip(self.names, self.dtypes, given, strict=True)
+        outputs = zip(self.outputs(), self.output_dtypes(), strict=True)
+        return model_with([self.node()] if nodes is None else nodes, inputs, outputs)
 
 
 # --------------------------------------------------------------------------------------------------------- comparison
@@ -193,21 +182,7 @@ def check(case: Case, outputs: Sequence[Array], inputs: Sequence[Array] | None =
     units = UNITS + math.sqrt(terms)
     assert len(outputs) == len(wide)
     for name, got, exact, wanted, size in zip(case.outputs(), outputs, wide, rounded, sizes, strict=True):
-        where = f"{case.name}: {name}"
-        assert got.shape == wanted.shape, f"{where} has the shape {got.shape} instead of {wanted.shape}"
-        assert got.dtype == wanted.dtype, f"{where} is {got.dtype} instead of {wanted.dtype}"
-        of = next(key for key, value in NUMPY_DTYPES.items() if value == wanted.dtype)
-        if of not in FLOATING:
-            np.testing.assert_array_equal(got, wanted, err_msg=where)
-            continue
-        error = np.abs(np.asarray(got).astype(np.float64) - exact)
-        allowed = UNIT_ROUNDOFF[of] * np.abs(exact) + SMALLEST[of] / 2 + units * compute * size
-        bad = ~(error <= allowed)
-        assert not bad.any(), (
-            f"{where}: {int(bad.sum())} of {error.size} elements differ too much, the first at "
-            f"{[int(i) for i in np.argwhere(bad)[0]]}: {np.asarray(got)[bad][0]!r} instead of {exact[bad][0]!r}, "
-            f"allowed {allowed[bad][0]:.3g}"
-        )
+        compare(f"{case.name}: {name}", got, wanted, exact, units * compute * size)
 
 
 def sizes_of(case: Case, arrays: Sequence[Array]) -> list[Array]:

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-from layer_norm_cases import OPSET, SMALLEST, UNIT_ROUNDOFF, Array, Shape, output_name, typed
+from node_cases import UNIT_ROUNDOFF, Array, Declared, Shape, compare, model_with, output_name, results_of, typed
 from onnx import helper
 
 from ortplugin.ops.base import TensorType
 from ortplugin.ops.conv_transpose import OPERATOR, attributes_of
 from ortplugin.ops.conv_transpose.reference import transposed_convolution
-from ortplugin.ops.decompose import NUMPY_DTYPES, ONNX_DTYPES
+from ortplugin.ops.decompose import NUMPY_DTYPES
 from ortplugin.ops.pointwise_reference import values
 from ortplugin.program import FLOATING, Program, parse
 
@@ -49,7 +49,8 @@ class Case:
                 types = [TensorType(None, each) for each in known]
                 whole = OPERATOR.infer_shapes(self.node(), types)[0].shape
                 assert whole is not None
-                shape = self.unlaid(tuple(int(size) for size in whole if size is not None))
+                sizes = tuple(int(size) for size in whole if size is not None)
+                shape = sizes if self.is_turned else self.unlaid(sizes)
             given.append(self.laid((1,) * (len(self.x) - len(shape)) + shape))
         return tuple(given)
 
@@ -58,6 +59,11 @@ class Case:
 
     def unlaid(self, shape: Shape) -> Shape:
         return shape if self.layout == "NCHW" else (shape[0], shape[-1], *shape[1:-1])
+
+    @property
+    def is_turned(self) -> bool:
+        """Whether the outputs have another layout than the node."""
+        return "output_layout" in self.attributes
 
     @property
     def names(self) -> list[str]:
@@ -92,30 +98,18 @@ class Case:
 
     def model(
         self,
-        shapes: Sequence[Sequence[int | str | None] | None] | None = None,
+        shapes: Sequence[Declared] | None = None,
         nodes: Sequence[onnx.NodeProto] | None = None,
     ) -> bytes:
         """A model of this one node (or of `nodes`), with the case's shapes or those given."""
         given = self.shapes if shapes is None else shapes
-        constants = []
-        if self.constant_weights:
-            constants.append(onnx.numpy_helper.from_array(self.inputs()[1], "W"))
-        graph = helper.make_graph(
-            [self.node()] if nodes is None else list(nodes),
-            "case",
-            [
-                helper.make_tensor_value_info(name, ONNX_DTYPES[dtype], shape)
-                for name, dtype, shape in zip(self.names, self.dtypes, given, strict=True)
-                if name != "W" or not self.constant_weights
-            ],
-            [
-                helper.make_tensor_value_info(output_name(self.program, each), ONNX_DTYPES[each.dtype], None)
-                for each in self.program.results
-            ],
-            constants,
-        )
-        imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(OPERATOR.domain, OPERATOR.version)]
-        return helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString()
+        inputs = [
+            each
+            for each in zip(self.names, self.dtypes, given, strict=True)
+            if each[0] != "W" or not self.constant_weights
+        ]
+        constants = [("W", self.inputs()[1])] if self.constant_weights else []
+        return model_with([self.node()] if nodes is None else nodes, inputs, results_of(self.program), constants)
 
 
 # --------------------------------------------------------------------------------------------------------- comparison
@@ -154,22 +148,11 @@ def check(
         for each in steps.values():
             largest = np.maximum(largest, np.abs(np.broadcast_to(each, value.shape).astype(np.float64)))
         slack = slack + SLOPE * UNIT_ROUNDOFF[case.dtypes[0]] * largest
+    if case.is_turned:
+        slack = np.moveaxis(slack, -1, 1)
     assert len(outputs) == len(wide)
     for result, got, exact, wanted in zip(program.results, outputs, wide, wanted_all, strict=True):
-        where = f"{case.name}: {result.name}"
-        assert got.shape == wanted.shape, f"{where} has the shape {got.shape} instead of {wanted.shape}"
-        assert got.dtype == wanted.dtype, f"{where} is {got.dtype} instead of {wanted.dtype}"
-        if result.dtype not in FLOATING:
-            np.testing.assert_array_equal(got, wanted, err_msg=where)
-            continue
-        error = np.abs(np.asarray(got).astype(np.float64) - exact)
-        allowed = UNIT_ROUNDOFF[result.dtype] * np.abs(exact) + SMALLEST[result.dtype] / 2 + slack
-        bad = ~(error <= allowed)
-        assert not bad.any(), (
-            f"{where}: {int(bad.sum())} of {error.size} elements differ too much, the first at "
-            f"{[int(i) for i in np.argwhere(bad)[0]]}: {np.asarray(got)[bad][0]!r} instead of {exact[bad][0]!r}, "
-            f"allowed {allowed[bad][0]:.3g}"
-        )
+        compare(f"{case.name}: {result.name}", got, wanted, exact, slack)
 
 
 # --------------------------------------------------------------------------------------------------------------- cases
@@ -244,6 +227,30 @@ def _others() -> list[Case]:
     return cases
 
 
-CASES: tuple[Case, ...] = (*_grid(), *_others())
+def _turned() -> list[Case]:
+    """The layout NHWC, but the outputs have their channels first."""
+    cases = []
+    first = {"output_layout": "NCHW"}
+    for dtype in FLOATING:
+        for name in ("strided", "output_shape", "groups", "1-D", "3-D"):
+            x, w, attributes = GEOMETRIES[name]
+            filters, spatial = w[1] * attributes.get("group", 1), (1,) * (len(x) - 2)
+            cases.append(Case(f"{name}, turned, {dtype}", typed(BIAS_RELU, dtype), x, w, ((filters, *spatial),), "NHWC",
+                              attributes | first))  # fmt: skip
+        x, w, attributes = GEOMETRIES["strided"]
+        cases += [
+            Case(f"bare, turned, {dtype}", typed(BARE, dtype), x, w, (), "NHWC", attributes | first),
+            Case(f"residual, turned, {dtype}", typed(RESIDUAL, dtype), x, w, ((4, 1, 1), None), "NHWC",
+                 attributes | first, True),
+            Case(f"results of other dtypes, turned, {dtype}",
+                 typed("(T c) => (bool p, T n, double d) { p = Greater(c, 0) n = Neg(c) d = Cast<to=double>(c) }",
+                       dtype), x, w, (), "NHWC", attributes | first),
+            Case(f"no pixels, turned, {dtype}", typed(BARE, dtype), (2, 3, 0, 4), w, (), "NHWC",
+                 {"output_shape": [3, 7], "output_layout": "NCHW"}),
+        ]  # fmt: skip
+    return cases
+
+
+CASES: tuple[Case, ...] = (*_grid(), *_others(), *_turned())
 by_name = {case.name: case for case in CASES}
 assert len(by_name) == len(CASES), "two cases have one name"

@@ -7,132 +7,37 @@ float64 reference. `check` compares; its docstring derives the tolerance.
 from __future__ import annotations
 
 import math
-import re
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import onnx
-from onnx import helper
+from node_cases import UNIT_ROUNDOFF, VALUES, Array, Expectation, ProgramCase, Shape, check_results, typed
 
-from ortplugin.ops.decompose import NUMPY_DTYPES, ONNX_DTYPES
+from ortplugin.ops.decompose import NUMPY_DTYPES
 from ortplugin.ops.layer_norm import OPERATOR
 from ortplugin.ops.layer_norm.reference import layer_norm
-from ortplugin.program import Parameter, Program, parse
-
-Array = npt.NDArray[Any]
-Shape = tuple[int, ...]
-
-OPSET = 18  # of ai.onnx, where a decomposition or a comparison needs it
 
 
 @dataclass(frozen=True)
-class Case:
-    """One node with its inputs.
+class Case(ProgramCase):
+    """One node with its inputs. `values` makes the first parameter only; the others hold normal numbers."""
 
-    `values` is the row of VALUES that makes the first parameter; the others hold normal numbers, bools fair coins.
-    `exact` names the results that must have the reference's very bits, signs of zeros included.
-    """
+    operator = OPERATOR
+    node_name = "norm"
 
-    name: str
-    text: str
-    shapes: tuple[Shape, ...]
-    values: str = "normal"
-    exact: tuple[str, ...] = ()
-
-    @property
-    def program(self) -> Program:
-        return parse(self.text)
-
-    def inputs(self) -> list[Array]:
-        """One array for each parameter, in order."""
-        rng = np.random.default_rng(zlib.crc32(self.name.encode()))
-        arrays: list[Array] = []
-        for number, (parameter, shape) in enumerate(zip(self.program.parameters, self.shapes, strict=True)):
-            if parameter.dtype == "bool":
-                arrays.append(np.asarray(rng.random(shape) < 0.5))
-                continue
-            made = VALUES[self.values](rng, shape) if number == 0 else rng.standard_normal(shape)
-            with np.errstate(over="ignore"):
-                arrays.append(np.asarray(made, np.float64).astype(NUMPY_DTYPES[parameter.dtype]))
-        return arrays
-
-    def feeds(self) -> dict[str, Array]:
-        """The inputs by name."""
-        return dict(zip((parameter.name for parameter in self.program.parameters), self.inputs(), strict=True))
-
-    def node(self) -> onnx.NodeProto:
-        return node_of(self.text)
-
-    def model(self, shapes: Sequence[Sequence[int | str | None] | None] | None = None) -> bytes:
-        """A model of this one node, with the case's shapes or those given. Outputs leave their shape to inference."""
-        return model_of(self.text, self.shapes if shapes is None else shapes)
+    def _numbers(self, rng: np.random.Generator, number: int, shape: Shape) -> Array:
+        return VALUES[self.values](rng, shape) if number == 0 else rng.standard_normal(shape)
 
 
-def node_of(text: str, name: str = "norm") -> onnx.NodeProto:
-    """A FusedLayerNorm that reads and writes values named as in the program."""
-    program = parse(text)
-    return helper.make_node(
-        OPERATOR.name,
-        [parameter.name for parameter in program.parameters],
-        [output_name(program, result) for result in program.results],
-        name,
-        domain=OPERATOR.domain,
-        program=text,
-    )
-
-
-def output_name(program: Program, result: Parameter) -> str:
-    """The result's name; another one where it is a parameter, as one value can't be input and output of a node."""
-    return f"{result.name}_out" if result in program.parameters else result.name
-
-
-def model_of(
-    text: str, shapes: Sequence[Sequence[int | str | None] | None], nodes: Sequence[onnx.NodeProto] | None = None
-) -> bytes:
-    """A model with the program's parameters as inputs; its nodes are `nodes`, else the program's FusedLayerNorm."""
-    program = parse(text)
-    graph = helper.make_graph(
-        [node_of(text)] if nodes is None else list(nodes),
-        "case",
-        [
-            helper.make_tensor_value_info(parameter.name, ONNX_DTYPES[parameter.dtype], shape)
-            for parameter, shape in zip(program.parameters, shapes, strict=True)
-        ],
-        [
-            helper.make_tensor_value_info(output_name(program, result), ONNX_DTYPES[result.dtype], None)
-            for result in program.results
-        ],
-    )
-    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(OPERATOR.domain, OPERATOR.version)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString()
+node_of, model_of = Case.node_of, Case.model_of
 
 
 # --------------------------------------------------------------------------------------------------------- comparison
-
-# Half the distance between neighbouring numbers, relative to the number: what one rounding may change.
-UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float": 2.0**-24, "double": 2.0**-53}
-SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float": 2.0**-149, "double": 2.0**-1074}
 
 # Roundings of the arithmetic that may add up in one element, all in the same direction: a row's sums (in lanes, then in
 # a tree), the mean, the scale and the pointwise statements. Rows of equal numbers, whose sums' roundings have all the
 # same sign, reach two fifths of it; all else stays under a tenth.
 ROUNDINGS = 32.0
-
-
-@dataclass(frozen=True)
-class Expectation:
-    """The reference's outputs: `wide` in float64 before the last rounding, `outputs` in their own dtypes.
-
-    `slack`: for each result the error that arithmetic in the kernel's precision may make, broadcast over rows.
-    """
-
-    wide: list[Array]
-    outputs: list[Array]
-    slack: list[Array]
 
 
 def expect(case: Case, inputs: Sequence[Array] | None = None, unit: float | None = None) -> Expectation:
@@ -162,7 +67,8 @@ def expect(case: Case, inputs: Sequence[Array] | None = None, unit: float | None
         slack = []
         for value in wide:
             magnitude = _largest(np.abs(np.asarray(value, np.float64)).reshape(flat.shape))
-            slack.append(ROUNDINGS * compute * (magnitude + condition * np.maximum(magnitude, 1)))
+            of_rows = ROUNDINGS * compute * (magnitude + condition * np.maximum(magnitude, 1))
+            slack.append(np.broadcast_to(of_rows, flat.shape).reshape(np.shape(value)))
     return Expectation(wide, outputs, slack)
 
 
@@ -197,146 +103,11 @@ def check(case: Case, outputs: Sequence[Array], expected: Expectation | None = N
 
     Returns the largest part of the last term that was used.
     """
-    expected = expect(case) if expected is None else expected
-    program = case.program
-    assert len(outputs) == len(program.results)
-    used = 0.0
-    cast_to = [str(each.attribute("to")) for each in program.statements if each.op == "Cast"]
-    coarse = [UNIT_ROUNDOFF[dtype] for dtype in cast_to if dtype != "bool"]
-    for result, got, wanted, wide, slack in zip(
-        program.results, outputs, expected.outputs, expected.wide, expected.slack, strict=True
-    ):
-        where = f"{case.name}: result '{result.name}'"
-        assert got.shape == wanted.shape, f"{where} has the shape {got.shape} instead of {wanted.shape}"
-        assert got.dtype == wanted.dtype, f"{where} is {got.dtype} instead of {wanted.dtype}"
-        if result.dtype == "bool" or got.size == 0:
-            np.testing.assert_array_equal(got, wanted, err_msg=where)
-            continue
-        if result.name in case.exact:
-            same = (bits(got) == bits(wanted)) | (np.isnan(_double(got)) & np.isnan(_double(wanted)))
-            assert same.all(), f"{where} differs in bits at {_first(~same)}: {got[~same][0]} for {wanted[~same][0]}"
-            continue
-        found, rounded = _double(got), _double(wanted)
-        np.testing.assert_array_equal(np.isnan(found), np.isnan(rounded), err_msg=f"{where}: NaN")
-        infinite = np.isinf(found) | np.isinf(rounded)
-        np.testing.assert_array_equal(found[infinite], rounded[infinite], err_msg=f"{where}: infinities")
-        finite = np.isfinite(rounded)
-        exact = np.where(finite, wide, 0.0)
-        error = np.abs(np.where(finite, found, 0.0) - exact)
-        unit = max([UNIT_ROUNDOFF[result.dtype], *(2 * each for each in coarse)])
-        rounding = unit * np.abs(exact) + SMALLEST[result.dtype] / 2
-        allowed = np.broadcast_to(slack, (slack.shape[0], error.size // slack.shape[0])).reshape(error.shape)
-        excess = error - rounding - allowed
-        bad = ~(excess <= 0)  # an excess that is no number is bad too
-        assert not bad.any(), (
-            f"{where}: {int(bad.sum())} of {error.size} elements differ too much, the first at {_first(bad)}: "
-            f"{found[bad][0]!r} instead of {exact[bad][0]!r}, allowed {(rounding + allowed)[bad][0]:.3g}"
-        )
-        with np.errstate(all="ignore"):
-            share = (error - rounding) / allowed
-        used = max(used, float(np.where(allowed > 0, share, 0).max()))
-    return used
-
-
-def bits(array: Array) -> Array:
-    """The elements as unsigned integers."""
-    return np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}")
-
-
-def _double(array: Array) -> Array:
-    return np.asarray(array).astype(np.float64)
-
-
-def _first(mask: Array) -> list[int]:
-    return [int(i) for i in np.argwhere(mask)[0]]
-
-
-# ------------------------------------------------------------------------------------------------------------- values
-
-
-def _normal(rng: np.random.Generator, shape: Shape) -> Array:
-    return rng.standard_normal(shape) * 2 + 0.5
-
-
-def _constant_rows(rng: np.random.Generator, shape: Shape) -> Array:
-    """Variance 0: what is left is sqrt(epsilon)."""
-    return np.broadcast_to(rng.standard_normal((*shape[:-1], 1)), shape)
-
-
-def _ones(rng: np.random.Generator, shape: Shape) -> Array:
-    return np.ones(shape)
-
-
-def _offset(rng: np.random.Generator, shape: Shape) -> Array:
-    """Mean 1000 and deviation 1: E[x^2] - E[x]^2 loses every digit in float32."""
-    return 1000 + rng.standard_normal(shape)
-
-
-def _large(rng: np.random.Generator, shape: Shape) -> Array:
-    """From 300 to 60000 with both signs: squares and sums overflow float16 (ORT 29034)."""
-    return np.exp(rng.uniform(np.log(300), np.log(60000), shape)) * rng.choice([-1.0, 1.0], shape)
-
-
-def _large_positive(rng: np.random.Generator, shape: Shape) -> Array:
-    """All near 60000: already the sum of two overflows float16."""
-    return rng.uniform(30000, 60000, shape)
-
-
-def _special_rows(rng: np.random.Generator, shape: Shape) -> Array:
-    """One NaN, +Inf, -Inf, or both infinities in every other row; the rows between must not notice."""
-    x = rng.standard_normal(shape)
-    rows = x.reshape(-1, shape[-1])
-    for row in range(0, len(rows), 2):
-        at = rng.integers(shape[-1])
-        rows[row, at] = (np.nan, np.inf, -np.inf)[row // 2 % 3]
-        if row // 2 % 4 == 3:
-            rows[row, (at + 1) % shape[-1]] = -np.inf
-    return x
-
-
-def _denormal(rng: np.random.Generator, shape: Shape) -> Array:
-    """Denormals of float16 (and of float, scaled): flushed to zero, the rows would be constant."""
-    return np.rint(rng.uniform(-200, 200, shape)) * 2.0**-24
-
-
-def _denormal_float(rng: np.random.Generator, shape: Shape) -> Array:
-    return np.rint(rng.uniform(-200, 200, shape)) * 2.0**-149
-
-
-def _negative_zero(rng: np.random.Generator, shape: Shape) -> Array:
-    return np.where(rng.random(shape) < 0.5, -0.0, 0.0)
-
-
-def _spike(rng: np.random.Generator, shape: Shape) -> Array:
-    """Zeros but for one element of each row: the largest x_hat that a width allows, sqrt(width - 1)."""
-    x = np.zeros(shape)
-    rows = x.reshape(-1, shape[-1])
-    rows[np.arange(len(rows)), rng.integers(shape[-1], size=len(rows))] = 100
-    return x
-
-
-VALUES = {
-    "normal": _normal,
-    "constant rows": _constant_rows,
-    "ones": _ones,
-    "offset": _offset,
-    "large": _large,
-    "large positive": _large_positive,
-    "special rows": _special_rows,
-    "denormal": _denormal,
-    "denormal float": _denormal_float,
-    "negative zero": _negative_zero,
-    "spike": _spike,
-}
+    return check_results(case, outputs, expect(case) if expected is None else expected)
 
 
 # ----------------------------------------------------------------------------------------------------------- programs
 # T stands for the dtype at hand. Two more names keep the rows short.
-
-
-def typed(text: str, dtype: str) -> str:
-    return re.sub(r"\bT\b", dtype, text)
-
 
 BARE = "(T x) => (T y) { y = LayerNormalization(x) }"
 BARE_RMS = "(T x) => (T y) { y = RMSNormalization<epsilon=1e-06>(x) }"

@@ -6,102 +6,28 @@ float64 reference. `check` compares; its docstring derives the tolerance.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import onnx
-from layer_norm_cases import OPSET, SMALLEST, UNIT_ROUNDOFF, VALUES, Array, Shape, bits, output_name, typed
-from onnx import helper
+from node_cases import UNIT_ROUNDOFF, Array, Expectation, ProgramCase, Shape, check_results, typed
 
 from ortplugin.ops import pointwise_reference
-from ortplugin.ops.decompose import NUMPY_DTYPES, ONNX_DTYPES
+from ortplugin.ops.decompose import NUMPY_DTYPES
 from ortplugin.ops.pointwise import OPERATOR
 from ortplugin.ops.pointwise.reference import pointwise
-from ortplugin.program import FLOATING, INTEGERS, Program, parse
+from ortplugin.program import FLOATING, INTEGERS, Program
 
 
 @dataclass(frozen=True)
-class Case:
-    """One node with its inputs.
+class Case(ProgramCase):
+    """One node with its inputs."""
 
-    `values` is the row of VALUES that makes the floating parameters; bools are fair coins, integers span their dtype
-    with `values` "whole range" and lie from 1 to 5 otherwise. `exact` names the floating results that must have the
-    reference's very bits, signs of zeros included.
-    """
-
-    name: str
-    text: str
-    shapes: tuple[Shape, ...]
-    values: str = "normal"
-    exact: tuple[str, ...] = ()
-
-    @property
-    def program(self) -> Program:
-        return parse(self.text)
-
-    def inputs(self) -> list[Array]:
-        """One array for each parameter, in order."""
-        rng = np.random.default_rng(zlib.crc32(self.name.encode()))
-        return [self._made(rng, p.dtype, shape) for p, shape in zip(self.program.parameters, self.shapes, strict=True)]
-
-    def _made(self, rng: np.random.Generator, dtype: str, shape: Shape) -> Array:
-        numpy = NUMPY_DTYPES[dtype]
-        if dtype == "bool":
-            return np.asarray(rng.random(shape) < 0.5)
-        if dtype in INTEGERS:
-            info = np.iinfo(numpy)
-            low, high = (info.min, info.max) if self.values == "whole range" else (1, 5)
-            return np.asarray(rng.integers(low, high, shape, dtype=numpy, endpoint=True))
-        made = VALUES["normal" if self.values == "whole range" else self.values](rng, shape or (1,)).reshape(shape)
-        with np.errstate(over="ignore"):
-            return np.asarray(made, np.float64).astype(numpy)
-
-    def feeds(self) -> dict[str, Array]:
-        """The inputs by name."""
-        return dict(zip((parameter.name for parameter in self.program.parameters), self.inputs(), strict=True))
-
-    def node(self) -> onnx.NodeProto:
-        return node_of(self.text)
-
-    def model(self, shapes: Sequence[Sequence[int | str | None] | None] | None = None) -> bytes:
-        """A model of this one node, with the case's shapes or those given. Outputs leave their shape to inference."""
-        return model_of(self.text, self.shapes if shapes is None else shapes)
+    operator = OPERATOR
+    node_name = "pointwise"
 
 
-def node_of(text: str, name: str = "pointwise") -> onnx.NodeProto:
-    """A FusedPointwise that reads and writes values named as in the program."""
-    program = parse(text)
-    return helper.make_node(
-        OPERATOR.name,
-        [parameter.name for parameter in program.parameters],
-        [output_name(program, result) for result in program.results],
-        name,
-        domain=OPERATOR.domain,
-        program=text,
-    )
-
-
-def model_of(
-    text: str, shapes: Sequence[Sequence[int | str | None] | None], nodes: Sequence[onnx.NodeProto] | None = None
-) -> bytes:
-    """A model with the program's parameters as inputs; its nodes are `nodes`, else the program's FusedPointwise."""
-    program = parse(text)
-    graph = helper.make_graph(
-        [node_of(text)] if nodes is None else list(nodes),
-        "case",
-        [
-            helper.make_tensor_value_info(parameter.name, ONNX_DTYPES[parameter.dtype], shape)
-            for parameter, shape in zip(program.parameters, shapes, strict=True)
-        ],
-        [
-            helper.make_tensor_value_info(output_name(program, result), ONNX_DTYPES[result.dtype], None)
-            for result in program.results
-        ],
-    )
-    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(OPERATOR.domain, OPERATOR.version)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString()
+node_of, model_of = Case.node_of, Case.model_of
 
 
 # --------------------------------------------------------------------------------------------------------- comparison
@@ -112,18 +38,6 @@ UNITS = 8.0
 
 # These are sums or products inside whose terms are of the operand's order and may cancel.
 ACTIVATIONS = ("Gelu", "QuickGelu", "Swish", "Mish", "HardSwish", "HardSigmoid", "Elu", "Celu", "Selu", "Softplus")
-
-
-@dataclass(frozen=True)
-class Expectation:
-    """The reference's outputs: `wide` before the last rounding, `outputs` in their own dtypes.
-
-    `slack`: for each result the error that arithmetic in the kernel's precision may make, element by element.
-    """
-
-    wide: list[Array]
-    outputs: list[Array]
-    slack: list[Array]
 
 
 def expect(case: Case, inputs: Sequence[Array] | None = None, unit: float | None = None) -> Expectation:
@@ -186,41 +100,7 @@ def check(case: Case, outputs: Sequence[Array], expected: Expectation | None = N
     statement's value is moved by UNITS units of roundoff of the arithmetic (of its operand, for ACTIVATIONS), summed
     over the statements. So a cancellation gets what it needs and nothing else does.
     """
-    expected = expect(case) if expected is None else expected
-    program = case.program
-    assert len(outputs) == len(program.results)
-    cast_to = [str(each.attribute("to")) for each in program.statements if each.op == "Cast"]
-    coarse = [UNIT_ROUNDOFF[dtype] for dtype in cast_to if dtype in FLOATING]
-    for result, got, wanted, wide, slack in zip(
-        program.results, outputs, expected.outputs, expected.wide, expected.slack, strict=True
-    ):
-        where = f"{case.name}: result '{result.name}'"
-        assert got.shape == wanted.shape, f"{where} has the shape {got.shape} instead of {wanted.shape}"
-        assert got.dtype == wanted.dtype, f"{where} is {got.dtype} instead of {wanted.dtype}"
-        if result.dtype not in FLOATING or got.size == 0:
-            np.testing.assert_array_equal(got, wanted, err_msg=where)
-            continue
-        found, rounded = np.asarray(got).astype(np.float64), np.asarray(wanted).astype(np.float64)
-        if result.name in case.exact:
-            same = (bits(got) == bits(wanted)) | (np.isnan(found) & np.isnan(rounded))
-            assert same.all(), f"{where} differs in bits at {_first(~same)}: {got[~same][0]} for {wanted[~same][0]}"
-            continue
-        np.testing.assert_array_equal(np.isnan(found), np.isnan(rounded), err_msg=f"{where}: NaN")
-        infinite = np.isinf(found) | np.isinf(rounded)
-        np.testing.assert_array_equal(found[infinite], rounded[infinite], err_msg=f"{where}: infinities")
-        exact = np.where(np.isfinite(rounded), wide, 0.0)
-        error = np.abs(np.where(np.isfinite(rounded), found, 0.0) - exact)
-        unit = max([UNIT_ROUNDOFF[result.dtype], *(2 * each for each in coarse)])
-        allowed = unit * np.abs(exact) + SMALLEST[result.dtype] / 2 + slack
-        bad = ~(error <= allowed)  # an error that is no number is bad too
-        assert not bad.any(), (
-            f"{where}: {int(bad.sum())} of {error.size} elements differ too much, the first at {_first(bad)}: "
-            f"{found[bad][0]!r} instead of {exact[bad][0]!r}, allowed {allowed[bad][0]:.3g}"
-        )
-
-
-def _first(mask: Array) -> list[int]:
-    return [int(i) for i in np.argwhere(mask)[0]]
+    check_results(case, outputs, expect(case) if expected is None else expected)
 
 
 # ----------------------------------------------------------------------------------------------------------- programs

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-from layer_norm_cases import OPSET, SMALLEST, UNIT_ROUNDOFF, VALUES, Array, Shape
+from node_cases import OPSET, UNIT_ROUNDOFF, VALUES, Array, Shape, compare, model_with, same_kind
 from onnx import helper
 
 from ortplugin.ops import DOMAIN, find
-from ortplugin.ops.decompose import DTYPE_NAMES, NUMPY_DTYPES, ONNX_DTYPES
+from ortplugin.ops.decompose import DTYPE_NAMES, NUMPY_DTYPES
 from ortplugin.program import FLOATING
 
 Attributes = dict[str, Any]
@@ -66,16 +66,7 @@ class Case:
 
     def model_of(self, nodes: Sequence[onnx.NodeProto], shape: Any = None, opset: int = OPSET) -> bytes:
         """A model of nodes that read x and write y."""
-        kind = ONNX_DTYPES[self.dtype]
-        graph = helper.make_graph(
-            list(nodes),
-            "case",
-            [helper.make_tensor_value_info("x", kind, shape)],
-            [helper.make_tensor_value_info("y", kind, None)],
-        )
-        imports = [helper.make_opsetid("", opset), helper.make_opsetid(DOMAIN, 1)]
-        made: onnx.ModelProto = helper.make_model(graph, opset_imports=imports, ir_version=9)
-        return made.SerializeToString()
+        return model_with(nodes, [("x", self.dtype, shape)], [("y", self.dtype)], opset=opset)
 
     def reference(self, x: Array, rounded: bool = True) -> Array:
         operator = find(DOMAIN, self.op)
@@ -105,29 +96,13 @@ def check(case: Case, output: Array, unit: float | None = None, x: Array | None 
     """
     x = case.inputs()[0] if x is None else x
     wanted = case.reference(x)
-    assert output.shape == wanted.shape, f"{case.name}: the shape {output.shape} instead of {wanted.shape}"
-    assert output.dtype == wanted.dtype, f"{case.name}: {output.dtype} instead of {wanted.dtype}"
-    if case.is_exact or output.size == 0:
+    same_kind(case.name, output, wanted)
+    if case.is_exact:
         np.testing.assert_array_equal(output.astype(np.float64), wanted.astype(np.float64), err_msg=case.name)
         return
-    found, rounded = output.astype(np.float64), wanted.astype(np.float64)
-    np.testing.assert_array_equal(np.isnan(found), np.isnan(rounded), err_msg=f"{case.name}: NaN")
-    infinite = np.isinf(found) | np.isinf(rounded)
-    np.testing.assert_array_equal(found[infinite], rounded[infinite], err_msg=f"{case.name}: infinities")
-    finite = np.isfinite(rounded)
-    dtype = DTYPE_NAMES[output.dtype]
-    compute = UNIT_ROUNDOFF["double" if dtype == "double" else "float"] if unit is None else unit
+    compute = UNIT_ROUNDOFF["double" if DTYPE_NAMES[output.dtype] == "double" else "float"] if unit is None else unit
     wide, size = case.reference(x, rounded=False), case.reference(np.abs(x), rounded=False)
-    exact = np.where(finite, wide, 0.0)
-    error = np.abs(np.where(finite, found, 0.0) - exact)
-    last = UNIT_ROUNDOFF[dtype] * np.abs(exact) + SMALLEST[dtype] / 2
-    allowed = last + UNITS * compute * np.where(finite, size, 0.0)
-    bad = ~(error <= allowed)
-    assert not bad.any(), (
-        f"{case.name}: {int(bad.sum())} of {error.size} elements differ too much, the first at "
-        f"{[int(i) for i in np.argwhere(bad)[0]]}: {found[bad][0]!r} instead of {exact[bad][0]!r}, "
-        f"allowed {allowed[bad][0]:.3g}"
-    )
+    compare(case.name, output, wanted, wide, UNITS * compute * size)
 
 
 # -------------------------------------------------------------------------------------------------------------- cases

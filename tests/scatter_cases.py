@@ -15,17 +15,12 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 import onnx
+from node_cases import OPSET, Array, Declared, Shape, bits, model_with, same_kind
 from onnx import TensorProto, helper
 
 from ortplugin.ops import DOMAIN, find
 from ortplugin.ops.scatter import attributes_of, reference
-
-Array = npt.NDArray[Any]
-Shape = tuple[int, ...]
-
-OPSET = 18  # of ai.onnx, where a decomposition or a comparison needs it
 
 ONNX_DTYPES: dict[str, tuple[int, np.dtype[Any]]] = {
     "float16": (TensorProto.FLOAT16, np.dtype(np.float16)),
@@ -132,7 +127,7 @@ class Case:
 
     def model(
         self,
-        shapes: Sequence[Sequence[int | str | None] | None] | None = None,
+        shapes: Sequence[Declared] | None = None,
         nodes: Sequence[onnx.NodeProto] | None = None,
         opset: int = OPSET,
     ) -> bytes:
@@ -140,17 +135,9 @@ class Case:
 
         The output leaves its shape to inference.
         """
-        graph = helper.make_graph(
-            [self.node()] if nodes is None else list(nodes),
-            "case",
-            [
-                helper.make_tensor_value_info(name, ONNX_DTYPES[dtype][0], shape)
-                for name, dtype, shape in zip(INPUTS[self.op], self.dtypes, shapes or self.shapes, strict=True)
-            ],
-            [helper.make_tensor_value_info("y", ONNX_DTYPES[self.dtype][0], None)],
-        )
-        imports = [helper.make_opsetid("", opset), helper.make_opsetid(DOMAIN, 1)]
-        return helper.make_model(graph, opset_imports=imports, ir_version=10).SerializeToString()
+        inputs = zip(INPUTS[self.op], self.dtypes, shapes or self.shapes, strict=True)
+        outputs = [("y", self.dtype)]
+        return model_with([self.node()] if nodes is None else nodes, inputs, outputs, opset=opset, ir_version=10)
 
 
 # --------------------------------------------------------------------------------------------------------- comparison
@@ -168,8 +155,7 @@ def check(case: Case, output: Array, expected: Array | None = None) -> None:
     Shape, dtype and bits are equal; only where a sum or product is NaN, any NaN will do.
     """
     wanted = expect(case) if expected is None else expected
-    assert output.shape == wanted.shape, f"{case.name}: the shape is {output.shape} instead of {wanted.shape}"
-    assert output.dtype == wanted.dtype, f"{case.name}: the dtype is {output.dtype} instead of {wanted.dtype}"
+    same_kind(case.name, output, wanted)
     same = bits(output) == bits(wanted)
     if case.reduction in ("add", "mul") and case.dtype in FLOATING:
         same |= np.isnan(output.astype(np.float64)) & np.isnan(wanted.astype(np.float64))
@@ -203,11 +189,6 @@ def check_any_order(case: Case, output: Array, inputs: Sequence[Array] | None = 
     assert not bad.any(), f"{case.name}: {int(bad.sum())} elements differ too much, the first at {np.argwhere(bad)[0]}"
     untouched = terms == 1
     assert (bits(output)[untouched] == bits(data)[untouched]).all(), f"{case.name}: an element without update changed"
-
-
-def bits(array: Array) -> Array:
-    """The elements as unsigned integers."""
-    return np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}").reshape(array.shape)
 
 
 # ------------------------------------------------------------------------------------------------------------- values

@@ -1,6 +1,6 @@
 """The cases on which FusedSumTo must equal its reference, on every provider.
 
-A case is a program, the shapes of its inputs and what stands in them, as in pointwise_cases.py, whose inputs it takes.
+A case is a program, the shapes of its inputs and what stands in them.
 `check` compares; its docstring derives the tolerance.
 """
 
@@ -10,62 +10,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import onnx
-from layer_norm_cases import OPSET, SMALLEST, UNIT_ROUNDOFF, Array, Shape, output_name, typed
-from onnx import helper
-from pointwise_cases import Case as PointwiseCase
+from node_cases import UNIT_ROUNDOFF, Array, Expectation, ProgramCase, Shape, check_results, typed
 
 from ortplugin.ops import pointwise_reference
-from ortplugin.ops.decompose import ONNX_DTYPES
 from ortplugin.ops.sum_to import OPERATOR, axes_of, sum_of
 from ortplugin.ops.sum_to.reference import sum_to
-from ortplugin.program import FLOATING, SUMS, parse
+from ortplugin.program import FLOATING, SUMS
 
 
 @dataclass(frozen=True)
-class Case(PointwiseCase):
+class Case(ProgramCase):
     """One FusedSumTo with its inputs. `exact` is not used: what is exact shows in integers."""
 
-    def node(self) -> onnx.NodeProto:
-        return node_of(self.text)
-
-    def model(self, shapes: Sequence[Sequence[int | str | None] | None] | None = None) -> bytes:
-        """A model of this one node, with the case's shapes or those given. Outputs leave their shape to inference."""
-        return model_of(self.text, self.shapes if shapes is None else shapes)
+    operator = OPERATOR
+    node_name = "sums"
 
 
-def node_of(text: str, name: str = "sums") -> onnx.NodeProto:
-    """A FusedSumTo that reads and writes values named as in the program."""
-    program = parse(text)
-    return helper.make_node(
-        OPERATOR.name,
-        [parameter.name for parameter in program.parameters],
-        [output_name(program, result) for result in program.results],
-        name,
-        domain=OPERATOR.domain,
-        program=text,
-    )
-
-
-def model_of(
-    text: str, shapes: Sequence[Sequence[int | str | None] | None], nodes: Sequence[onnx.NodeProto] | None = None
-) -> bytes:
-    """A model with the program's parameters as inputs; its nodes are `nodes`, else the program's FusedSumTo."""
-    program = parse(text)
-    graph = helper.make_graph(
-        [node_of(text)] if nodes is None else list(nodes),
-        "case",
-        [
-            helper.make_tensor_value_info(parameter.name, ONNX_DTYPES[parameter.dtype], shape)
-            for parameter, shape in zip(program.parameters, shapes, strict=True)
-        ],
-        [
-            helper.make_tensor_value_info(output_name(program, result), ONNX_DTYPES[result.dtype], None)
-            for result in program.results
-        ],
-    )
-    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(OPERATOR.domain, OPERATOR.version)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString()
+node_of, model_of = Case.node_of, Case.model_of
 
 
 # --------------------------------------------------------------------------------------------------------- comparison
@@ -75,21 +36,11 @@ def model_of(
 UNITS = 4.0
 
 
-@dataclass(frozen=True)
-class Expectation:
-    """The reference's outputs: `wide` before the last rounding, `outputs` in their own dtypes.
-
-    `size`: for each result the size, element by element, of what it is computed from; summed for a sum.
-    """
-
-    wide: list[Array]
-    outputs: list[Array]
-    size: list[Array]
-
-
-def expect(case: Case, inputs: Sequence[Array] | None = None) -> Expectation:
-    """What `check` compares with."""
+def expect(case: Case, inputs: Sequence[Array] | None = None, unit: float | None = None) -> Expectation:
+    """What `check` compares with. `unit`: the unit roundoff of the arithmetic, where it is not the kernel's."""
     program = case.program
+    floating = set(program.dtypes.values()) & set(FLOATING)
+    compute = UNIT_ROUNDOFF["double" if floating <= {"double"} else "float"] if unit is None else unit
     arrays = case.inputs() if inputs is None else list(inputs)
     shape = np.broadcast_shapes(*(np.shape(array) for array in arrays))
     values = pointwise_reference.values(program, arrays, lambda statement, operand: operand)
@@ -98,18 +49,18 @@ def expect(case: Case, inputs: Sequence[Array] | None = None) -> Expectation:
         for name in statement.names:
             if program.dtypes[name] in FLOATING:
                 sizes[statement.name] = np.maximum(sizes[statement.name], sizes[name])
-    size = []
+    slack = []
     for result in program.results:
         statement = sum_of(program, result.name)
         made = np.broadcast_to(sizes[result.name], shape)
         if statement is not None:
             axes, keepdims = axes_of(statement)
             made = np.sum(made, axis=axes, keepdims=keepdims)
-        size.append(made)
-    return Expectation(sum_to(program, arrays, rounded=False), sum_to(program, arrays), size)
+        slack.append(UNITS * compute * made)
+    return Expectation(sum_to(program, arrays, rounded=False), sum_to(program, arrays), slack)
 
 
-def check(case: Case, outputs: Sequence[Array], expected: Expectation | None = None, unit: float | None = None) -> None:
+def check(case: Case, outputs: Sequence[Array], expected: Expectation | None = None) -> None:
     """Compares a kernel's outputs with the reference; AssertionError says where they differ.
 
     Shape and dtype are equal, so are the masks of NaN and the signed infinities, and so are bools and integers.
@@ -119,41 +70,11 @@ def check(case: Case, outputs: Sequence[Array], expected: Expectation | None = N
 
     where `wanted` is the reference before its rounding to the result's dtype, u the unit roundoff of the result's dtype
     (twice that of a coarser dtype that the program casts to), `smallest` its smallest subnormal number, c the unit
-    roundoff of the arithmetic (`unit`, where that is not the kernel's) and `size` the largest of the values that the
-    result is made of, for a sum added up over its terms. Blocked sums of n terms are off by some log2(n) units at worst
+    roundoff of the arithmetic and `size` the largest of the values that the result is made of, for a sum added up over
+    its terms. Blocked sums of n terms are off by some log2(n) units at worst
     and by far less on average; one element that is left out or taken twice shows.
     """
-    expected = expect(case) if expected is None else expected
-    program = case.program
-    assert len(outputs) == len(program.results)
-    floating = set(program.dtypes.values()) & set(FLOATING)
-    compute = UNIT_ROUNDOFF["double" if floating <= {"double"} else "float"] if unit is None else unit
-    cast_to = [str(each.attribute("to")) for each in program.statements if each.op == "Cast"]
-    coarse = [2 * UNIT_ROUNDOFF[dtype] for dtype in cast_to if dtype in FLOATING]
-    for result, got, wanted, wide, size in zip(
-        program.results, outputs, expected.outputs, expected.wide, expected.size, strict=True
-    ):
-        where = f"{case.name}: result '{result.name}'"
-        assert got.shape == wanted.shape, f"{where} has the shape {got.shape} instead of {wanted.shape}"
-        assert got.dtype == wanted.dtype, f"{where} is {got.dtype} instead of {wanted.dtype}"
-        if result.dtype not in FLOATING or got.size == 0:
-            np.testing.assert_array_equal(got, wanted, err_msg=where)
-            continue
-        found, rounded = np.asarray(got).astype(np.float64), np.asarray(wanted).astype(np.float64)
-        np.testing.assert_array_equal(np.isnan(found), np.isnan(rounded), err_msg=f"{where}: NaN")
-        infinite = np.isinf(found) | np.isinf(rounded)
-        np.testing.assert_array_equal(found[infinite], rounded[infinite], err_msg=f"{where}: infinities")
-        finite = np.isfinite(rounded)
-        exact, slack = np.where(finite, wide, 0.0), np.where(finite, size, 0.0)
-        error = np.abs(np.where(finite, found, 0.0) - exact)
-        last = max([UNIT_ROUNDOFF[result.dtype], *coarse])
-        allowed = last * np.abs(exact) + SMALLEST[result.dtype] / 2 + UNITS * compute * slack
-        bad = ~(error <= allowed)
-        assert not bad.any(), (
-            f"{where}: {int(bad.sum())} of {error.size} elements differ too much, the first at "
-            f"{[int(i) for i in np.argwhere(bad)[0]]}: {found[bad][0]!r} instead of {exact[bad][0]!r}, "
-            f"allowed {allowed[bad][0]:.3g}"
-        )
+    check_results(case, outputs, expect(case) if expected is None else expected)
 
 
 # ----------------------------------------------------------------------------------------------------------- programs

@@ -83,6 +83,8 @@ def decompose_around(
     value, dtype = program.parameters[0], program.parameters[0].dtype
     x, w = node.input[:2]
     outputs = {each.name: output for each, output in zip(program.results, node.output, strict=True)}
+    if attributes.output_layout != attributes.layout:
+        outputs = {}  # turned at the end
     result = outputs.get(value.name, f"{prefix}/value")
     channels_last = attributes.layout == "NHWC"
     narrow = dtype == "bfloat16" and opset < BFLOAT16_OPSET
@@ -102,4 +104,11 @@ def decompose_around(
     if channels_last:
         builder.op("Transpose", made, output=result, perm=to_last)
     names = [result, *node.input[2:]]
-    return builder.nodes + to_onnx(program, names, node.output, opset, prefix, whole=value.name)
+    if attributes.output_layout == attributes.layout:
+        return builder.nodes + to_onnx(program, names, node.output, opset, prefix, whole=value.name)
+    last = [f"{output}/unfused/last" for output in node.output]
+    nodes = builder.nodes + to_onnx(program, names, last, opset, prefix, whole=value.name)
+    turns = Builder(opset, f"{prefix}/turned")
+    for each, output in zip(last, node.output, strict=True):
+        turns.op("Transpose", each, output=output, perm=to_first)
+    return nodes + turns.nodes

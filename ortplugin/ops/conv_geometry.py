@@ -35,6 +35,7 @@ class ConvAttributes:
     group: int
     layout: str
     input_layout: str  # that of X
+    output_layout: str  # that of every output
     dilations: tuple[int, ...] | None
     kernel_shape: tuple[int, ...] | None
     pads: tuple[int, ...] | None  # all begins, then all ends
@@ -107,6 +108,7 @@ def read_attributes(node: onnx.NodeProto, transposed: bool = False) -> ConvAttri
         1 if group is None else group.i,
         layout,
         layout if transposed else word("input_layout", (layout, "NCHW")),
+        word("output_layout", (layout, "NCHW")) if transposed else layout,
         **lists,
     )
     _check(attributes)

@@ -65,7 +65,11 @@ def problem_of(node: gs.Node) -> str | None:
 
 
 def member_of_conv(scope: Scope, node: gs.Node) -> Member | None:
-    """The convolution as a program whose first input is a tensor that stands for its value; None if it is invalid."""
+    """The convolution as a program whose first input is a tensor that stands for its value; None if it is invalid, or
+    its results have another layout than its operands.
+    """
+    if "output_layout" in node.attrs:
+        return None
     try:
         program = parse(str(node.attrs.get("program", "")))
     except ProgramError:

@@ -35,6 +35,8 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     shape = scope.shape(node.inputs[0])
     if shape is None or any(size != 1 for size in shape[1:-1]) or len(node.outputs) != 1:
         return None
+    if "output_layout" in node.attrs:
+        return None
     weights = scope.constant(node.inputs[1], ELEMENTS)
     reason = _reason(node)
     if weights is None:

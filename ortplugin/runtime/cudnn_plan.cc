@@ -178,6 +178,7 @@ class GraphPlan : public Plan {
 const char* WhyApart(const Graph& graph, const Target& target) {
   if (!graph.HasEpilogue()) return nullptr;
   if (graph.HasErf()) return "Gelu and Erf are faster apart than in the kernels that cuDNN compiles";
+  if (IsSlowWithEpilogue(graph.problem())) return "strided data gradients like this are faster without an epilogue";
   // These kernels do not divide a sum among multiprocessors.
   constexpr int64_t kLongSum = 2048, kTile = 128;
   const Problem& problem = graph.problem();

@@ -20,6 +20,10 @@ Tensor DenseLike(std::vector<int64_t> dims, const Tensor& like);
 // cuDNN has no convolutions of one spatial dimension: a second one, of length 1, goes before it.
 Problem Lifted(Problem problem);
 
+// Whether it is a strided data gradient for which the kernels that cuDNN compiles with an epilogue are known to take
+// longer than its ready-made ones without, and the epilogue in a kernel after it.
+bool IsSlowWithEpilogue(const Problem& problem);
+
 // Equal for problems that have the same plans: all but the names in the program.
 std::string Signature(const Problem& problem);
 

@@ -72,14 +72,14 @@ std::vector<TensorType> EpilogueInputs(const Program& program, size_t own_inputs
   return types;
 }
 
-void InferEpilogue(const Program& program, size_t own_inputs, const std::vector<TensorType>& inputs, TensorType value,
-                   ShapeContext* context) {
+void InferEpilogue(const Program& program, size_t own_inputs, const std::vector<TensorType>& inputs,
+                   const TensorType& value, TensorType output, ShapeContext* context) {
   for (size_t i = own_inputs; i < inputs.size(); ++i)
     if (value.has_shape && inputs[i].has_shape && !Broadcasts(inputs[i].shape, value.shape))
       FailOperand(program, own_inputs, i, inputs[i].shape, value.shape);
   for (size_t r = 0; r < program.results().size(); ++r) {
-    value.type = ToOrt(program.value(program.results()[r]).dtype);
-    context->set_output(r, value);
+    output.type = ToOrt(program.value(program.results()[r]).dtype);
+    context->set_output(r, output);
   }
 }
 

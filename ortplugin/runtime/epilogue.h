@@ -27,9 +27,15 @@ std::vector<TensorType> CheckEpilogue(const Program& program, size_t own_inputs,
 
 // The inputs' types where shapes are inferred, checked like that.
 std::vector<TensorType> EpilogueInputs(const Program& program, size_t own_inputs, const ShapeContext& context);
-// Gives every output the value's shape. Throws Error where an operand, of the types of all inputs, can't broadcast.
-void InferEpilogue(const Program& program, size_t own_inputs, const std::vector<TensorType>& inputs, TensorType value,
-                   ShapeContext* context);
+// Gives every output the shape of `output`. Throws Error where an operand, of the types of all inputs, can't broadcast
+// to that of `value`.
+void InferEpilogue(const Program& program, size_t own_inputs, const std::vector<TensorType>& inputs,
+                   const TensorType& value, TensorType output, ShapeContext* context);
+// The value's own shape.
+inline void InferEpilogue(const Program& program, size_t own_inputs, const std::vector<TensorType>& inputs,
+                          const TensorType& value, ShapeContext* context) {
+  InferEpilogue(program, own_inputs, inputs, value, value, context);
+}
 
 // The axes that the program's parameters have in a value of the shape `full`; `shapes`: of all inputs. Throws Error
 // that names the operand which does not broadcast.

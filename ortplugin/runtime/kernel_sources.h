@@ -20,5 +20,7 @@ extern const char kOwnKernelSource[];       // ops/conv/own_kernels.cuh
 extern const char kDepthwiseSource[];       // ops/conv/depthwise.cu
 extern const char kStemSource[];            // ops/conv/stem.cu
 extern const char kVectorConvSource[];      // ops/conv/vector.cu
+extern const char kPixelShuffleSource[];    // ops/conv_transpose/pixel_shuffle.cu
+extern const char kFewFiltersSource[];      // ops/conv_transpose/few_filters.cu
 
 }  // namespace ortplugin

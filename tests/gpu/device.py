@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from layer_norm_cases import Array, bits
+from node_cases import Array, bits
 
 import ortplugin
 from ortplugin.session import CUDA, element_type, onnxruntime
@@ -50,6 +50,13 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
         timeout=300,
         env={**os.environ, **environment},
     )
+
+
+def need_memory(gib: int) -> None:
+    """Skips the test where the GPU has less free memory."""
+    free = (cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes()) >> 30
+    if free < gib:
+        pytest.skip(f"the GPU has {free} GiB of free memory, this takes {gib}")
 
 
 def at_offset(array: Array, elements: int) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from layer_norm_cases import Array
+from node_cases import Array
 from threads import in_threads
 
 import ortplugin

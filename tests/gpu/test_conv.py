@@ -18,7 +18,7 @@ from conv_cases import CASES
 from conv_cases import Case as SharedCase
 from conv_cases import check as check_shared
 from conv_cases import expect as expect_shared
-from layer_norm_cases import OPSET, UNIT_ROUNDOFF, Array, Shape, typed
+from node_cases import OPSET, UNIT_ROUNDOFF, Array, Shape, typed
 from onnx import helper, numpy_helper
 from threads import in_threads
 
@@ -421,7 +421,7 @@ except Exception as error:
 
 
 def hidden(conv: Conv) -> str:
-    """What a run prints where no cuDNN can be opened: a folder of empty files stands before the real ones."""
+    """What a run prints where the only cuDNN that may be tried is not there."""
     done = python(WITHOUT_CUDNN.format(conv=conv), ORTPLUGIN_CUDNN="/nonexistent/libcudnn.so.9")
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conv_grad_cases import BARE, CASES, GEOMETRIES, RELU, Case, Geometry, by_name, check
-from layer_norm_cases import typed
+from node_cases import typed
 
 import ortplugin
 from gpu.device import at_offset, make, run, run_bound, same_bits

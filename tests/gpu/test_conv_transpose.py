@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from conv_transpose_cases import BARE, BIAS_RELU, CASES, GEOMETRIES, RESIDUAL, Case, by_name
 from conv_transpose_cases import check as check_exactly
-from layer_norm_cases import typed
+from node_cases import typed
 
 from gpu.device import at_offset, make, run, run_bound, same_bits
 from gpu.sessions import check_graph, permuted
@@ -38,6 +38,21 @@ LARGE_CASES = tuple(
     )
     for layout, dtype in (("NHWC", "float16"), ("NHWC", "bfloat16"), ("NCHW", "float16"), ("NCHW", "float"))
 )
+SHUFFLE = {"algorithm": "shuffle"}
+SHUFFLES = tuple(
+    Case(f"shuffle: {name}, {dtype}", typed(text, dtype), x, w, operands, "NHWC", {**SHUFFLE, **attributes})
+    for name, text, x, w, operands, attributes in (
+        ("no program", BARE, (2, 16, 5, 7), (16, 8, 2, 2), (), {"strides": [2, 2]}),
+        ("gaps", BIAS_RELU, (2, 16, 5, 7), (16, 24, 1, 1), ((24, 1, 1),),
+         {"strides": [2, 3], "output_padding": [1, 2], "dilations": [3, 3]}),
+        ("odd channels", BIAS_RELU, (3, 10, 4, 5), (10, 6, 1, 3), ((6, 1, 1),), {"strides": [2, 4]}),
+        ("one channel", BIAS_RELU, (3, 5, 4, 5), (5, 1, 2, 2), ((1, 1, 1),), {"strides": [2, 2]}),
+        ("pads", BIAS_RELU, (2, 16, 6, 5), (16, 8, 3, 3), ((8, 1, 1),), {"strides": [3, 4], "pads": [1, 2, 3, 4]}),
+        ("residual", RESIDUAL, (2, 16, 6, 5), (16, 8, 2, 2), ((8, 1, 1), None), {"strides": [2, 2]}),
+        ("of each image", RESIDUAL, (2, 16, 6, 5), (16, 8, 2, 2), ((2, 1, 1, 10), (12, 1)), {"strides": [2, 2]}),
+    )
+    for dtype in ("float16", "bfloat16", "float")
+)  # fmt: skip
 chosen = {case.name: case for case in LARGE_CASES} | by_name
 
 
@@ -51,7 +66,22 @@ def test_large_tensors(library: Path, case: Case) -> None:
     check(case, run(make(case.model()), case))
 
 
-@pytest.mark.parametrize("name", ["DCGAN", "split", "1x1 / 2"])
+@pytest.mark.parametrize("case", SHUFFLES, ids=lambda case: case.name)
+def test_pixel_shuffles(library: Path, capfd: pytest.CaptureFixture[str], case: Case) -> None:
+    """A matrix product, and pixels put in their places; nothing is said, so this is how it was done."""
+    check(case, run(make(case.model()), case))
+    assert "shuffle" not in capfd.readouterr().err
+
+
+def test_what_overlaps_is_not_shuffled(library: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    case = replace(
+        by_name["strided, NHWC, float16"], name="overlap", attributes={**GEOMETRIES["strided"][2], **SHUFFLE}
+    )
+    check(case, run(make(case.model()), case))
+    assert "the algorithm 'shuffle' is not used, but auto: its kernel overlaps" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["DCGAN", "split", "1x1 / 2", "kernel is stride"])
 def test_every_algorithm(library: Path, name: str) -> None:
     """What --tune is offered computes the same."""
     case = chosen[f"large: {name}, NHWC, float16"]
@@ -68,6 +98,7 @@ CHOSEN = (
     "large: residual, NHWC, float16",
     "large: split, NHWC, float16",
     "large: 1x1 / 2, NHWC, float16",
+    "large: kernel is stride, NHWC, float16",
     "large: DCGAN, NCHW, float",
     "output_padding, NCHW, float",
 )

@@ -13,25 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from layer_norm_cases import (
-    ADD,
-    AFFINE,
-    BARE,
-    CASES,
-    LARGE_CASES,
-    RESIDUAL,
-    Case,
-    by_name,
-    check,
-    expect,
-    model_of,
-    typed,
-)
+from layer_norm_cases import ADD, AFFINE, BARE, CASES, LARGE_CASES, RESIDUAL, Case, by_name, check, expect, model_of
+from node_cases import typed
 from onnx import helper
 from threads import in_threads
 
 import ortplugin
-from gpu.device import at_offset, host, make, python, run, run_bound, same_bits
+from gpu.device import at_offset, host, make, need_memory, python, run, run_bound, same_bits
 from gpu.sessions import Trial, check_capture, check_graph, check_stream, check_threads, trial
 
 cupy = pytest.importorskip("cupy")
@@ -370,10 +358,7 @@ def test_results_larger_than_the_cache(library: Path, width: int) -> None:
 @pytest.mark.parametrize("width", [1031, 1032])
 def test_more_than_two_to_the_31_elements(library: Path, width: int) -> None:
     """4.3 GB in and 4.3 GB out, every element checked; one operand has one element a row."""
-    needed = 20 << 30
-    free = cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes()
-    if free < needed:
-        pytest.skip(f"the GPU has {free >> 30} GiB of free memory, this takes {needed >> 30}")
+    need_memory(20)
     rows = (1 << 31) // width + 4321
     assert rows * width > 1 << 31
     text = typed("(T x, T c) => (T y) { n = LayerNormalization(x) y = Mul(n, c) }", "float16")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from layer_norm_cases import OPSET, bits, typed
+from node_cases import OPSET, bits, typed
 from onnx import helper
 from pointwise_cases import (
     CASES,
@@ -29,7 +29,7 @@ from pointwise_cases import (
 from threads import in_threads
 
 import ortplugin
-from gpu.device import at_offset, host, make, python, run, run_bound, same_bits
+from gpu.device import at_offset, host, make, need_memory, python, run, run_bound, same_bits
 from gpu.sessions import Trial, check_capture, check_graph, check_stream, check_threads, trial
 from ortplugin.ops.decompose import ONNX_DTYPES
 
@@ -338,10 +338,7 @@ HUGE: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 def test_more_than_two_to_the_31_elements(library: Path, name: str) -> None:
     """Every element is checked; whole numbers wrap."""
     shape, other = HUGE[name]
-    needed = 20 << 30
-    free = cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes()
-    if free < needed:
-        pytest.skip(f"the GPU has {free >> 30} GiB of free memory, this takes {needed >> 30}")
+    need_memory(20)
     text = "(int8 x, int8 b) => (int8 y) { p = Mul(x, 3) y = Add(p, b) }"
     cupy.random.seed(zlib.crc32(name.encode()))
     x, y = cupy.empty(shape, np.int8), cupy.zeros(shape, np.int8)

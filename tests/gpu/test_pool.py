@@ -11,7 +11,7 @@ import pytest
 from pool_cases import CASES, LARGE_CASES, Case, by_name, check, frozen, in_layout
 
 import ortplugin
-from gpu.device import at_offset, make, run, run_bound, same_bits
+from gpu.device import at_offset, make, need_memory, run, run_bound, same_bits
 from gpu.sessions import Trial, check_capture, check_graph, check_threads, trial
 
 cupy = pytest.importorskip("cupy")
@@ -157,10 +157,7 @@ HUGE = {
 def test_more_than_two_to_the_31_elements(library: Path, name: str) -> None:
     """Of single bytes in NHWC with 3 channels, so that no vector makes fewer of them; the last elements show."""
     op, given = HUGE[name]
-    needed = 24 << 30
-    free = cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes()
-    if free < needed:
-        pytest.skip(f"the GPU has {free >> 30} GiB of free memory, this takes {needed >> 30}")
+    need_memory(24)
     layout = given.get("layout", "NCHW")
     shape = in_layout(layout, (1 << 31) // (3 << 20) + 5, 3, (1024, 1024))
     case = Case(name, op, "uint8", shape, frozen(given))

@@ -10,15 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from node_cases import Array, bits
 from onnx import TensorProto, helper
 from scatter_cases import (
     CASES,
     FLOATING,
     INPUTS,
     ONNX_DTYPES,
-    Array,
     Case,
-    bits,
     check,
     check_any_order,
     elements,
@@ -28,7 +27,7 @@ from scatter_cases import (
 )
 from threads import in_threads
 
-from gpu.device import make
+from gpu.device import make, need_memory
 from gpu.sessions import check_graph, trial
 from ortplugin.ops import DOMAIN
 
@@ -315,9 +314,7 @@ def test_many_threads_run_one_session(library: Any) -> None:
 @pytest.mark.parametrize("width", [1, 1021])
 def test_more_than_two_to_the_31_elements(library: Any, width: int) -> None:
     """Every form, at both ends of 2 GiB of bytes."""
-    free = cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes()
-    if free < 40 << 30:
-        pytest.skip(f"the GPU has {free >> 30} GiB of free memory, this takes 40")
+    need_memory(40)
     rows = (1 << 31) // width + 4321
     rng = np.random.default_rng(3)
     targets = np.concatenate([np.arange(100), rows - 1 - np.arange(1000), rng.integers(0, rows, 1000)])

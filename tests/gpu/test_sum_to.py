@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from layer_norm_cases import typed
+from node_cases import typed
 from sum_to_cases import BOTH, CASES, LARGE_CASES, LERP_GRAD, RELU_GRAD, Case, by_name, check, expect, model_of, summed
 
 import ortplugin
-from gpu.device import at_offset, host, make, run, run_bound, same_bits
+from gpu.device import at_offset, host, make, need_memory, run, run_bound, same_bits
 from gpu.sessions import Trial, check_capture, check_graph, check_threads, trial
 
 cupy = pytest.importorskip("cupy")
@@ -166,10 +166,7 @@ HUGE = {
 def test_more_than_two_to_the_31_elements(library: Path, name: str) -> None:
     """Sums of whole numbers are exact."""
     axis, shape = HUGE[name]
-    needed = 60 << 30
-    free = cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes()
-    if free < needed:
-        pytest.skip(f"the GPU has {free >> 30} GiB of free memory, this takes {needed >> 30}")
+    need_memory(60)
     text = f'(int32 x) => (int32 y) {{ y = SumTo<axes="{axis}", keepdims=0>(x) }}'
     x = cupy.empty(shape, np.int32)
     flat = x.reshape(-1)

@@ -4,11 +4,13 @@
 //   test_conv_kernels sm_90     VERBOSE=1 shows each variant
 
 #include <cstdlib>
+#include <functional>
 #include <iostream>
 #include <sstream>
 
 #include "ortplugin/ops/conv/conv_cuda.h"
 #include "ortplugin/ops/conv/own_kernels.h"
+#include "ortplugin/ops/conv_transpose/pixel_shuffle.h"
 #include "ortplugin/runtime/cuda.h"
 #include "tests/native/check.h"
 #include "tests/native/kernel_remarks.h"
@@ -76,6 +78,7 @@ std::vector<Case> Cases() {
   };
   stem(kHalf, 64, 7, 2, false);
   stem(kBrain, 64, 7, 2, true);
+  stem(kHalf, 80, 9, 4, false);
   stem(kHalf, 16, 3, 2, true);
   stem(kBrain, 32, 3, 2, false);
   stem(kHalf, 96, 4, 4, true);
@@ -89,6 +92,66 @@ std::vector<Case> Cases() {
   vectors(kFloat, 3, 130, 77);
   for (Case& the : cases) the.problem.constant_weights = the.problem.batch == 8;
   return cases;
+}
+
+// Transposed convolutions without overlap.
+struct Shuffle {
+  const char* program;
+  Shape x, w;  // channels last
+  Shape strides, pads, output_padding;
+  std::vector<Shape> operands;
+};
+
+const Shuffle kShuffles[] = {
+    {kSilu, {8, 32, 32, 256}, {256, 2, 2, 128}, {2, 2}, {}, {}, {{128}}},
+    {kSilu, {8, 28, 28, 512}, {512, 1, 1, 256}, {2, 2}, {}, {1, 1}, {{256}}},
+    {kRelu, {2, 9, 7, 20}, {20, 1, 3, 6}, {2, 4}, {0, 1, 0, 2}, {}, {{6}}},
+    {kMixed, {3, 5, 4, 16}, {16, 2, 2, 12}, {2, 2}, {}, {}, {{12}, {3, 10, 8, 12}, {3, 1, 1, 12}, {10, 1, 1}}},
+};
+
+ConvCase CaseOf(const Shuffle& the) {
+  ConvCase made{};
+  made.attributes.transposed = made.attributes.channels_last = true;
+  made.attributes.groups = 1;
+  made.attributes.kernel_shape = {the.w[1], the.w[2]};
+  made.attributes.strides = the.strides;
+  made.attributes.pads = the.pads;
+  made.attributes.output_padding = the.output_padding;
+  made.program = std::make_shared<const Program>(Program::Parse(the.program));
+  made.shapes = {the.x, the.w};
+  made.shapes.insert(made.shapes.end(), the.operands.begin(), the.operands.end());
+  return made;
+}
+
+void TestShuffles(const std::string& architecture) {
+  for (const Shuffle& the : kShuffles) {
+    const ConvCase given = CaseOf(the);
+    const ConvShape shape = FitConv(given.attributes, the.x, the.w);
+    CHECK(FitsPixelShuffle(given, shape));
+    const cudnn::Problem products = ProductsProblem(given, shape);
+    cudnn::Check(products);
+    CHECK(ElementCount(products.w.dims) == ElementCount(the.w) && ElementCount(products.y.dims) == ElementCount(the.x));
+    const OwnKernel own = PixelShuffleKernel(given, shape);
+    CHECK(own.arguments.size() == the.operands.size() + 3 + given.program->results().size());
+    std::string log;
+    const std::string code = cuda::Compile(own.source, architecture, &log);
+    CHECK_WITH(code.size() > 1000 && test::Spilled(log) == 0 && test::Local(log) == 0, log);
+    if (architecture == "sm_90") CHECK_WITH(test::BeforeWait(own.source).empty(), test::BeforeWait(own.source));
+  }
+  // What overlaps, is dilated, in groups, or has its channels first.
+  const auto fits = [](const std::function<void(ConvCase*)>& change) {
+    ConvCase the = CaseOf(kShuffles[0]);
+    change(&the);
+    return FitsPixelShuffle(the, FitConv(the.attributes, the.shapes[0], the.shapes[1]));
+  };
+  CHECK(fits([](ConvCase*) {}));
+  CHECK(!fits([](ConvCase* the) { the->attributes.strides = {2, 1}; }));
+  CHECK(!fits([](ConvCase* the) { the->attributes.dilations = {1, 2}; }));
+  CHECK(!fits([](ConvCase* the) { the->attributes.groups = 2; }));
+  CHECK(!fits([](ConvCase* the) {
+    the->attributes.channels_last = false;
+    the->shapes = {{8, 256, 32, 32}, {256, 128, 2, 2}, {128, 1, 1}};
+  }));
 }
 
 }  // namespace
@@ -128,7 +191,8 @@ int main(int argc, char** argv) {
     CHECK_WITH(test::Spilled(log) == 0 && test::Local(log) == 0, variant());
     CHECK_WITH(code.find(own->entry) != std::string::npos, variant());
   }
-  for (const size_t bytes : {2, 4, 8}) {
+  TestShuffles(architecture);
+  for (const size_t bytes : {1, 2, 4, 8}) {
     std::string log;
     const std::string source = ChannelsLastSource(bytes), code = cuda::Compile(source, architecture, &log);
     CHECK(code.size() > 1000 && test::Spilled(log) == 0);

@@ -14,6 +14,7 @@
 
 #include "ortplugin/runtime/cudnn.h"
 #include "ortplugin/runtime/cudnn_pointwise.h"
+#include "ortplugin/runtime/cudnn_problem.h"
 #include "ortplugin/runtime/error.h"
 #include "tests/native/check.h"
 
@@ -148,6 +149,29 @@ void TestProblems() {
   }
   const std::string text = Good().ToString();
   CHECK_WITH(Contains(text, "float16") && Contains(text, "[2,8,9,7]") && Contains(text, "groups 2"), text);
+}
+
+// Which strided data gradients are done without their epilogue.
+void TestSlowGradients() {
+  const auto is_slow = [](int64_t batch, int64_t channels, int64_t small, int64_t given, int64_t kernel,
+                          int64_t stride) {
+    Problem problem;
+    problem.direction = Direction::kDataGradient;
+    problem.x = cudnn::ChannelsLast({batch, channels, small * stride, small * stride});
+    problem.w = cudnn::ChannelsLast({given, channels, kernel, kernel});
+    problem.y = cudnn::ChannelsLast({batch, given, small, small});
+    problem.strides = {stride, stride};
+    return cudnn::IsSlowWithEpilogue(problem);
+  };
+  CHECK(is_slow(256, 128, 28, 128, 3, 2));   // many products
+  CHECK(!is_slow(8, 128, 28, 128, 3, 2));    // few
+  CHECK(!is_slow(256, 128, 28, 128, 3, 1));  // no stride
+  CHECK(is_slow(8, 512, 7, 512, 3, 2));      // long sums
+  CHECK(is_slow(64, 64, 16, 128, 4, 2));     // half a tile
+  CHECK(!is_slow(64, 128, 8, 256, 4, 2));
+  CHECK(!is_slow(256, 256, 28, 512, 1, 2) && !is_slow(256, 64, 64, 128, 2, 2));  // no overlap
+  Problem forward = Good();
+  CHECK(!cudnn::IsSlowWithEpilogue(forward));
 }
 
 void TestPlanTexts() {
@@ -292,6 +316,7 @@ int main(int argc, char** argv) {
   TestOpening(argv[1]);
   TestLayouts();
   TestProblems();
+  TestSlowGradients();
   TestPlanTexts();
   TestPrograms();
   return test::Summary();

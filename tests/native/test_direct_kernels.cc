@@ -85,6 +85,7 @@ int main(int argc, char** argv) {
     if (std::getenv("VERBOSE") != nullptr) std::cout << variant() << "\n";
     CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, variant());
     CHECK_WITH(test::Spilled(log) == 0, variant());
+    CHECK_WITH(number < 90 || test::BeforeWait(DirectSource(the.conv, program, axes, schedule)).empty(), variant());
   }
   DirectConv wide = Square(1, 3, 2000, 8, 3, 4);
   wide.dilations[0] = 200;

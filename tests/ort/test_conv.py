@@ -13,34 +13,16 @@ import onnx
 import onnxruntime
 import pytest
 from conv_cases import BIAS_RELU, CASES, GEOMETRIES, RESIDUAL_RELU, Case, by_name, check, expect, made, model_of
-from layer_norm_cases import OPSET, Array, bits, typed
+from node_cases import OPSET, bits, typed
 from onnx import TensorProto, helper, numpy_helper
 from tampering import PROGRAM, tampered
 from threads import in_threads
 
-import ortplugin
+from ort.host import CPU_ONLY, make, run
 from ortplugin.ops.conv import OPERATOR
 
-CPU_ONLY = ["CPUExecutionProvider"]
 FLOAT = TensorProto.FLOAT
 X, W, PADDED = GEOMETRIES["3x3"]
-
-
-def options(threads: int = 0) -> onnxruntime.SessionOptions:
-    """Registered, and quiet where an error is wanted."""
-    made = onnxruntime.SessionOptions()
-    made.log_severity_level = 4
-    made.intra_op_num_threads = threads
-    ortplugin.register(made)
-    return made
-
-
-def make(model: bytes, threads: int = 0) -> onnxruntime.InferenceSession:
-    return onnxruntime.InferenceSession(model, options(threads), providers=CPU_ONLY)
-
-
-def run(session: Any, case: Case) -> list[Array]:
-    return list(ortplugin.run(session, case.feeds()).values())  # NumPy lacks bfloat16, so not session.run
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -7,15 +7,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from conv_grad_cases import BARE, CASES, GEOMETRIES, RELU, Case, Geometry, by_name, check
-from layer_norm_cases import Array, bits, typed
+from node_cases import bits, typed
 from threads import in_threads
 
 import ortplugin
-
-CPU_ONLY = ["CPUExecutionProvider"]
+from ort.host import make, run
 
 # Enough for every core, with parts of every loop left over.
 LARGE_CASES = tuple(
@@ -30,23 +28,6 @@ LARGE_CASES = tuple(
     for transposed in (False, True)
     for layout, dtype in (("NCHW", "float"), ("NHWC", "float"), ("NCHW", "double"), ("NHWC", "float16"))
 )  # fmt: skip
-
-
-def options(threads: int = 0) -> onnxruntime.SessionOptions:
-    """Registered, and quiet where an error is wanted."""
-    made = onnxruntime.SessionOptions()
-    made.log_severity_level = 4
-    made.intra_op_num_threads = threads
-    ortplugin.register(made)
-    return made
-
-
-def make(model: bytes, threads: int = 0) -> onnxruntime.InferenceSession:
-    return onnxruntime.InferenceSession(model, options(threads), providers=CPU_ONLY)
-
-
-def run(session: Any, case: Case) -> list[Array]:
-    return list(ortplugin.run(session, case.feeds()).values())  # NumPy lacks bfloat16, so not session.run
 
 
 @pytest.mark.parametrize("case", [*CASES, *LARGE_CASES], ids=lambda case: case.name)

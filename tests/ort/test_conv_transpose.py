@@ -10,24 +10,11 @@ import onnx
 import onnxruntime
 import pytest
 from conv_transpose_cases import BIAS_RELU, CASES, GEOMETRIES, OPERATOR, RESIDUAL, Case, by_name, check
-from layer_norm_cases import Array, bits, typed
+from node_cases import bits, typed
 from threads import in_threads
 
 import ortplugin
-
-CPU_ONLY = ["CPUExecutionProvider"]
-
-
-def make(model: bytes, threads: int = 0) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = threads
-    ortplugin.register(options)
-    return onnxruntime.InferenceSession(model, options, providers=CPU_ONLY)
-
-
-def run(session: Any, case: Case) -> list[Array]:
-    return list(ortplugin.run(session, case.feeds()).values())  # NumPy lacks bfloat16, so not session.run
+from ort.host import CPU_ONLY, make, run
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -88,6 +75,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "spatial axis 0 of the result would have the size": {"pads": [7, 0, 7, 0]},
     "strides has 1 numbers": {"strides": [2]},
     "layout is 'NCWH'": {"layout": "NCWH"},
+    "output_layout is 'NHWC'; with the layout NCHW it must be NCHW": {"output_layout": "NHWC"},
     "auto_pad is 'SAME'": {"auto_pad": "SAME"},
     "groups do not divide": {"group": 2},
     "output_padding is [-1, 0]": {"output_padding": [-1, 0]},

@@ -17,47 +17,18 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from layer_norm_cases import (
-    AFFINE,
-    BARE,
-    CASES,
-    OPSET,
-    RESIDUAL,
-    UNIT_ROUNDOFF,
-    Case,
-    bits,
-    by_name,
-    check,
-    expect,
-    model_of,
-    typed,
-)
+from layer_norm_cases import AFFINE, BARE, CASES, RESIDUAL, Case, by_name, check, expect, model_of
+from node_cases import OPSET, UNIT_ROUNDOFF, bits, typed
 from onnx import TensorProto, helper
 from threads import in_threads
 
 import ortplugin
+from ort.host import CPU_ONLY, make, options, run
 from ortplugin.errors import RuntimeMissingError
 from ortplugin.ops.layer_norm import OPERATOR
 from ortplugin.session import CUDA, element_type, gpu_count
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-CPU_ONLY = ["CPUExecutionProvider"]
-
-
-def options() -> onnxruntime.SessionOptions:
-    """Registered, and quiet where an error is wanted."""
-    made = onnxruntime.SessionOptions()
-    made.log_severity_level = 4
-    ortplugin.register(made)
-    return made
-
-
-def make(model: bytes) -> onnxruntime.InferenceSession:
-    return onnxruntime.InferenceSession(model, options(), providers=CPU_ONLY)
-
-
-def run(session: Any, case: Case) -> list[np.ndarray]:
-    return list(ortplugin.run(session, case.feeds()).values())  # NumPy lacks bfloat16, so not session.run
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from layer_norm_cases import OPSET, UNIT_ROUNDOFF, bits, typed
+from node_cases import OPSET, UNIT_ROUNDOFF, bits, typed
 from onnx import TensorProto, helper
 from pointwise_cases import (
     CASES,
@@ -29,29 +29,12 @@ from pointwise_cases import (
 )
 from threads import in_threads
 
-import ortplugin
+from ort.host import CPU_ONLY, make, options, run
 from ortplugin.ops.pointwise import OPERATOR
 from ortplugin.program import INTEGERS
 from ortplugin.session import element_type
 
-CPU_ONLY = ["CPUExecutionProvider"]
 FLOAT = TensorProto.FLOAT
-
-
-def options() -> onnxruntime.SessionOptions:
-    """Registered, and quiet where an error is wanted."""
-    made = onnxruntime.SessionOptions()
-    made.log_severity_level = 4
-    ortplugin.register(made)
-    return made
-
-
-def make(model: bytes) -> onnxruntime.InferenceSession:
-    return onnxruntime.InferenceSession(model, options(), providers=CPU_ONLY)
-
-
-def run(session: Any, case: Case) -> list[np.ndarray]:
-    return list(ortplugin.run(session, case.feeds()).values())  # NumPy lacks bfloat16, so not session.run
 
 
 @pytest.mark.parametrize("case", [*CASES, *LARGE_CASES], ids=lambda case: case.name)

@@ -11,24 +11,14 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from layer_norm_cases import OPSET, Array, bits
+from node_cases import OPSET, Array, bits
 from onnx import TensorProto, helper
 from pool_cases import CASES, LARGE_CASES, Case, by_name, check, frozen
 from threads import in_threads
 
 import ortplugin
+from ort.host import CPU_ONLY, make
 from ortplugin.ops import DOMAIN, find
-
-CPU_ONLY = ["CPUExecutionProvider"]
-
-
-def make(model: bytes, threads: int = 0) -> onnxruntime.InferenceSession:
-    """Registered, and quiet where an error is wanted."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = threads
-    ortplugin.register(options)
-    return onnxruntime.InferenceSession(model, options, providers=CPU_ONLY)
 
 
 def run(session: Any, case: Case) -> Array:

@@ -35,6 +35,21 @@ def test_the_python_lines_run(library: Path, tmp_path: Path, monkeypatch: pytest
     assert names["session"].get_outputs()[0].name == "output"
 
 
-def test_links_and_folders_exist() -> None:
-    for target in re.findall(r"\]\(([^)]+)\)", README) + re.findall(r"`(ortplugin/[\w/.]+)`", README):
-        assert (ROOT / target).exists(), target
+def anchors(text: str) -> set[str]:
+    """What links to the headings of a Markdown text end with."""
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name
+)
+def test_links_and_folders_exist(page: Path) -> None:
+    text = page.read_text()
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        target, _, anchor = link.partition("#")
+        file = page.parent / target if target else page
+        assert file.exists(), link
+        assert not anchor or anchor in anchors(file.read_text()), link
+    for path in re.findall(r"`((?:ortplugin|tests|benchmarks|models|examples)/[\w/.]+)`", text):
+        assert (ROOT / path).exists(), path

@@ -16,40 +16,15 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from node_cases import OPSET, bits
 from onnx import TensorProto, helper
-from scatter_cases import (
-    CASES,
-    FLOATING,
-    OPSET,
-    Case,
-    bits,
-    by_name,
-    check,
-    check_any_order,
-    elements,
-    expect,
-    nd,
-    window,
-)
+from scatter_cases import CASES, FLOATING, Case, by_name, check, check_any_order, elements, expect, nd, window
 from threads import in_threads
 
 import ortplugin
+from ort.host import CPU_ONLY, make, options
 from ortplugin.ops import DOMAIN, find
 from ortplugin.session import element_type
-
-CPU_ONLY = ["CPUExecutionProvider"]
-
-
-def options() -> onnxruntime.SessionOptions:
-    """Registered, and quiet where an error is wanted."""
-    made = onnxruntime.SessionOptions()
-    made.log_severity_level = 4
-    ortplugin.register(made)
-    return made
-
-
-def make(model: bytes) -> onnxruntime.InferenceSession:
-    return onnxruntime.InferenceSession(model, options(), providers=CPU_ONLY)
 
 
 def run(session: Any, case: Case) -> np.ndarray:

@@ -10,33 +10,15 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from layer_norm_cases import OPSET, Array, bits, typed
+from node_cases import OPSET, bits, typed
 from onnx import TensorProto, helper
-from sum_to_cases import BOTH, CASES, LARGE_CASES, LERP_GRAD, Case, by_name, check, model_of, summed
+from sum_to_cases import BOTH, CASES, LARGE_CASES, LERP_GRAD, Case, by_name, check, expect, model_of, summed
 from threads import in_threads
 
-import ortplugin
+from ort.host import CPU_ONLY, make, run
 from ortplugin.ops.sum_to import OPERATOR
 
-CPU_ONLY = ["CPUExecutionProvider"]
 FLOAT = TensorProto.FLOAT
-
-
-def options(threads: int = 0) -> onnxruntime.SessionOptions:
-    """Registered, and quiet where an error is wanted."""
-    made = onnxruntime.SessionOptions()
-    made.log_severity_level = 4
-    made.intra_op_num_threads = threads
-    ortplugin.register(made)
-    return made
-
-
-def make(model: bytes, threads: int = 0) -> onnxruntime.InferenceSession:
-    return onnxruntime.InferenceSession(model, options(threads), providers=CPU_ONLY)
-
-
-def run(session: Any, case: Case) -> list[Array]:
-    return list(ortplugin.run(session, case.feeds()).values())  # NumPy lacks bfloat16, so not session.run
 
 
 @pytest.mark.parametrize("case", [*CASES, *LARGE_CASES], ids=lambda case: case.name)
@@ -57,7 +39,7 @@ def test_the_decomposition_runs_without_the_library(case: Case) -> None:
     model = model_of(case.text, case.shapes, OPERATOR.decompose(case.node(), OPSET))
     dtypes = set(case.program.dtypes.values())
     unit = 2.0**-11 if "float16" in dtypes else 2.0**-21 if "float" in dtypes else 2.0**-50
-    check(case, run(onnxruntime.InferenceSession(model, providers=CPU_ONLY), case), unit=unit)
+    check(case, run(onnxruntime.InferenceSession(model, providers=CPU_ONLY), case), expect(case, unit=unit))
 
 
 @pytest.mark.parametrize("case", LARGE_CASES, ids=lambda case: case.name)

@@ -52,9 +52,9 @@ def timed(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[Sequence[NodeProto
     """Replaces the clock; returns the list that collects the names of the measured nodes."""
     measured: list[str] = []
 
-    def time(model: ModelProto, job: Any, name: str, provider: str) -> float | None:
+    def time(model: ModelProto, job: Any, names: Sequence[str], provider: str) -> dict[str, float | None]:
         measured.append(job.node.name)
-        return seconds(job.candidates[name])
+        return {name: seconds(job.candidates[name]) for name in names}
 
     monkeypatch.setattr(tune, "_time", time)
     return measured
@@ -92,7 +92,7 @@ def test_the_fastest_stands_in_the_model(best: str, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     "others",
     [
-        pytest.param(0.96, id="too little is gained"),
+        pytest.param(0.99, id="too little is gained"),
         pytest.param(None, id="the others can't be measured"),
         pytest.param(1.0, id="equally fast"),
     ],
@@ -103,6 +103,23 @@ def test_a_node_stays(others: float | None, monkeypatch: pytest.MonkeyPatch) -> 
     tuned, report = tune.tune(model, feeds, CPU)
     assert tuned == model
     assert {entry.choice for entry in report} == {""}
+
+
+def test_what_is_fastest_by_chance_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Timed in turn with the node as it stands, the candidate is as fast: what is reported then is that."""
+    model, feeds = two_scatters()
+
+    def time(model: ModelProto, job: Any, names: Sequence[str], provider: str) -> dict[str, float | None]:
+        def of(name: str) -> float:
+            return 1.0 if len(names) > 1 or algorithm(job.candidates[name]) != "sorting" else 0.5
+
+        return {name: of(name) for name in names}
+
+    monkeypatch.setattr(tune, "_time", time)
+    tuned, report = tune.tune(model, feeds, CPU)
+    assert tuned == model
+    assert {entry.choice for entry in report} == {""}
+    assert all(set(entry.microseconds.values()) == {1.0} for entry in report)
 
 
 def test_a_node_that_can_not_be_measured_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 from conv_grad_cases import BARE, CASES, GEOMETRIES, RELU, Case, by_name, check
-from layer_norm_cases import Array, typed
+from node_cases import Array, typed
 from onnx import helper
 
 from ortplugin.errors import ModelError

@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 from conv_cases import BARE, BIAS_RELU, CASES, GEOMETRIES, RESIDUAL_RELU, Case, by_name, check, expect, made, model_of
-from layer_norm_cases import Array, typed
+from node_cases import Array, typed
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 

@@ -38,7 +38,9 @@ def test_the_reference_is_the_formula() -> None:
 
 
 @pytest.mark.parametrize("opset", [11, 13, 22])
-@pytest.mark.parametrize("name", ["residual, NHWC", "groups, NHWC", "output_shape, NCHW"])
+@pytest.mark.parametrize(
+    "name", ["residual, NHWC", "groups, NHWC", "output_shape, NCHW", "residual, turned", "bare, turned"]
+)
 def test_the_decomposition_is_the_reference(name: str, opset: int) -> None:
     case = by_name[f"{name}, float"]
     model = onnx.load_model_from_string(case.model(nodes=OPERATOR.decompose(case.node(), opset)))

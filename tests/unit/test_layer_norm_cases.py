@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from layer_norm_cases import BARE, CASES, VALUES, Array, Case, by_name, check, expect, typed
+from layer_norm_cases import BARE, CASES, Case, by_name, check, expect
+from node_cases import VALUES, Array, typed
 
 
 def outputs(case: Case) -> list[Array]:

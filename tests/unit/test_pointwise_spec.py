@@ -8,9 +8,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from node_cases import Array, typed
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
-from pointwise_cases import CASES, LERP, SILU, SUM_RELU, Array, Case, by_name, check, expect, model_of, node_of, typed
+from pointwise_cases import CASES, LERP, SILU, SUM_RELU, Case, by_name, check, expect, model_of, node_of
 
 from ortplugin.errors import ModelError
 from ortplugin.ops import DOMAIN, TensorType, find

@@ -9,9 +9,10 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from node_cases import bits
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
-from scatter_cases import CASES, INPUTS, ONNX_DTYPES, Case, bits, by_name, elements, expect, nd, window
+from scatter_cases import CASES, INPUTS, ONNX_DTYPES, Case, by_name, elements, expect, nd, window
 
 from ortplugin.errors import ModelError
 from ortplugin.ops import DOMAIN, TensorType, find

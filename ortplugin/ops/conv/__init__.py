@@ -21,6 +21,7 @@ Attributes:
         "own"    our own kernel
         "fused"  cuDNN, the program in its kernel; "fused:engine=3;k2=1" by that plan
         "split"  cuDNN, then the program in a kernel of ours; "split:engine=3;k2=1" by that plan
+        "shuffle"  only of FusedConvTranspose: cuDNN's matrix product, then a kernel of ours; so with a plan, too
         A choice that the shapes, the GPU or its cuDNN don't have is "auto", with a warning: our own kernel where one is
         known to be the fastest, else "fused", else "split".
 Outputs: one for each of the program's results (1 to 16), in order, with the dtype declared there and the shape S of

@@ -3,7 +3,7 @@
 namespace ortplugin {
 namespace {
 
-constexpr const char* kWords[] = {"auto", "own", "fused", "split"};  // by kind
+constexpr const char* kWords[] = {"auto", "own", "fused", "split", "shuffle"};  // by kind
 
 }  // namespace
 
@@ -14,7 +14,7 @@ std::string ConvAlgorithm::ToString() const {
 ConvAlgorithm ConvAlgorithm::Parse(const std::string& text) {
   const size_t colon = text.find(':');
   const std::string word = text.substr(0, colon);
-  for (const Kind kind : {Kind::kAuto, Kind::kOwn, Kind::kFused, Kind::kSplit}) {
+  for (const Kind kind : {Kind::kAuto, Kind::kOwn, Kind::kFused, Kind::kSplit, Kind::kShuffle}) {
     if (word != kWords[static_cast<size_t>(kind)]) continue;
     if (colon == std::string::npos) return {kind, std::nullopt};
     if (kind == Kind::kAuto || kind == Kind::kOwn) break;
@@ -24,8 +24,8 @@ ConvAlgorithm ConvAlgorithm::Parse(const std::string& text) {
       Fail("algorithm is '", text, "': ", error.what());
     }
   }
-  Fail("algorithm is '", text, "', but must be auto, own, fused or split, of which the last two may name a plan of ",
-       "cuDNN, as in fused:engine=3;k2=1. Use auto, or let optimize-model --tune find one");
+  Fail("algorithm is '", text, "', but must be auto, own, fused, split or shuffle, of which the last three may name a ",
+       "plan of cuDNN, as in fused:engine=3;k2=1. Use auto, or let optimize-model --tune find one");
 }
 
 }  // namespace ortplugin

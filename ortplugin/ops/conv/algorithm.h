@@ -12,9 +12,11 @@ namespace ortplugin {
 // "own"           our own kernel
 // "fused"         cuDNN's first plan with the program in it;   "fused:engine=3;k2=1" that plan
 // "split"         cuDNN's first plan of the bare convolution, then our pointwise kernel;    "split:engine=3;k2=1"
+// "shuffle"       of a transposed convolution without overlap: cuDNN's first plan of a matrix product, then our kernel
+//                 that puts its pixels in their places, with the program;   "shuffle:engine=3;k2=1"
 // A choice that the shapes, the GPU or the cuDNN at hand don't have is "auto".
 struct ConvAlgorithm {
-  enum class Kind : uint8_t { kAuto, kOwn, kFused, kSplit };
+  enum class Kind : uint8_t { kAuto, kOwn, kFused, kSplit, kShuffle };
   Kind kind = Kind::kAuto;
   std::optional<cudnn::PlanText> plan;
 

@@ -34,7 +34,7 @@ def device_variants(
     lists = (attributes.kernel_shape, attributes.strides, attributes.dilations, attributes.pads,
              attributes.output_padding, attributes.output_shape)  # fmt: skip
     numbers = [0, int(transposed), AUTO_PADS.index(attributes.auto_pad), int(attributes.layout == "NHWC")]
-    numbers += [int(attributes.input_layout != attributes.layout)]
+    numbers += [int(attributes.input_layout != attributes.layout), int(attributes.output_layout != attributes.layout)]
     numbers += [attributes.group, int(given.get("allow_tf32", 0)), int(constant[1])]
     for values in (*(list(each or ()) for each in lists),):
         numbers += [len(values), *values]

@@ -1,5 +1,6 @@
-// y[n, p, c] = x[n, c, p]: an image that comes with its channels first, for kernels that take them last. There are few
-// channels, so that neighbours in y lie in a few lines of x. The text in front gives element_t.
+// y[n, p, c] = x[n, c, p]: an image that comes with its channels first, for kernels that take them last, or, pixels in
+// the place of channels, a result that shall have them first. There are few channels, so that neighbours in y lie in a
+// few lines of x or the other way round. The text in front gives element_t.
 
 extern "C" __global__ void __launch_bounds__(256)
     channels_last(const element_t* x, element_t* y, unsigned long long channels, unsigned long long pixels,

@@ -7,6 +7,7 @@
 
 #include "ortplugin/ops/conv/direct.h"
 #include "ortplugin/ops/conv/own_kernels.h"
+#include "ortplugin/ops/conv_transpose/pixel_shuffle.h"
 #include "ortplugin/ops/pointwise/pointwise.h"
 #include "ortplugin/runtime/cuda.h"
 #include "ortplugin/runtime/kernel_sources.h"
@@ -66,6 +67,7 @@ std::optional<OwnKernel> FindDirect(const ConvCase& the, const ConvShape& shape,
                                     bool only_where_fast) {
   DirectConv conv = DirectOf(shape);
   conv.constant_weights = the.constant_weights;
+  conv.constant_operands = the.constant_operands;
   if (!FitsDirect(conv, ValueType(*the.program)) || (only_where_fast && !IsDirectFast(conv, gpu))) return std::nullopt;
   const Axes axes = EpilogueAxes(*the.program, kConvInputs, shape.result(), the.shapes);
   const std::optional<DirectSchedule> schedule = ScheduleDirect(conv, gpu, kMostVector);
@@ -77,10 +79,12 @@ std::optional<OwnKernel> FindDirect(const ConvCase& the, const ConvShape& shape,
 // Our own kernel for a node, if there is one; `only_where_fast`: if it is known to be the fastest.
 std::optional<OwnKernel> FindOwn(const ConvCase& the, const ConvShape& shape, const cuda::DeviceFacts& gpu,
                                  bool only_where_fast) {
-  if (the.attributes.transposed || shape.windows.size() != 2) return std::nullopt;
+  const bool transposed = the.attributes.transposed;
+  if (shape.windows.size() != 2 || (transposed && !shape.channels_last)) return std::nullopt;
   if (!shape.channels_last) return FindDirect(the, shape, gpu, only_where_fast);
   const Window &rows = shape.windows[0], &columns = shape.windows[1];
   ConvProblem problem;
+  problem.transposed = transposed;
   problem.dtype = ValueType(*the.program);
   problem.batch = shape.batch;
   problem.height = rows.size;
@@ -96,6 +100,7 @@ std::optional<OwnKernel> FindOwn(const ConvCase& the, const ConvShape& shape, co
   problem.out_height = rows.out;
   problem.out_width = columns.out;
   problem.x_channels_first = the.attributes.turns_input;
+  problem.y_channels_first = the.attributes.turns_output;
   problem.allow_tf32 = the.allow_tf32;
   problem.constant_weights = the.constant_weights;
   problem.operands.assign(the.shapes.begin() + kConvInputs, the.shapes.end());
@@ -139,8 +144,9 @@ namespace {
 
 // Everything of one combination of input shapes, ready to run.
 struct Plan {
-  Shape shape;  // of every result
-  // Our own kernel, where there is one.
+  Shape shape;   // of every result in the node's layout
+  Shape output;  // and as it is given out
+  // Our own kernel, where there is one; with `convolution` it reads what that made instead of X.
   cuda::Function own = nullptr;
   cuda::LaunchShape launch{};
   std::vector<uint64_t> arguments;
@@ -158,11 +164,17 @@ struct Plan {
     PointwisePlan plan;
   };
   std::vector<Copy> copies;
-  // X, whose channels come first, as cuDNN takes it: made in scratch memory.
-  cuda::Function turn = nullptr;
-  cuda::LaunchShape turn_launch{};
-  uint64_t turned_channels = 0, turned_pixels = 0, turned_count = 0;
-  size_t turned_bytes = 0, value_bytes = 0, scratch_bytes = 0;
+  // Tensors whose channels come first where cuDNN has them last: X made from what it is, outputs from what they become,
+  // both in scratch memory.
+  struct Turn {
+    size_t tensor;
+    size_t bytes;
+    cuda::Function kernel;
+    cuda::LaunchShape launch;
+    uint64_t rows, columns, count;  // of the matrices that are transposed, and their elements in all
+  };
+  std::vector<Turn> turns;
+  size_t value_bytes = 0, scratch_bytes = 0;
 };
 
 class CudaConv : public Kernel {
@@ -174,6 +186,8 @@ class CudaConv : public Kernel {
     convolution_.program = std::make_shared<const Program>(node.program);
     convolution_.allow_tf32 = node.allow_tf32;
     convolution_.constant_weights = info.constant_input(1).has_value();
+    for (size_t i = kConvInputs; i < info.input_count(); ++i)
+      convolution_.constant_operands.push_back(info.constant_input(i).has_value());
     algorithm_ = ConvAlgorithm::Parse(node.algorithm);
     Prepare(node.inputs);
   }
@@ -191,7 +205,8 @@ class CudaConv : public Kernel {
     }
     const cuda::Stream stream = run.stream();
     const Plan* plan = plans_.Find(shapes, {});
-    const Shape shape = plan != nullptr ? plan->shape : FitConv(convolution_.attributes, shapes[0], shapes[1]).result();
+    const Shape shape =
+        plan != nullptr ? plan->output : FitConv(convolution_.attributes, shapes[0], shapes[1]).output();
     for (size_t r = 0; r < outputs; ++r) addresses.push_back(run.output(r, shape));
     if (ElementCount(shape) == 0) return;
     std::vector<size_t> unaligned;  // tensors that the caller put elsewhere than ORT does
@@ -223,6 +238,10 @@ class CudaConv : public Kernel {
       return;
     }
     const cudnn::PlanText* text = algorithm_.plan ? &*algorithm_.plan : nullptr;
+    if (IsShuffled(the, shape)) {
+      cudnn::Prepare(device_, ProductsProblem(the, shape), kMostWorkspace, text);
+      return;
+    }
     const bool is_split = algorithm_.kind == ConvAlgorithm::Kind::kSplit || !cudnn::RefusalOf(*the.program).empty();
     cudnn::Version();  // throws where there is none
     cudnn::Prepare(device_, is_split ? BareProblem(the, shape) : FusedProblem(the, shape), kMostWorkspace, text);
@@ -235,18 +254,22 @@ class CudaConv : public Kernel {
   }
 
   std::optional<OwnKernel> FindOwnFor(const ConvCase& the, const ConvShape& shape) const {
-    if (algorithm_.kind == ConvAlgorithm::Kind::kFused || algorithm_.kind == ConvAlgorithm::Kind::kSplit)
+    if (algorithm_.kind != ConvAlgorithm::Kind::kAuto && algorithm_.kind != ConvAlgorithm::Kind::kOwn)
       return std::nullopt;
     return FindOwn(the, shape, device_, algorithm_.kind == ConvAlgorithm::Kind::kAuto);
   }
 
   const Plan& Make(const std::vector<Shape>& shapes, const std::vector<size_t>& unaligned) const {
     ConvCase the = CaseOf(shapes);
-    // Weights that are copied first are written by the kernel in front.
-    if (std::count(unaligned.begin(), unaligned.end(), size_t{1}) > 0) the.constant_weights = false;
+    // What is copied first is written by the kernel in front.
+    for (const size_t tensor : unaligned) {
+      if (tensor == 1) the.constant_weights = false;
+      if (tensor >= kConvInputs && tensor < shapes.size()) the.constant_operands[tensor - kConvInputs] = false;
+    }
     const ConvShape shape = FitConv(the.attributes, shapes[0], shapes[1]);
     auto plan = std::make_unique<Plan>();
     plan->shape = shape.result();
+    plan->output = shape.output();
     EpilogueAxes(*the.program, kConvInputs, plan->shape, shapes);  // throws where one does not broadcast
     if (IsEmpty(the)) {
       // Whatever stands there becomes zero.
@@ -262,14 +285,49 @@ class CudaConv : public Kernel {
     } else {
       if (algorithm_.kind == ConvAlgorithm::Kind::kOwn) WarnOfAlgorithm("there is no such kernel for it");
       FindCudnn(the, shape, plan.get());
-      if (the.attributes.turns_input) Turn(the, shape, plan.get());
+    }
+    if (plan->own == nullptr) {
+      const int64_t pixels = ElementCount(plan->shape) / shape.batch / shape.filters;
+      if (the.attributes.turns_input && !IsEmpty(the))
+        Turn(0, ValueType(*the.program), shape.channels, ElementCount(shape.x()) / shape.batch / shape.channels,
+             ElementCount(shape.x()), plan.get());
+      for (size_t r = 0; the.attributes.turns_output && r < the.program->results().size(); ++r)
+        Turn(shapes.size() + r, ResultType(*the.program, r), pixels, shape.filters, ElementCount(plan->shape),
+             plan.get());
     }
     LayScratch(the, unaligned, plan.get());
     return plans_.Keep(shapes, unaligned, std::move(plan));
   }
 
+  bool IsShuffled(const ConvCase& the, const ConvShape& shape) const {
+    if (algorithm_.kind != ConvAlgorithm::Kind::kAuto && algorithm_.kind != ConvAlgorithm::Kind::kShuffle) return false;
+    return FitsPixelShuffle(the, shape) &&
+           (algorithm_.kind == ConvAlgorithm::Kind::kShuffle || IsPixelShuffleFast(the, shape));
+  }
+
+  // A matrix product and our kernel after it. Returns why there is none, or nothing.
+  std::string FindShuffle(const ConvCase& the, const ConvShape& shape, Plan* plan) const {
+    if (!IsShuffled(the, shape))
+      return "its kernel overlaps, or its layout, groups or dtype are not those of a shuffle";
+    const cudnn::PlanText* text = algorithm_.plan ? &*algorithm_.plan : nullptr;
+    const cudnn::Found found = cudnn::FindPlan(device_, ProductsProblem(the, shape), kMostWorkspace, text);
+    if (found.plan == nullptr) return found.refusal;
+    OwnKernel own = PixelShuffleKernel(the, shape);
+    plan->convolution = found.plan;
+    plan->value_bytes = RoundUp(ProductsBytes(the, shape));
+    plan->own = cuda::Load(device_, own.source, own.entry, cuda::Warn);
+    plan->launch = own.launch;
+    plan->arguments = std::move(own.arguments);
+    return "";
+  }
+
   void FindCudnn(const ConvCase& the, const ConvShape& shape, Plan* plan) const {
     using Kind = ConvAlgorithm::Kind;
+    if (algorithm_.kind == Kind::kAuto || algorithm_.kind == Kind::kShuffle) {
+      const std::string problem = FindShuffle(the, shape, plan);
+      if (plan->own != nullptr) return;
+      if (algorithm_.kind == Kind::kShuffle) WarnOfAlgorithm(problem);
+    }
     const auto find = [&](bool is_split, const cudnn::PlanText* text) {
       const cudnn::Problem problem = is_split ? BareProblem(the, shape) : FusedProblem(the, shape);
       const cudnn::Found found = cudnn::FindPlan(device_, problem, kMostWorkspace, text);
@@ -278,7 +336,7 @@ class CudaConv : public Kernel {
       return found.refusal;
     };
     std::string refusal;
-    if (algorithm_.plan) {
+    if (algorithm_.plan && algorithm_.kind != Kind::kShuffle) {
       refusal = find(algorithm_.kind == Kind::kSplit, &*algorithm_.plan);
       if (plan->convolution == nullptr) WarnOfAlgorithm(refusal);
     }
@@ -305,20 +363,20 @@ class CudaConv : public Kernel {
     plan->epilogue = PlanPointwise(*the.program, FitPointwise(*the.program, shapes), device_, kMostVector);
   }
 
-  void Turn(const ConvCase& the, const ConvShape& shape, Plan* plan) const {
-    const size_t size = SizeOf(ValueType(*the.program));
-    plan->turned_channels = static_cast<uint64_t>(shape.channels);
-    plan->turned_count = static_cast<uint64_t>(ElementCount(shape.x()));
-    plan->turned_pixels = plan->turned_count / static_cast<uint64_t>(shape.batch * shape.channels);
-    plan->turned_bytes = RoundUp(plan->turned_count * size);
-    plan->turn = cuda::Load(device_, ChannelsLastSource(size), "channels_last", cuda::Warn);
-    constexpr uint64_t kMostBlocks = 1 << 20;
-    plan->turn_launch = {static_cast<unsigned>(std::min(kMostBlocks, (plan->turned_count + 255) / 256)), 256};
+  // Transposes every matrix [rows, columns] of a tensor.
+  void Turn(size_t tensor, DType dtype, int64_t rows, int64_t columns, int64_t count, Plan* plan) const {
+    const size_t size = SizeOf(dtype);
+    const cuda::Function kernel = cuda::Load(device_, ChannelsLastSource(size), "channels_last", cuda::Warn);
+    constexpr int64_t kMostBlocks = 1 << 20;
+    const cuda::LaunchShape launch{static_cast<unsigned>(std::min(kMostBlocks, (count + 255) / 256)), 256};
+    plan->turns.push_back({tensor, RoundUp(static_cast<size_t>(count) * size), kernel, launch,
+                           static_cast<uint64_t>(rows), static_cast<uint64_t>(columns), static_cast<uint64_t>(count)});
   }
 
-  // Scratch memory holds cuDNN's workspace, the convolution's value, X turned, and copies of tensors.
+  // Scratch memory holds cuDNN's workspace, the convolution's value, tensors turned, and copies of tensors.
   void LayScratch(const ConvCase& the, const std::vector<size_t>& unaligned, Plan* plan) const {
-    plan->scratch_bytes = plan->value_bytes + plan->turned_bytes;
+    plan->scratch_bytes = plan->value_bytes;
+    for (const Plan::Turn& turn : plan->turns) plan->scratch_bytes += turn.bytes;
     if (plan->convolution != nullptr) plan->scratch_bytes += RoundUp(plan->convolution->workspace_bytes());
     for (const size_t tensor : unaligned) {
       const size_t inputs = the.shapes.size();
@@ -341,8 +399,6 @@ class CudaConv : public Kernel {
     if (plan.convolution != nullptr) scratch += RoundUp(plan.convolution->workspace_bytes());
     char* value = scratch;
     scratch += plan.value_bytes;
-    char* turned = scratch;
-    scratch += plan.turned_bytes;
     std::vector<std::pair<const Plan::Copy*, void*>> later;
     for (const Plan::Copy& copy : plan.copies) {
       void*& address = addresses[copy.tensor];
@@ -354,13 +410,18 @@ class CudaConv : public Kernel {
       address = scratch;
       scratch += copy.bytes;
     }
-    if (plan.turn != nullptr) {
-      uint64_t channels = plan.turned_channels, pixels = plan.turned_pixels, count = plan.turned_count;
-      void* parameters[] = {&addresses[0], &turned, &channels, &pixels, &count};
-      cuda::LaunchNext(device_, plan.turn, plan.turn_launch, stream, parameters);
-      addresses[0] = turned;
+    std::vector<void*> outside = addresses;
+    for (const Plan::Turn& turn : plan.turns) {
+      addresses[turn.tensor] = scratch;
+      scratch += turn.bytes;
+      if (turn.tensor < inputs) LaunchTurn(turn, stream, outside[turn.tensor], addresses[turn.tensor]);
     }
     if (plan.own != nullptr) {
+      if (plan.convolution != nullptr) {
+        void* results[] = {value};
+        plan.convolution->Run(stream, {{addresses[0], addresses[1]}, nullptr, results, workspace});
+        addresses[0] = value;
+      }
       std::vector<uint64_t> arguments = plan.arguments;
       for (size_t i = 0; i < addresses.size(); ++i) arguments[i] = reinterpret_cast<uintptr_t>(addresses[i]);
       void* parameters[] = {arguments.data()};
@@ -368,8 +429,16 @@ class CudaConv : public Kernel {
     } else {
       RunCudnn(plan, stream, addresses, workspace, value);
     }
+    for (const Plan::Turn& turn : plan.turns)
+      if (turn.tensor >= inputs) LaunchTurn(turn, stream, addresses[turn.tensor], outside[turn.tensor]);
     for (const auto& [copy, address] : later)
-      RunPointwise(copy->plan, device_, stream, {addresses[copy->tensor]}, {address});
+      RunPointwise(copy->plan, device_, stream, {outside[copy->tensor]}, {address});
+  }
+
+  void LaunchTurn(const Plan::Turn& turn, cuda::Stream stream, void* from, void* to) const {
+    uint64_t rows = turn.rows, columns = turn.columns, count = turn.count;
+    void* parameters[] = {&from, &to, &rows, &columns, &count};
+    cuda::LaunchNext(device_, turn.kernel, turn.launch, stream, parameters);
   }
 
   void RunCudnn(const Plan& plan, cuda::Stream stream, const std::vector<void*>& addresses, void* workspace,
@@ -420,27 +489,44 @@ std::unique_ptr<Kernel> CreateCudaConvolution(const NodeInfo& info, bool transpo
 std::unique_ptr<Kernel> CreateCudaConv(const NodeInfo& info) { return CreateCudaConvolution(info, false); }
 
 std::string ChannelsLastSource(size_t element_bytes) {
-  const char* element = element_bytes == 2 ? "unsigned short" : element_bytes == 4 ? "unsigned" : "unsigned long long";
+  const char* element = element_bytes == 1   ? "unsigned char"
+                        : element_bytes == 2 ? "unsigned short"
+                        : element_bytes == 4 ? "unsigned"
+                                             : "unsigned long long";
   return std::string(kCommonSource) + "\ntypedef " + element + " element_t;\n\n" + kChannelsLastSource;
 }
 
 std::vector<std::string> ListConvAlgorithms(const ConvCase& the, const cuda::DeviceFacts& gpu) {
   // cuDNN's heuristics come in their order: what they put far behind is hardly ever the fastest, and takes its time.
   constexpr size_t kMostFused = 8, kMostSplit = 4;
+  const size_t fused = IsBare(*the.program) ? kMostFused + kMostSplit : kMostFused;
   const ConvShape shape = FitConv(the.attributes, the.shapes[0], the.shapes[1]);
   std::vector<std::string> texts;
   if (FindOwn(the, shape, gpu, false)) texts.push_back("own");
-  const auto add = [&](ConvAlgorithm::Kind kind, const cudnn::Problem& problem, size_t most) {
-    for (const cudnn::PlanText& plan : cudnn::ListPlans(gpu, problem)) {
-      if (most == 0) return;
-      // Built here, they need not be built again where they are timed.
-      if (cudnn::FindPlan(gpu, problem, kMostWorkspace, &plan).plan == nullptr) continue;
-      texts.push_back(ConvAlgorithm{kind, plan}.ToString());
-      --most;
-    }
+  struct Group {
+    ConvAlgorithm::Kind kind;
+    cudnn::Problem problem;
+    size_t most;
+    std::vector<cudnn::PlanText> plans;
   };
-  if (cudnn::RefusalOf(*the.program).empty()) add(ConvAlgorithm::Kind::kFused, FusedProblem(the, shape), kMostFused);
+  std::vector<Group> groups;
+  const auto add = [&](ConvAlgorithm::Kind kind, const cudnn::Problem& problem, size_t most) {
+    const Group& group = groups.emplace_back(Group{kind, problem, most, cudnn::ListPlans(gpu, problem)});
+    for (size_t i = 0; i < std::min(most, group.plans.size()); ++i)
+      cudnn::Prepare(gpu, problem, kMostWorkspace, &group.plans[i]);
+  };
+  if (cudnn::RefusalOf(*the.program).empty()) add(ConvAlgorithm::Kind::kFused, FusedProblem(the, shape), fused);
   if (!IsBare(*the.program)) add(ConvAlgorithm::Kind::kSplit, BareProblem(the, shape), kMostSplit);
+  if (FitsPixelShuffle(the, shape)) add(ConvAlgorithm::Kind::kShuffle, ProductsProblem(the, shape), kMostSplit);
+  for (Group& group : groups) {
+    for (const cudnn::PlanText& plan : group.plans) {
+      if (group.most == 0) break;
+      // Built here, they need not be built again where they are timed.
+      if (cudnn::FindPlan(gpu, group.problem, kMostWorkspace, &plan).plan == nullptr) continue;
+      texts.push_back(ConvAlgorithm{group.kind, plan}.ToString());
+      --group.most;
+    }
+  }
   return texts;
 }
 

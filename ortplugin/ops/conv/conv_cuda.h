@@ -24,13 +24,14 @@ struct ConvCase {
   bool allow_tf32;
   std::vector<Shape> shapes;  // of X, W and the operands
   bool constant_weights;
+  std::vector<bool> constant_operands = {};
 };
 
 // The convolution alone, and with the program.
 cudnn::Problem BareProblem(const ConvCase& the, const ConvShape& shape);
 cudnn::Problem FusedProblem(const ConvCase& the, const ConvShape& shape);
 
-// The CUDA C++ of `channels_last`, for elements of 2, 4 or 8 bytes.
+// The CUDA C++ of `channels_last`, for elements of 1, 2, 4 or 8 bytes.
 std::string ChannelsLastSource(size_t element_bytes);
 
 // Every algorithm that the GPU offers for these shapes, as the attribute's texts, the likeliest first.

@@ -36,7 +36,8 @@ int64_t Taps(const DirectConv& conv) { return conv.kernel[0] * conv.kernel[1]; }
 int64_t WeightPitch(const DirectSchedule& s) { return s.block_maps + (s.block_maps > 4 ? 4 : 0); }
 int64_t SharedBytes(const DirectConv& conv, const DirectSchedule& s) {
   const int64_t staged = s.images * s.block_maps * s.rows * conv.output[1];
-  return 4 * (s.chunk * Taps(conv) * WeightPitch(s) + std::max<int64_t>(s.chunk * s.images * s.image_pitch, staged));
+  const int64_t weights = DivideUp(s.chunk * Taps(conv) * WeightPitch(s), 4) * 4;  // what follows begins at 16 bytes
+  return 4 * (weights + DivideUp(std::max<int64_t>(s.chunk * s.images * s.image_pitch, staged), 4) * 4);
 }
 int64_t Registers(const DirectConv& conv, const DirectSchedule& s) {
   const int64_t held = s.maps * s.strip + Window(conv, s) + s.maps + 36;
@@ -226,6 +227,17 @@ std::string DirectSource(const DirectConv& conv, const Program& program, const A
   const auto is_row_value = [&](size_t i) {
     return (is_repeated(i) || is_of_channel(i)) && !across && axes.strides[i].back() == 0;
   };
+  // Operands of a channel stand in shared memory, as far as there is room: there they are read early.
+  int64_t room = kSharedBytes - SharedBytes(conv, schedule);
+  std::vector<bool> is_shared(inputs);
+  for (size_t i = 1; i < inputs; ++i) {
+    const int64_t bytes = DivideUp(static_cast<int64_t>(SizeOf(type(i))) * schedule.block_maps, 8) * 8;
+    is_shared[i] = is_of_channel(i) && bytes <= room;
+    if (is_shared[i]) room -= bytes;
+  }
+  // With no other operands the thread that makes a sum finishes it: fewer loads than for the rows that are written.
+  bool is_finished = outputs == 1 && result_type(0) == DType::kFloat;
+  for (size_t i = 1; i < inputs; ++i) is_finished = is_finished && (IsScalar(axes, i) || is_shared[i]);
   const auto pointer = [&](size_t i) {
     return "(const " + StorageType(type(i)) + "*)a.in[" + std::to_string(i + 1) + "]";
   };
@@ -260,9 +272,16 @@ std::string DirectSource(const DirectConv& conv, const Program& program, const A
   define("IS_SHORT", schedule.is_short);
   define("CONSTANT_WEIGHTS", conv.constant_weights);
   define("TURNED_WEIGHTS", conv.turned_weights);
+  bool are_constant = true;
+  for (size_t i = 1; i < inputs; ++i)
+    are_constant =
+        are_constant && (!is_shared[i] || (i <= conv.constant_operands.size() && conv.constant_operands[i - 1]));
+  define("CONSTANT_OPERANDS", are_constant);
   // Vectors of operands that a thread loads before it needs the first, as far as registers are left.
   int64_t held = 1;
-  for (size_t i = 1; i < inputs; ++i) held += static_cast<int64_t>(SizeOf(type(i))) * schedule.vector;
+  for (size_t i = 1; i < inputs; ++i)
+    if (!IsScalar(axes, i) && !is_shared[i])
+      held += static_cast<int64_t>(SizeOf(type(i))) * (is_row_value(i) ? 1 : schedule.vector);
   define("AHEAD", std::clamp<int64_t>(64 / held, 1, 4));
   text << "typedef " << StorageType(type(0)) << " storage_t;\n"
        << "typedef unsigned " << (schedule.wide ? "long long" : "int") << " index_t;\n\n"
@@ -278,20 +297,38 @@ std::string DirectSource(const DirectConv& conv, const Program& program, const A
     if (IsScalar(axes, i)) text << "    p" << i << ".load(" << pointer(i) << ");\n";
   text << "  }\n};\n\n";
 
+  // Of all channels of a block, and of one of them on its way there.
+  text << "struct SharedOperands {\n";
+  for (size_t i = 1; i < inputs; ++i)
+    if (is_shared[i]) text << "  " << StorageType(type(i)) << " p" << i << "[BLOCK_MAPS];\n";
+  text << "};\nstruct ChannelOperands {\n";
+  for (size_t i = 1; i < inputs; ++i)
+    if (is_shared[i]) text << "  Vector<" << StorageType(type(i)) << ", 1> p" << i << ";\n";
+  text << "  __device__ __forceinline__ void load(const Arguments& a, int channel) {\n";
+  for (size_t i = 1; i < inputs; ++i)
+    if (is_shared[i]) text << "    p" << i << ".load(" << pointer(i) << " + channel);\n";
+  text << "  }\n  __device__ __forceinline__ void store(SharedOperands& shared, int map) const {\n";
+  for (size_t i = 1; i < inputs; ++i)
+    if (is_shared[i]) text << "    shared.p" << i << "[map] = p" << i << ".elements[0];\n";
+  text << "  }\n};\n\n";
+
   text << "template <int N>\nstruct Operands {\n";
   for (size_t i = 1; i < inputs; ++i)
-    if (!IsScalar(axes, i))
+    if (!IsScalar(axes, i) && !is_finished)
       text << "  Vector<" << StorageType(type(i)) << ", " << (is_row_value(i) ? "1" : "N") << "> p" << i << ";\n";
-  text << "  // channel(j): of element j\n  template <typename Channel>\n  __device__ __forceinline__ void load(const "
-          "Arguments& a, index_t index, const Channel& channel) {\n";
+  text << "  // map(j): the channel of element j, counted from the block's first, which is number `channel` of y\n"
+          "  template <typename Map>\n  __device__ __forceinline__ void load(const Arguments& a, const SharedOperands& "
+          "shared, index_t index, int channel, const Map& map) {\n";
   for (size_t i = 1; i < inputs; ++i) {
-    if (!is_of_channel(i)) continue;
-    const std::string load = ".load(" + pointer(i) + " + channel(";
-    if (is_row_value(i))
-      text << "    p" << i << load << "0));\n";
-    else
-      text << "#pragma unroll\n    for (int j = 0; j < N; ++j) {\n      Vector<" << StorageType(type(i)) << ", 1> x;\n"
-           << "      x" << load << "j));\n      p" << i << ".set(j, x[0]);\n    }\n";
+    if (!is_of_channel(i) || is_finished) continue;
+    const std::string number = std::to_string(i), count = is_row_value(i) ? "1" : "N";
+    text << "#pragma unroll\n    for (int j = 0; j < " << count << "; ++j) {\n";
+    if (is_shared[i]) {
+      text << "      p" << number << ".set(j, shared.p" << number << "[map(j)]);\n    }\n";
+    } else {
+      text << "      Vector<" << StorageType(type(i)) << ", 1> x;\n      x.load(" << pointer(i)
+           << " + channel + map(j));\n      p" << number << ".set(j, x.elements[0]);\n    }\n";
+    }
   }
   for (size_t i = 1; i < inputs; ++i)
     if (IsLinear(axes, i))
@@ -323,18 +360,34 @@ std::string DirectSource(const DirectConv& conv, const Program& program, const A
          << "] + (unsigned long long)index * N);\n";
   text << "  }\n};\n\n";
 
-  text << "template <int N>\n__device__ __forceinline__ void apply(float sum, const Operands<N>& operands, const "
-          "Scalars& "
-          "scalars, int j, Results<N>& results) {\n  const float v"
-       << program.parameters()[0] << " = sum;\n";
-  for (size_t i = 1; i < inputs; ++i)
-    text << "  const " << ComputeType(type(i)) << " v" << program.parameters()[i] << " = to_compute("
-         << (IsScalar(axes, i) ? "scalars.p" : "operands.p") << i
-         << (IsScalar(axes, i) || is_row_value(i) ? "[0]" : "[j]") << ");\n";
   std::vector<uint32_t> statements(program.statements().size());
   std::iota(statements.begin(), statements.end(), 0);
-  text << EmitCuda(program, statements, "  ");
-  for (size_t r = 0; r < outputs; ++r) text << "  results.set" << r << "(j, v" << program.results()[r] << ");\n";
+  const auto emit_program = [&](const char* shared, const char* element) {
+    text << "  const float v" << program.parameters()[0] << " = sum;\n";
+    for (size_t i = 1; i < inputs; ++i)
+      text << "  const " << ComputeType(type(i)) << " v" << program.parameters()[i] << " = to_compute("
+           << (IsScalar(axes, i) ? "scalars.p" : shared) << i
+           << (IsScalar(axes, i) || (is_row_value(i) && !is_finished) ? "[0]" : element) << ");\n";
+    text << EmitCuda(program, statements, "  ");
+  };
+  text << "// A sum of channel `map` of the block, as far as the thread that made it can finish it.\n"
+          "__device__ __forceinline__ float finish(float sum, const SharedOperands& shared, int map, const Scalars& "
+          "scalars) {\n";
+  if (is_finished) {
+    emit_program("shared.p", "[map]");
+    text << "  return v" << program.results()[0] << ";\n}\n";
+  } else {
+    text << "  return sum;\n}\n";
+  }
+  text << "// The rest.\ntemplate <int N>\n__device__ __forceinline__ void apply(float sum, const Operands<N>& "
+          "operands, "
+          "const Scalars& scalars, int j, Results<N>& results) {\n";
+  if (is_finished) {
+    text << "  results.set0(j, sum);\n";
+  } else {
+    emit_program("operands.p", "[j]");
+    for (size_t r = 0; r < outputs; ++r) text << "  results.set" << r << "(j, v" << program.results()[r] << ");\n";
+  }
   text << "}\n\n" << kConvDirectSource;
   return text.str();
 }

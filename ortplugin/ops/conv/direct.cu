@@ -5,7 +5,8 @@
 // a convolution into a matrix product that is too narrow for them; here the image stands in shared memory as it is.
 //
 // The text in front of this one is generated for the node at hand (direct.cc): the sizes as macros, storage_t, index_t,
-// Arguments, Scalars, Operands<N>, Results<N> and `apply`, the program.
+// Arguments, Scalars, SharedOperands, ChannelOperands, Operands<N>, Results<N>, and `finish` and `apply`,
+// the program.
 //
 // A block makes BLOCK_MAPS channels of ROWS rows of IMAGES images, and takes one such tile after another. A thread
 // makes STRIP neighbouring pixels of a row in MAPS channels: it reads each row of the image once for all KERNEL_W taps,
@@ -56,7 +57,8 @@ __device__ __forceinline__ void transfer(const Load& load, const Store& store) {
   constexpr int kEach = (COUNT + THREADS - 1) / THREADS, kRounds = (kEach + MOST - 1) / MOST;
   constexpr int kBatch = (kEach + kRounds - 1) / kRounds;
 #pragma unroll 1
-  for (int first = threadIdx.x; first < COUNT; first += kBatch * THREADS) {
+  for (int round = 0; round < kRounds; ++round) {
+    const int first = threadIdx.x + round * (kBatch * THREADS);
     float x[kBatch];
 #pragma unroll
     for (int j = 0; j < kBatch; ++j)
@@ -70,6 +72,7 @@ __device__ __forceinline__ void transfer(const Load& load, const Store& store) {
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) conv_direct(const Arguments a) {
   __shared__ __align__(16) float weights[CHUNK * TAPS * WEIGHT_PITCH];
   __shared__ __align__(16) float shared[INPUT_SIZE > STAGED_SIZE ? INPUT_SIZE : STAGED_SIZE];
+  __shared__ SharedOperands shared_operands;
 
   const int map_block = blockIdx.x % (GROUPS * MAP_BLOCKS);
   const int group = map_block / MAP_BLOCKS, first_map = map_block % MAP_BLOCKS * BLOCK_MAPS;  // in the group
@@ -90,8 +93,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) conv_direct(co
   };
   // The blocks of a next kernel that is as long would settle unevenly beside these.
   if (IS_SHORT) let_next_kernel_start();
+  // What a channel has beside its sums is read early: behind them its latency would follow theirs.
+  constexpr int kChannelSteps = (BLOCK_MAPS + THREADS - 1) / THREADS;
+  ChannelOperands channel_operands[kChannelSteps];
+  const auto load_operands = [&] {
+#pragma unroll
+    for (int k = 0; k < kChannelSteps; ++k)
+      if (threadIdx.x + k * THREADS < maps)
+        channel_operands[k].load(a, group * OUTPUTS + first_map + threadIdx.x + k * THREADS);
+  };
+  const auto store_operands = [&] {
+#pragma unroll
+    for (int k = 0; k < kChannelSteps; ++k)
+      if (threadIdx.x + k * THREADS < maps) channel_operands[k].store(shared_operands, threadIdx.x + k * THREADS);
+  };
+  if (CONSTANT_OPERANDS) load_operands();
   if (CONSTANT_WEIGHTS && CHUNKS == 1) load_weights(0);
+  if (CONSTANT_OPERANDS) store_operands();
   wait_for_last_kernel();
+  if (!CONSTANT_OPERANDS) load_operands();
   if (!CONSTANT_WEIGHTS && CHUNKS == 1) load_weights(0);
 
   const int strip = threadIdx.x % TILE_STRIPS, map = threadIdx.x / TILE_STRIPS * MAPS;
@@ -132,6 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) conv_direct(co
             const int column = i % IN_WIDTH, line = i / IN_WIDTH % IN_ROWS, image = i / (IN_WIDTH * IN_ROWS);
             shared[image * IMAGE_PITCH + line * ROW_PITCH + column] = value;
           });
+      if (!CONSTANT_OPERANDS && chunk == 0) store_operands();
       __syncthreads();
       if (works) {
         const float* from = shared + image * IMAGE_PITCH + row * STRIDE_H * ROW_PITCH + pixel * STRIDE_W;
@@ -159,6 +180,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) conv_direct(co
       }
     }
 
+    if (works) {
+#pragma unroll
+      for (int k = 0; k < MAPS; ++k)
+#pragma unroll
+        for (int j = 0; j < STRIP; ++j) sums[k][j] = finish(sums[k][j], shared_operands, map + k, scalars);
+    }
     __syncthreads();
     if (works) {
       float* to = shared + (image * BLOCK_MAPS + map) * TILE_PIXELS + row * OUT_W + pixel;
@@ -175,8 +202,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) conv_direct(co
     const int run = IS_WHOLE ? maps * TILE_PIXELS : min(ROWS, OUT_H - first_row) * OUT_W;
     constexpr int kSteps = (kRun + VECTOR - 1) / VECTOR, kAll = STAGED_SIZE / kRun * kSteps;
     constexpr int kEach = (kAll + THREADS - 1) / THREADS, kBatch = kEach < AHEAD ? kEach : AHEAD;
+    int thread = threadIdx.x;
+    asm volatile("" : "+r"(thread));  // or all that follows from it would be worked out in front of the first load
 #pragma unroll 1
-    for (int first = threadIdx.x; first < kAll; first += kBatch * THREADS) {
+    for (int round = 0; round < (kEach + kBatch - 1) / kBatch; ++round) {
+      const int first = thread + round * (kBatch * THREADS);
       Operands<VECTOR> operands[kBatch];
       index_t elements[kBatch];
       bool exists[kBatch];
@@ -184,15 +214,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) conv_direct(co
       for (int k = 0; k < kBatch; ++k) {
         const int i = first + k * THREADS, number = i / kSteps, at = i % kSteps * VECTOR;
         const int which = IS_WHOLE ? number : number / BLOCK_MAPS;
-        const int channel = first_map + (IS_WHOLE ? 0 : number % BLOCK_MAPS);
+        const int in_block = IS_WHOLE ? 0 : number % BLOCK_MAPS, channel = first_map + in_block;
         exists[k] = i < kAll && at < run && channel < OUTPUTS && first_image + which < images;
         elements[k] = ((first_image + which) * (index_t)(GROUPS * OUTPUTS) + group * OUTPUTS + channel) *
                           (index_t)(OUT_H * OUT_W) +
                       first_row * OUT_W + at;
-        const int plane = group * OUTPUTS + channel;
         if (exists[k])
-          operands[k].load(a, elements[k] / VECTOR,
-                           [&](int j) { return plane + (IS_WHOLE ? (at + j) / TILE_PIXELS : 0); });
+          operands[k].load(a, shared_operands, elements[k] / VECTOR, group * OUTPUTS + first_map,
+                           [&](int j) { return in_block + (IS_WHOLE ? (at + j) / TILE_PIXELS : 0); });
       }
 #pragma unroll
       for (int k = 0; k < kBatch; ++k) {

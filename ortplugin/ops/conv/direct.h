@@ -20,6 +20,7 @@ struct DirectConv {
   // The weights are those of the convolution that this one is the data gradient of: [channels, outputs, taps
   // backwards].
   bool turned_weights;
+  std::vector<bool> constant_operands;  // likewise, of the program's second parameter and on; empty: none
 };
 
 struct DirectSchedule {

@@ -41,6 +41,11 @@ ConvAttributes Read(const Node& node, bool transposed) {
   if (the.turns_input && input_layout != "NCHW")
     Fail("input_layout is '", input_layout, "'; with the layout ", layout, " it must be ", layout,
          the.channels_last ? " or NCHW" : "");
+  const std::string output_layout = transposed ? node.string_attribute("output_layout", layout.c_str()) : layout;
+  the.turns_output = output_layout != layout;
+  if (the.turns_output && output_layout != "NCHW")
+    Fail("output_layout is '", output_layout, "'; with the layout ", layout, " it must be ", layout,
+         the.channels_last ? " or NCHW" : "");
   the.groups = node.int_attribute("group", 1);
   if (the.groups < 1 || the.groups > kLargest) Fail("group is ", the.groups, "; it must be at least 1");
   the.kernel_shape = node.ints_attribute("kernel_shape");
@@ -225,6 +230,7 @@ Shape ConvShape::result_first() const {
 
 Shape ConvShape::x() const { return x_channels_last ? ToLast(x_first()) : x_first(); }
 Shape ConvShape::w() const { return channels_last ? ToLast(w_first()) : w_first(); }
+Shape ConvShape::output() const { return y_channels_last ? ToLast(result_first()) : result_first(); }
 Shape ConvShape::result() const { return channels_last ? ToLast(result_first()) : result_first(); }
 
 Shape ConvShape::strides() const {
@@ -264,6 +270,7 @@ ConvShape FitConv(const ConvAttributes& attributes, const Shape& x, const Shape&
   shape.filters = attributes.transposed ? weights[1] * attributes.groups : weights[0];
   shape.channels_last = attributes.channels_last;
   shape.x_channels_last = is_last;
+  shape.y_channels_last = attributes.channels_last && !attributes.turns_output;
   ElementCount(shape.result());
   return shape;
 }
@@ -296,6 +303,14 @@ TensorType InferConv(const ConvAttributes& attributes, const TensorType& x, cons
     result.symbols = ToLast(result.symbols);
   }
   return result;
+}
+
+TensorType InferOutput(const ConvAttributes& attributes, const TensorType& result) {
+  TensorType output = result;
+  if (!attributes.turns_output || !result.has_shape) return output;
+  output.shape = ToFirst(result.shape);
+  output.symbols = ToFirst(result.symbols);
+  return output;
 }
 
 }  // namespace ortplugin

@@ -16,7 +16,8 @@ struct ConvAttributes {
   bool transposed;
   AutoPad auto_pad;
   bool channels_last;
-  bool turns_input;  // X has its channels first although the layout is NHWC
+  bool turns_input;   // X has its channels first although the layout is NHWC
+  bool turns_output;  // so has every output, of a transposed convolution
   int64_t groups;
   Shape kernel_shape, strides, dilations, pads;  // pads: all begins, then all ends
   Shape output_padding, output_shape;            // of a transposed convolution
@@ -42,11 +43,12 @@ struct Window {
 struct ConvShape {
   int64_t batch, channels, filters, groups;  // channels of X, filters: channels of the result
   std::vector<Window> windows;
-  bool channels_last, x_channels_last;
+  bool channels_last, x_channels_last, y_channels_last;
 
   Shape x() const;  // as they lie
   Shape w() const;  // that of a convolution, not transposed
-  Shape result() const;
+  Shape output() const;
+  Shape result() const;  // what the operands broadcast to: the outputs' shape in the node's layout
   Shape x_first() const, w_first() const, result_first() const;            // with channels first, whatever the layout
   Shape strides() const, dilations() const, pads() const, kernel() const;  // as attributes
 };
@@ -56,6 +58,9 @@ ConvShape FitConv(const ConvAttributes& attributes, const Shape& x, const Shape&
 
 // The result's shape as far as it is known early, without an element type. Throws Error as FitConv.
 TensorType InferConv(const ConvAttributes& attributes, const TensorType& x, const TensorType& w);
+
+// The outputs', from the result's.
+TensorType InferOutput(const ConvAttributes& attributes, const TensorType& result);
 
 // A shape with channels last, of data or weights, with channels first, and back.
 Shape ChannelsFirst(const Shape& last);

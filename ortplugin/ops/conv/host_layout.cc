@@ -49,7 +49,8 @@ void Row(const double* from, const Window& window, int64_t tap, double* to) {
 }  // namespace
 
 void Transpose(Run* run, const void* from, void* to, int64_t count, int64_t rows, int64_t columns, size_t size) {
-  const auto transpose = size == 2   ? TransposeAll<uint16_t>
+  const auto transpose = size == 1   ? TransposeAll<uint8_t>
+                         : size == 2 ? TransposeAll<uint16_t>
                          : size == 4 ? TransposeAll<uint32_t>
                                      : TransposeAll<uint64_t>;
   transpose(run, from, to, count, rows, columns);

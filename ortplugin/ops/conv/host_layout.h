@@ -11,8 +11,8 @@
 
 namespace ortplugin {
 
-// The same `count` matrices [rows, columns] as [columns, rows], elements of `size` bytes: 2, 4 or 8. The two must not
-// overlap. Without `run`, on this thread.
+// The same `count` matrices [rows, columns] as [columns, rows], elements of `size` bytes: 1, 2, 4 or 8. The two must
+// not overlap. Without `run`, on this thread.
 void Transpose(Run* run, const void* from, void* to, int64_t count, int64_t rows, int64_t columns, size_t size);
 
 // Elements of a floating dtype as float, those of double as they are.

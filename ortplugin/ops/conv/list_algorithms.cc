@@ -32,9 +32,9 @@ class Numbers {
 }  // namespace ortplugin
 
 // Writes one algorithm a line into `text`, or what went wrong, cut off at `capacity` - 1 characters. 0: success.
-// `numbers`: device, transposed, auto_pad (as enum AutoPad), channels last, whether X has them first, groups,
-// allow_tf32, whether W is constant; then lists, each after its length: kernel_shape, strides, dilations, pads,
-// output_padding, output_shape; then the number of inputs and their shapes.
+// `numbers`: device, transposed, auto_pad (as enum AutoPad), channels last, whether X has them first, whether
+// the outputs have, groups, allow_tf32, whether W is constant; then lists, each after its length: kernel_shape,
+// strides, dilations, pads, output_padding, output_shape; then the number of inputs and their shapes.
 extern "C" __attribute__((visibility("default"))) int OrtPluginListConvAlgorithms(const int64_t* numbers, size_t count,
                                                                                   const char* program, char* text,
                                                                                   size_t capacity) {
@@ -53,6 +53,7 @@ extern "C" __attribute__((visibility("default"))) int OrtPluginListConvAlgorithm
     the.attributes.auto_pad = static_cast<AutoPad>(from.Next());
     the.attributes.channels_last = from.Next() != 0;
     the.attributes.turns_input = from.Next() != 0;
+    the.attributes.turns_output = from.Next() != 0;
     the.attributes.groups = from.Next();
     the.allow_tf32 = from.Next() != 0;
     the.constant_weights = from.Next() != 0;

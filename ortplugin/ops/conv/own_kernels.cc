@@ -6,6 +6,7 @@
 #include "ortplugin/ops/conv/depthwise.h"
 #include "ortplugin/ops/conv/stem.h"
 #include "ortplugin/ops/conv/vector_conv.h"
+#include "ortplugin/ops/conv_transpose/few_filters.h"
 #include "ortplugin/runtime/kernel_sources.h"
 
 namespace ortplugin {
@@ -99,11 +100,10 @@ std::string ConvEpilogueSource(const Program& program, const ConvProblem& proble
   for (size_t r = 0; r < outputs; ++r)
     text << "    r" << r << ".store((" << StorageType(program.value(program.results()[r]).dtype) << "*)a.out[" << r
          << "] + offset);\n";
-  text
-      << "  }\n};\n\n"
-      << "template <int N>\n__device__ __forceinline__ void apply(const TileOperands<N>& tile, const PixelOperands<N>& "
-         "pixel, int j, float value, Results<N>& results) {\n  const float v"
-      << program.parameters()[0] << " = value;\n";
+  text << "  }\n};\n\n"
+       << "template <int N, int R>\n__device__ __forceinline__ void apply(const TileOperands<N>& tile, const "
+          "PixelOperands<N>& pixel, int j, float value, Results<R>& results, int to) {\n  const float v"
+       << program.parameters()[0] << " = value;\n";
   for (size_t i = 0; i < operands.size(); ++i)
     text << "  const " << ComputeType(operands[i].dtype) << " v" << program.parameters()[i + 1] << " = to_compute("
          << (operands[i].is_of_pixel() ? "pixel.p" : "tile.p") << i << (operands[i].strides[3] != 0 ? "[j]" : "[0]")
@@ -111,14 +111,17 @@ std::string ConvEpilogueSource(const Program& program, const ConvProblem& proble
   std::vector<uint32_t> statements(program.statements().size());
   std::iota(statements.begin(), statements.end(), 0);
   text << EmitCuda(program, statements, "  ");
-  for (size_t r = 0; r < outputs; ++r) text << "  results.set" << r << "(j, v" << program.results()[r] << ");\n";
-  text << "}\n\n"
-       << "#define CONSTANT_WEIGHTS " << problem.constant_weights << "\n"
-       << "__device__ __forceinline__ void let_next_kernel_start() {\n#if __CUDA_ARCH__ >= 900\n"
-          "  asm volatile(\"griddepcontrol.launch_dependents;\");\n#endif\n}\n"
-       << "__device__ __forceinline__ void wait_for_last_kernel() {\n#if __CUDA_ARCH__ >= 900\n"
-          "  asm volatile(\"griddepcontrol.wait;\" ::: \"memory\");\n#endif\n}\n\n"
-       << kOwnKernelSource;
+  for (size_t r = 0; r < outputs; ++r) text << "  results.set" << r << "(to, v" << program.results()[r] << ");\n";
+  text
+      << "}\ntemplate <int N>\n__device__ __forceinline__ void apply(const TileOperands<N>& tile, const "
+         "PixelOperands<N>& pixel, int j, float value, Results<N>& results) {\n  apply(tile, pixel, j, value, results, "
+         "j);\n}\n\n"
+      << "#define CONSTANT_WEIGHTS " << problem.constant_weights << "\n"
+      << "__device__ __forceinline__ void let_next_kernel_start() {\n#if __CUDA_ARCH__ >= 900\n"
+         "  asm volatile(\"griddepcontrol.launch_dependents;\");\n#endif\n}\n"
+      << "__device__ __forceinline__ void wait_for_last_kernel() {\n#if __CUDA_ARCH__ >= 900\n"
+         "  asm volatile(\"griddepcontrol.wait;\" ::: \"memory\");\n#endif\n}\n\n"
+      << kOwnKernelSource;
   return text.str();
 }
 
@@ -130,6 +133,12 @@ std::vector<uint64_t> ConvArguments(const Program& program, const ConvProblem& p
 
 std::optional<OwnKernel> FindOwnKernel(const Program& program, const ConvProblem& problem,
                                        const cuda::DeviceFacts& device) {
+  if (problem.transposed) {
+    if (!FitsFewFilters(program, problem, device)) return std::nullopt;
+    const FewFiltersSchedule schedule = ScheduleFewFilters(program, problem, device);
+    return OwnKernel{FewFiltersSource(program, problem, schedule), "few_filters",
+                     FewFiltersLaunch(problem, schedule, device), ConvArguments(program, problem)};
+  }
   if (FitsDepthwise(program, problem)) {
     const DepthwiseSchedule schedule = ScheduleDepthwise(program, problem, device);
     return OwnKernel{DepthwiseSource(program, problem, schedule), "depthwise", DepthwiseLaunch(problem, schedule),

@@ -1,5 +1,6 @@
-// Convolutions for which we have kernels of our own: depthwise.h, stem.h and vector_conv.h. All tensors are
-// two-dimensional and channels last, but for the image that a stem reads.
+// Convolutions for which we have kernels of our own: depthwise.h, stem.h and vector_conv.h, and transposed ones:
+// conv_transpose/few_filters.h. All tensors are two-dimensional and channels last, but for the image that a stem reads
+// and the one that few filters may write.
 //
 // How FusedConv uses them, once for each combination of shapes:
 //
@@ -30,14 +31,16 @@
 namespace ortplugin {
 
 struct ConvProblem {
-  DType dtype = DType::kFloat16;                 // of X, W and the program's first parameter
+  DType dtype = DType::kFloat16;  // of X, W and the program's first parameter
+  bool transposed = false;
   int64_t batch = 1, height = 1, width = 1;      // of X
   int64_t channels = 1, filters = 1, group = 1;  // C and M
   int64_t kernel_height = 1, kernel_width = 1;
-  std::array<int64_t, 4> pads{};  // top, left, bottom, right
+  std::array<int64_t, 4> pads{};  // top, left, bottom, right; of a transposed one, what is cut off there
   std::array<int64_t, 2> strides{1, 1}, dilations{1, 1};
   int64_t out_height = 1, out_width = 1;
   bool x_channels_first = false;  // X is [N, C, H, W]; W [M, kh, kw, C/group] and Y [N, H, W, M] are not
+  bool y_channels_first = false;  // every result is [N, M, H, W]; the operands are not. Transposed ones alone
   bool allow_tf32 = false;
   bool constant_weights = false;  // W is an initializer, so no kernel in front writes it
   std::vector<Shape> operands;    // of the program's second parameter and on; they broadcast to Y's shape
@@ -67,7 +70,8 @@ bool IsOrdinary(const Program& program, const ConvProblem& problem);
 //   TileOperands<N>:  load(a, n, m): operands that do not depend on the pixel (a bias, a scale of each channel)
 //   PixelOperands<N>: load(a, n, y, x, m, offset): the others; `offset` is that of the pixel's channel m in Y
 //   Results<N>:       store(a, offset)
-//   apply(tile, pixel, j, value, results): the program for channel m + j and the convolution's value of it
+//   apply(tile, pixel, j, value, results): the program for channel m + j and the convolution's value of it; with one
+//     argument more its results are set in that place instead of j
 // N channels from m on, a multiple of N, are read and written at once; N must divide M. Also storage_t, X's type, and
 // wait_for_last_kernel() and let_next_kernel_start().
 std::string ConvEpilogueSource(const Program& program, const ConvProblem& problem);

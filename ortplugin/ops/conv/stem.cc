@@ -66,12 +66,12 @@ StemSchedule ScheduleStem(const Program& program, const ConvProblem& problem, co
   (void)program;
   StemSchedule best{};
   best.filters = static_cast<int>(FiltersOfWarp(problem));
-  best.buffers = 1;
   const int groups = static_cast<int>(problem.filters) / best.filters;
-  // Of a large kernel a block takes a row, of which it has enough to do; of a small one several, as far as every
-  // multiprocessor has a block. Measured on an H200.
+  // Of a large kernel a block takes two rows, which its warps share evenly, and copies the next part of the image while
+  // one works; of a small one several rows, as far as every multiprocessor has a block. Measured on an H200.
   const bool is_small = SizesOf(problem, 1, 8).products <= 5;
-  best.tile_h = is_small ? 4 : 1;
+  best.buffers = is_small ? 1 : 2;
+  best.tile_h = is_small ? 4 : 2;
   best.parts = is_small && groups == 1 ? 2 : 1;
   best.warps = groups * (is_small ? std::max(1, (groups == 1   ? 4
                                                  : groups == 2 ? 8
@@ -80,14 +80,27 @@ StemSchedule ScheduleStem(const Program& program, const ConvProblem& problem, co
                                   : std::max(1, 4 / groups));
   best.blocks = is_small ? (best.warps > 8 ? 1 : best.warps > 4 ? 2 : 4) : 3;
   const int most_width = is_small && groups != 2 ? 64 : 128;
-  for (int64_t pieces = 1;; ++pieces) {
-    best.tile_w = static_cast<int>(DivideUp(DivideUp(problem.out_width, pieces), 8) * 8);
-    if (best.tile_w == 8) break;
-    const bool is_spread =
-        !is_small || best.tile_w <= 16 || Tiles(problem, best) * 5 >= int64_t{4} * device.multiprocessors;
-    if (best.tile_w <= most_width && is_spread && SharedBytes(problem, best) <= kMostShared) break;
+  const auto set_width = [&] {
+    for (int64_t pieces = 1;; ++pieces) {
+      best.tile_w = static_cast<int>(DivideUp(DivideUp(problem.out_width, pieces), 8) * 8);
+      if (best.tile_w == 8) break;
+      const bool is_spread =
+          !is_small || best.tile_w <= 16 || Tiles(problem, best) * 5 >= int64_t{4} * device.multiprocessors;
+      if (best.tile_w <= most_width && is_spread && SharedBytes(problem, best) <= kMostShared) break;
+    }
+  };
+  set_width();
+  // Beside very many weights there is room for a row alone.
+  if (!is_small && (SharedBytes(problem, best) > kMostShared || (best.tile_w < 32 && problem.out_width >= 32))) {
+    best.tile_h = best.buffers = 1;
+    set_width();
   }
-  // With much to do, copying the next part of the image while one works pays.
+  // A multiprocessor that has a single block needs more warps in it.
+  if (!is_small && Tiles(problem, best) <= device.multiprocessors) {
+    best.warps = groups * std::max(1, 8 / groups);
+    best.blocks = 1;
+  }
+  // With much to do and several groups, copying ahead pays for a small one, too.
   if (is_small && groups > 2 && Tiles(problem, best) >= int64_t{4} * device.multiprocessors) {
     StemSchedule steady = best;
     steady.warps = groups;

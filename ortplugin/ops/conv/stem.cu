@@ -174,6 +174,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) stem(const Argumen
   for (int buffer = 0; number < tiles; number += gridDim.x, buffer = (buffer + 1) % BUFFERS) {
     const Tile tile(number);
     if (number + gridDim.x >= tiles) let_next_kernel_start();
+    TileOperands<VECTOR> shared_operands;
+    shared_operands.load(a, tile.n, m);
     if (BUFFERS == 2 && number + gridDim.x < tiles) {
       copy_image(shared_image + (1 - buffer) * kImage * 8, image, Tile(number + gridDim.x));
       asm volatile("cp.async.wait_group 1;" ::: "memory");
@@ -181,8 +183,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) stem(const Argumen
       asm volatile("cp.async.wait_group 0;" ::: "memory");
     }
     __syncthreads();
-    TileOperands<VECTOR> shared_operands;
-    shared_operands.load(a, tile.n, m);
 #pragma unroll 1
     for (int part = warp / GROUPS; part < (OCTETS + 2 * PARTS - 1) / (2 * PARTS); part += WARPS / GROUPS) {
       const storage_t* at[PARTS][2];

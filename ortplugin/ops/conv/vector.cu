@@ -30,6 +30,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) vector_conv(const Argument
   if (!CONSTANT_WEIGHTS) wait_for_last_kernel();
   load_weights(0);
   if (CONSTANT_WEIGHTS) wait_for_last_kernel();
+  // The thread that ends with a sum reads what it meets now: behind the sums its latency would follow theirs.
+  const int n = first + lane / THREADS_OF_ROW;
+  const bool writes = lane % THREADS_OF_ROW == 0 && n < batch;
+  TileOperands<1> shared_operands;
+  PixelOperands<1> operands;
+  if (writes) {
+    shared_operands.load(a, n, m);
+    operands.load(a, n, 0, 0, m, n * FILTERS + m);
+  }
 
   float sums[ROWS];
 #pragma unroll
@@ -70,13 +79,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) vector_conv(const Argument
 #pragma unroll
   for (int bit = THREADS_OF_ROW / 2; bit > 0; bit /= 2) sums[0] += __shfl_xor_sync(0xffffffffu, sums[0], bit);
 
-  const int n = first + lane / THREADS_OF_ROW;
-  if (lane % THREADS_OF_ROW != 0 || n >= batch) return;
-  TileOperands<1> shared_operands;
-  PixelOperands<1> operands;
+  if (!writes) return;
   Results<1> results;
-  shared_operands.load(a, n, m);
-  operands.load(a, n, 0, 0, m, n * FILTERS + m);
   apply(shared_operands, operands, 0, sums[0], results);
   results.store(a, n * FILTERS + m);
 }

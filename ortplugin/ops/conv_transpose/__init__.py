@@ -5,13 +5,17 @@
 
 Domain `ortplugin`, version 1.
 Inputs: X, W, then one operand for each of the program's parameters but the first, in order, of the dtypes declared.
-Attributes: `program`, `layout`, `allow_tf32` and `algorithm` as FusedConv has them, and those of ONNX's ConvTranspose,
+Attributes: `program`, `layout`, `allow_tf32` and `algorithm` as FusedConv has them, those of ONNX's ConvTranspose,
     with its defaults: `auto_pad`, `dilations`, `group`, `kernel_shape`, `output_padding`, `output_shape` (the spatial
     sizes), `pads`, `strides`. In the layout "NCHW" X is [N, C, spatial..], W [C, M/group, spatial..] and the result
     [N, M, spatial..]; in "NHWC" X is [N, spatial.., C], W [C, spatial.., M/group] and the result [N, spatial.., M], and
-    `kernel_shape` must be given.
+    `kernel_shape` must be given. And `output_layout` (string), the layout of every output, by default `layout`: "NCHW"
+    beside the layout NHWC lets the last convolution of a network write an image as it is wanted. The operands stay
+    NHWC, so that one of the result's size can't share an output's memory.
 Outputs: one for each of the program's results (1 to 16), in order, with the dtype declared there and the shape S of
-    the transposed convolution, in its layout. Every operand must broadcast to S.
+    the transposed convolution, in the output layout. Every operand must broadcast to S in the layout.
+`algorithm` may also be "shuffle", where the kernel does not overlap (kernel <= stride): a matrix product, then a kernel
+    of ours that puts its pixels in their places, with the program.
 Sums accumulate in float32, in float64 for double. No output is read before it is written.
 Errors: as FusedConv's; pads that leave nothing of the result.
 """
@@ -30,7 +34,7 @@ from ortplugin.graph.shapes import Shape
 from ortplugin.ops.base import DOMAIN, Operator, TensorType
 from ortplugin.ops.conv.algorithms import device_variants
 from ortplugin.ops.conv_epilogue import check_attributes, decompose_around, infer_results, read_epilogue
-from ortplugin.ops.conv_geometry import ConvAttributes, out_shape, read_attributes
+from ortplugin.ops.conv_geometry import ConvAttributes, first, out_shape, read_attributes
 from ortplugin.ops.conv_transpose import reference as reference_module
 from ortplugin.ops.decompose import Builder
 from ortplugin.program import Program
@@ -59,7 +63,10 @@ def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[Ten
     def shape(x: Shape | None, w: Shape | None) -> Shape | None:
         return out_shape(attributes, x, w)
 
-    return infer_results(node, program, inputs, shape)
+    results = infer_results(node, program, inputs, shape)
+    if attributes.output_layout == attributes.layout:
+        return results
+    return [TensorType(each.dtype, None if each.shape is None else first(each.shape)) for each in results]
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:

@@ -17,7 +17,8 @@ void Infer(ShapeContext& context) {
   const ConvAttributes attributes = ReadConvAttributes(context, true);
   const Program program = ParseEpilogue(ProgramText(context, kConvInputs));
   const std::vector<TensorType> inputs = EpilogueInputs(program, kConvInputs, context);
-  InferEpilogue(program, kConvInputs, inputs, InferConv(attributes, inputs[0], inputs[1]), &context);
+  const TensorType result = InferConv(attributes, inputs[0], inputs[1]);
+  InferEpilogue(program, kConvInputs, inputs, result, InferOutput(attributes, result), &context);
 }
 
 constexpr int kOpset = 11;  // since which ConvTranspose is what it is
@@ -72,14 +73,35 @@ class CpuConvTranspose : public Kernel {
     const Shape full = shape.result();
     const Axes axes = EpilogueAxes(node_.program, kConvInputs, full, shapes);
     std::vector<void*> outputs;
-    for (size_t r = 0; r < node_.program.results().size(); ++r) outputs.push_back(run.output(r, full));
+    for (size_t r = 0; r < node_.program.results().size(); ++r) outputs.push_back(run.output(r, shape.output()));
     const int64_t count = ElementCount(full);
     if (count == 0) return;
+    if (!node_.attributes.turns_output) return Make(run, shape, axes, inputs, shapes[1], outputs);
+
+    std::vector<HostScratch::Buffer> made;
+    std::vector<void*> results;
+    for (size_t r = 0; r < outputs.size(); ++r) {
+      made.push_back(scratch_.Take(static_cast<size_t>(count) * SizeOf(ResultType(r))));
+      results.push_back(made.back().get());
+    }
+    Make(run, shape, axes, inputs, shapes[1], results);
+    for (size_t r = 0; r < outputs.size(); ++r)
+      Transpose(&run, results[r], outputs[r], shape.batch, count / shape.batch / shape.filters, shape.filters,
+                SizeOf(ResultType(r)));
+  }
+
+ private:
+  DType ResultType(size_t r) const { return node_.program.value(node_.program.results()[r]).dtype; }
+
+  // Every result, in the node's layout.
+  void Make(Run& run, const ConvShape& shape, const Axes& axes, const std::vector<Tensor>& inputs, const Shape& w_shape,
+            const std::vector<void*>& outputs) const {
+    const int64_t count = ElementCount(shape.result());
 
     HostScratch::Buffer own(nullptr, {&scratch_});
     if (!place_) own = scratch_.Take(static_cast<size_t>(count) * SizeOf(wide_));
     void* value = place_ ? outputs[*place_] : own.get();
-    Convolve(run, shape, inputs, shapes[1], value);
+    Convolve(run, shape, inputs, w_shape, value);
     if (place_ && node_.program.statements().empty() && outputs.size() == 1) return;  // nothing follows
     std::vector<ProgramPass::Input> parameters{{value, wide_}};
     for (size_t i = kConvInputs; i < inputs.size(); ++i)
@@ -87,7 +109,6 @@ class CpuConvTranspose : public Kernel {
     ProgramPass(node_.program, axes, count, parameters, outputs).Run(run);
   }
 
- private:
   // The transposed convolution's value, in the node's layout.
   void Convolve(Run& run, const ConvShape& shape, const std::vector<Tensor>& inputs, const Shape& w_shape,
                 void* value) const {

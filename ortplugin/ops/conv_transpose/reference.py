@@ -25,7 +25,10 @@ def conv_transpose(
     which is what a tolerance is measured from.
     """
     x, w, *operands = inputs
-    return epilogue(program, transposed_convolution(attributes, x, w), operands, rounded)
+    results = epilogue(program, transposed_convolution(attributes, x, w), operands, rounded)
+    if attributes.output_layout == attributes.layout:
+        return results
+    return [np.ascontiguousarray(np.moveaxis(each, -1, 1)) for each in results]
 
 
 def transposed_convolution(attributes: ConvAttributes, x: Array, w: Array) -> npt.NDArray[np.float64]:

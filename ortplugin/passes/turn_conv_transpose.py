@@ -1,0 +1,114 @@
+"""A transposed convolution of stride 1 becomes a convolution, with its weights turned around.
+
+    y = FusedConvTranspose(x, w)     becomes     y = FusedConv(x, v)
+
+    v[m, c, k] = w[c, m, K - 1 - k] in each group, K the kernel's size; pads (K - 1) * dilation - pads
+
+Both compute the same sums. What pays was measured on an H200: a depthwise one gets a kernel of ours; one of 16 bits
+with bias and Relu is a ready-made kernel of cuDNN's, where it compiles one for a transposed convolution that takes 1 to
+25% longer with many products, and up to twice as long with a kernel of one element. Others stay: alone, or with few
+products, cuDNN's transposed convolutions are as fast, or faster.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_graphsurgeon as gs
+
+from ortplugin.graph.channels import ELEMENTS
+from ortplugin.graph.convert import attached
+from ortplugin.graph.facts import Scope
+from ortplugin.graph.labels import label
+from ortplugin.graph.shapes import show
+from ortplugin.ops import DOMAIN
+from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ortplugin.passes.fused_conv import conv_dtype, conv_node, is_channels_last
+from ortplugin.program import parse
+
+MANY_PRODUCTS = 1 << 31  # from which on a convolution with a program pays, whatever its kernel
+FEW_CHANNELS = 8  # of the result; kernels for fewer have their own ways
+DEPTHWISE_KERNELS = (3, 5, 7)  # square ones, of which our kernel is
+
+
+def rewrite(scope: Scope, node: gs.Node) -> Outcome:
+    """Replaces one FusedConvTranspose."""
+    if scope.op(node) != f"{DOMAIN}::FusedConvTranspose" or node.attrs.get("algorithm", "auto") != "auto":
+        return None
+    if "output_layout" in node.attrs or any(each != 1 for each in node.attrs.get("strides") or ()):
+        return None
+    w = node.inputs[1]
+    weights = None if attached(w, "initial") is not None else scope.constant(w, ELEMENTS)
+    if weights is None:
+        return Missed(label(node), f"'{w.name}' is no constant")
+    if weights.ndim < 3 or 0 in weights.shape:
+        return None
+    group, last = int(node.attrs.get("group", 1)), is_channels_last(node)
+    kernel = weights.shape[1:-1] if last else weights.shape[2:]
+    pads = _pads(node, kernel)
+    reason = pads if isinstance(pads, str) else _loss(scope, node, weights, group)
+    if reason is not None:
+        return Missed(label(node), reason)
+    attributes: dict[str, Any] = {"kernel_shape": list(kernel), "pads": pads}
+    attributes |= {name: node.attrs[name] for name in ("dilations", "group", "layout") if name in node.attrs}
+    if node.attrs.get("allow_tf32"):
+        attributes["allow_tf32"] = 1
+    inputs = [node.inputs[0], scope.add_constant(turned(weights, group, last), f"{w.name}_turned"), *node.inputs[2:]]
+    new = conv_node("FusedConv", node.name, attributes, parse(str(node.attrs["program"])), inputs)
+    labels = (label(node),)
+    scope.replace([node], new, list(node.outputs))
+    return Applied(labels, new)
+
+
+def turned(weights: npt.NDArray[Any], group: int, channels_last: bool) -> npt.NDArray[Any]:
+    """The weights of the convolution from those of the transposed one, in the same layout."""
+    first = np.moveaxis(weights, -1, 1) if channels_last else weights
+    rows, columns, *kernel = first.shape
+    apart = np.flip(first, tuple(range(2, first.ndim))).reshape(group, rows // group, columns, *kernel)
+    made = np.swapaxes(apart, 1, 2).reshape(group * columns, rows // group, *kernel)
+    return np.ascontiguousarray(np.moveaxis(made, 1, -1) if channels_last else made)
+
+
+def _pads(node: gs.Node, kernel: tuple[int, ...]) -> list[int] | str:
+    """The pads of the convolution, or why there are none."""
+    attributes, count = node.attrs, len(kernel)
+    if attributes.get("output_shape") or attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
+        return "its pads depend on the shape"
+    if any(attributes.get("output_padding") or ()):
+        return f"it has output_padding of {list(attributes['output_padding'])}"
+    dilations = attributes.get("dilations") or [1] * count
+    given = list(attributes.get("pads") or [0] * (2 * count))
+    reach = [(size - 1) * int(dilation) for size, dilation in zip(kernel, dilations, strict=True)] * 2
+    pads = [a - int(b) for a, b in zip(reach, given, strict=True)]
+    return f"its pads {given} cut off more than its kernel adds" if min(pads) < 0 else pads
+
+
+def _loss(scope: Scope, node: gs.Node, weights: npt.NDArray[Any], group: int) -> str | None:
+    """Why a convolution is not known to be faster; None if it is."""
+    last = is_channels_last(node)
+    columns, kernel = (weights.shape[-1], weights.shape[1:-1]) if last else (weights.shape[1], weights.shape[2:])
+    square = len(kernel) == 2 and kernel[0] == kernel[1] and kernel[0] in DEPTHWISE_KERNELS
+    if last and square and columns == 1 and group == weights.shape[0]:
+        return None
+    if not last or conv_dtype(scope, node) not in ("float16", "bfloat16"):
+        return "only with channels last, in 16 bits, a convolution is known to be faster"
+    if not parse(str(node.attrs["program"])).statements:
+        return "nothing follows it"
+    if columns < FEW_CHANNELS:
+        return f"its result has {columns} channels in a group"
+    if prod(kernel) == 1:
+        return None
+    shape = scope.shape(node.outputs[0])
+    sizes = [] if shape is None else [each for each in shape if isinstance(each, int)]
+    if shape is None or len(sizes) < len(shape):
+        return f"its result's shape {show(shape)} is not known"
+    products = prod(sizes) * (weights.shape[0] // group) * prod(kernel)
+    return None if products >= MANY_PRODUCTS else f"it has {products} products, few enough to be as fast as it is"
+
+
+TURN_CONV_TRANSPOSE = RulePass(
+    "turn-conv-transpose", "a transposed convolution of stride 1 becomes a convolution where that is faster", rewrite
+)

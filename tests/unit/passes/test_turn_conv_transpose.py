@@ -1,0 +1,185 @@
+"""Transposed convolutions of stride 1 that become convolutions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+from pass_helpers import assert_same_outputs, assert_unchanged, lines, operators, programs, run_pass
+
+from ortplugin.optimizer import PIPELINE, run_passes
+from ortplugin.passes import turn_conv_transpose
+from ortplugin.passes.channels_last import CHANNELS_LAST_ALWAYS
+from ortplugin.passes.conv_epilogue import CONV_EPILOGUE
+from ortplugin.passes.fuse_conv import FUSE_CONV
+from ortplugin.passes.turn_conv_transpose import TURN_CONV_TRANSPOSE
+
+Dims = tuple[int | str, ...]
+
+
+def up(
+    x: Dims = (2, 16, 6, 5),
+    w: tuple[int, ...] = (16, 8, 3, 3),
+    dtype: str = "float16",
+    follows: bool = True,
+    constant: bool = True,
+    **attributes: Any,
+) -> onnx.ModelProto:
+    """x -> ConvTranspose with bias -> Relu, or without both."""
+    rng = np.random.default_rng(5)
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    channels = w[1] * int(attributes.get("group", 1))
+    given = {"w": rng.standard_normal(w) / 4, "b": rng.standard_normal(channels)}
+    nodes = [helper.make_node("ConvTranspose", ["x", "w", *["b"] * follows], ["y"], "up", **attributes)]
+    if follows:
+        nodes[0].output[0] = "c"
+        nodes.append(helper.make_node("Relu", ["c"], ["y"], "relu"))
+    inputs = [helper.make_tensor_value_info("x", kind, x)]
+    if not constant:
+        inputs.append(helper.make_tensor_value_info("w", kind, w))
+    kept = ["w"] * constant + ["b"] * follows
+    graph = helper.make_graph(
+        nodes, "g", inputs, [helper.make_tensor_value_info("y", kind, [None] * len(x))],
+        [numpy_helper.from_array(given[name].astype(dtype), name) for name in kept],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def before(original: onnx.ModelProto, last: bool = True) -> onnx.ModelProto:
+    steps = [FUSE_CONV, *([CHANNELS_LAST_ALWAYS] if last else []), CONV_EPILOGUE]
+    return run_pass(original, *steps)[0]
+
+
+def attributes_of(model: onnx.ModelProto) -> dict[str, Any]:
+    (fused,) = [node for node in model.graph.node if node.op_type == "FusedConv"]
+    return {each.name: helper.get_attribute_value(each) for each in fused.attribute}
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few products are many."""
+    monkeypatch.setattr(turn_conv_transpose, "MANY_PRODUCTS", 1)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    ("attributes", "pads"),
+    [
+        ({}, [2, 2, 2, 2]),
+        ({"pads": [1, 0, 2, 1]}, [1, 2, 0, 1]),
+        ({"strides": [1, 1], "pads": [2, 2, 2, 2]}, [0, 0, 0, 0]),
+        ({"dilations": [2, 1], "pads": [1, 0, 0, 0]}, [3, 2, 4, 2]),
+        ({"auto_pad": "VALID"}, [2, 2, 2, 2]),
+        ({"group": 2}, [2, 2, 2, 2]),
+    ],
+)
+def test_it_computes_the_same(attributes: dict[str, Any], pads: list[int], rng: np.random.Generator) -> None:
+    original = up(**attributes)
+    optimized, result = run_pass(before(original), TURN_CONV_TRANSPOSE)
+    assert len(result.changes) == 1
+    assert operators(optimized) == ["Transpose", "FusedConv", "Transpose"]
+    found = attributes_of(optimized)
+    assert found["pads"] == pads
+    assert found["layout"] == b"NHWC"
+    assert found.get("group", 1) == attributes.get("group", 1)
+    assert programs(optimized)[0].count("Relu") == 1
+    assert_same_outputs(original, optimized, rng)
+
+
+@pytest.mark.usefixtures("small")
+def test_lines_and_volumes(rng: np.random.Generator) -> None:
+    for x, w in (((2, 16, 9), (16, 8, 4)), ((1, 16, 3, 4, 2), (16, 8, 2, 3, 2))):
+        original = up(x, w)
+        optimized, result = run_pass(before(original), TURN_CONV_TRANSPOSE)
+        assert len(result.changes) == 1
+        assert_same_outputs(original, optimized, rng)
+
+
+@pytest.mark.parametrize("kernel", [3, 5, 7])
+@pytest.mark.parametrize("follows", [False, True])
+def test_a_depthwise_one(kernel: int, follows: bool, rng: np.random.Generator) -> None:
+    """Of any dtype and size, for which there is a kernel of ours."""
+    original = up(("N", 6, 8, 9), (6, 1, kernel, kernel), "float32", follows, group=6, pads=[1, 1, 1, 1])
+    optimized, result = run_pass(before(original), TURN_CONV_TRANSPOSE)
+    assert len(result.changes) == 1
+    assert attributes_of(optimized)["pads"] == [kernel - 2] * 4
+    assert_same_outputs(original, optimized, rng)
+
+
+def test_layouts_have_the_same_weights() -> None:
+    w = np.arange(4 * 3 * 2 * 5).reshape(4, 3, 2, 5)  # [C, M / group, kernel]
+    first = turn_conv_transpose.turned(w, 2, False)
+    assert first.shape == (6, 2, 2, 5)
+    assert first[4, 1, 0, 1] == w[3, 1, 1, 3]
+    last = turn_conv_transpose.turned(np.moveaxis(w, 1, -1), 2, True)
+    assert (np.moveaxis(last, -1, 1) == first).all()
+
+
+def test_where_it_pays() -> None:
+    """A layer of ResNet-50's size, by default: the whole pipeline turns it, at batch 256 and not at batch 8."""
+    for batch, op in ((256, "FusedConv"), (8, "FusedConvTranspose")):
+        original = up((batch, 64, 56, 56), (64, 64, 3, 3), pads=[1, 1, 1, 1])
+        optimized, _, _ = run_passes(original, PIPELINE)
+        assert operators(optimized) == ["Transpose", op, "Transpose"]
+
+
+def test_a_kernel_of_one_element(rng: np.random.Generator) -> None:
+    """A matrix product, whatever its size."""
+    original = up(("N", 16, 6, 5), (16, 8, 1, 1))
+    optimized, result = run_pass(before(original), TURN_CONV_TRANSPOSE)
+    assert len(result.changes) == 1
+    assert attributes_of(optimized)["pads"] == [0, 0, 0, 0]
+    assert_same_outputs(original, optimized, rng)
+
+
+def test_alone_between_transposes() -> None:
+    """Data that has its channels last already: the Transposes meet their inverses, and nothing follows the layer."""
+    alone = up((256, 56, 56, 64), (64, 64, 3, 3), follows=False, pads=[1, 1, 1, 1])
+    (layer,) = alone.graph.node
+    layer.input[0], layer.output[0] = "first", "c"
+    alone.graph.node.insert(0, helper.make_node("Transpose", ["x"], ["first"], perm=[0, 3, 1, 2]))
+    alone.graph.node.append(helper.make_node("Transpose", ["c"], ["y"], perm=[0, 2, 3, 1]))
+    optimized, _, _ = run_passes(alone, PIPELINE)
+    assert operators(optimized) == ["FusedConvTranspose"]
+    assert lines(programs(optimized)[0]) == []
+
+
+MISSES = {
+    "not constant": (up(constant=False), "is no constant"),
+    "pads that cut more": (up(pads=[3, 0, 0, 0]), "its pads [3, 0, 0, 0] cut off more than its kernel adds"),
+    "auto_pad": (up(auto_pad="SAME_UPPER"), "its pads depend on the shape"),
+    "output_shape": (up(output_shape=[7, 6]), "its pads depend on the shape"),
+    "output padding": (up(dilations=[2, 2], output_padding=[1, 0]), "it has output_padding of [1, 0]"),
+    "alone": (up(follows=False), "nothing follows it"),
+    "float": (up(dtype="float32"), "only with channels last, in 16 bits"),
+    "any batch": (up(("N", 16, 6, 5)), "is not known"),
+    "few channels": (up(w=(16, 3, 3, 3)), "its result has 3 channels in a group"),
+}
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("name", MISSES)
+def test_near_misses(name: str) -> None:
+    original, reason = MISSES[name]
+    assert_unchanged(before(original), [TURN_CONV_TRANSPOSE], reason)
+
+
+def test_few_products_stay() -> None:
+    assert_unchanged(before(up()), [TURN_CONV_TRANSPOSE], "it has 129024 products")
+
+
+@pytest.mark.usefixtures("small")
+def test_strides_and_tuned_ones_stay() -> None:
+    assert_unchanged(before(up(strides=[2, 1])), [TURN_CONV_TRANSPOSE])
+    tuned = before(up())
+    (fused,) = [node for node in tuned.graph.node if node.op_type == "FusedConvTranspose"]
+    fused.attribute.append(helper.make_attribute("algorithm", "split"))
+    assert_unchanged(tuned, [TURN_CONV_TRANSPOSE])
+
+
+@pytest.mark.usefixtures("small")
+def test_channels_first_stay() -> None:
+    assert_unchanged(before(up(), last=False), [TURN_CONV_TRANSPOSE], "only with channels last")
