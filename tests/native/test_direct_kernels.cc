@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <iostream>
 #include <sstream>
+#include <utility>
 
 #include "ortplugin/ops/conv/direct.h"
 #include "tests/native/check.h"
@@ -15,6 +16,7 @@ using namespace ortplugin;
 
 namespace {
 
+const char* const kBare = "(float c) => (float c) {}";
 const char* const kRelu = "(float c, float b) => (float y) {\n  s = Add(c, b)\n  y = Relu(s)\n}";
 // Two results, a residual, operands of a row and of an image, mixed dtypes.
 const char* const kMixed =
@@ -44,6 +46,13 @@ DirectConv Square(int64_t images, int64_t channels, int64_t size, int64_t output
   return conv;
 }
 
+// The data gradient of such a convolution.
+DirectConv Turned(DirectConv conv) {
+  std::swap(conv.channels, conv.outputs);
+  conv.turned_weights = true;
+  return conv;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -55,10 +64,12 @@ int main(int argc, char** argv) {
        {Case{Square(100, 1, 28, 16, 3, 1), kRelu, 16}, Case{Square(1000, 1, 28, 16, 3, 1), kRelu, 16},
         Case{Square(100, 16, 14, 32, 3, 1), kRelu, 16}, Case{Square(1000, 16, 14, 32, 3, 1), kMixed, 16},
         Case{Square(1000, 32, 7, 32, 3, 1), kRelu, 16}, Case{Square(8, 3, 224, 32, 7, 2), kMixed, 16},
-        Case{Square(3, 5, 33, 7, 5, 3), kMixed, 1}}) {
+        Case{Square(3, 5, 33, 7, 5, 3), kMixed, 1}, Case{Turned(Square(1000, 16, 14, 32, 3, 1)), kBare, 16},
+        Case{Turned(Square(100, 3, 33, 7, 5, 1)), kBare, 16}}) {
     const Program program = Program::Parse(the.program);
     const Shape full{the.conv.images, the.conv.outputs, the.conv.output[0], the.conv.output[1]};
-    std::vector<Shape> shapes{full, {the.conv.outputs, 1, 1}};
+    std::vector<Shape> shapes{full};
+    if (program.parameters().size() > 1) shapes.push_back({the.conv.outputs, 1, 1});
     if (program.parameters().size() > 2)
       shapes.insert(shapes.end(), {full, {the.conv.output[0], 1}, {the.conv.images, 1, 1, 1}});
     const Axes axes = JoinAxes(full, shapes);
