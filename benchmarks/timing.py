@@ -351,6 +351,7 @@ def session_replay(
     # The first runs compile, allocate and capture.
     for _ in range(3):
         session.run_with_iobinding(binding)
+        stream.synchronize()
     return _on_the_gpu(stream, lambda kept=kept: session.run_with_iobinding(binding)), kept[0]
 
 

@@ -85,7 +85,7 @@ def _tuning(report: Report) -> Table:
     rows: dict[tuple[str, str, str], list[str]] = {}
     for tuned in report.tuning:
         tried = ", ".join(
-            f"{name} {'not measurable' if time is None else f'{time:.1f}'}"
+            f"{name} {'wrong' if name in tuned.wrong else 'not measurable' if time is None else f'{time:.1f}'}"
             for name, time in tuned.microseconds.items()
             if name
         )

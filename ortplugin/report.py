@@ -18,8 +18,9 @@
                       "max_rel_error", "message"}]}], "original_ms", "optimized_ms", "skipped", "passed"}]; errors are
                       null where an output is not numeric; times are medians and null where they were not taken;
                       skipped says why nothing was compared, "" if it was
-    tuning            [{"node", "choice", "microseconds": {candidate: time}}] of --tune; "" is the node as the passes
-                      made it, null a candidate that could not be measured
+    tuning            [{"node", "choice", "microseconds": {candidate: time}, "wrong"}] of --tune; "" is the node as the
+                      passes made it, null a candidate that could not be measured; wrong names those whose outputs were
+                      not the node's
     guilty            the change that made verification fail, or null
 """
 
@@ -29,14 +30,16 @@ import json
 import math
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onnx import ModelProto
 
 from .modelcheck import walk_nodes
 from .ops import OPERATORS
 from .passes.base import Change, NearMiss
-from .tune import TunedNode
+
+if TYPE_CHECKING:  # tune compares outputs, and what compare returns is defined here
+    from .tune import TunedNode
 
 CONVERSION = "precision"  # the rewrite under which a conversion of precision reports
 

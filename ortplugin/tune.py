@@ -3,7 +3,8 @@
 For every node of ours in the main graph, on the inputs that it gets when the model runs: its operator's variants
 (`Operator.variants`, sets of attributes, on CUDA also `device_variants`, which the GPU is asked for) and its
 decomposition into standard ONNX are timed against the node as it stands. The fastest is kept if it is faster by more
-than MARGIN, and is so again when the two are timed in turn: what seemed fastest of many by chance is not taken. So a
+than MARGIN, and is so again when the two are timed in turn: what seemed fastest of many by chance is not taken. Nor is
+what gives other outputs, within the tolerances of verification: libraries have plans that are fast and wrong. So a
 rewrite that does not pay on this GPU is taken back, and a tuned model needs no file beside it. Nodes in bodies of If,
 Loop and Scan stay as they are.
 
@@ -27,6 +28,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, ValueInfoProto, helper
 
+from .compare import compare
 from .errors import ModelError
 from .ops import DOMAIN, Operator, find
 from .ops.base import TensorType
@@ -49,12 +51,14 @@ class TunedNode:
     Attributes:
         node: its label.
         choice: the candidate that stands there now; "" names the node as it was.
-        microseconds: candidate to the time of one run; None where it could not be measured.
+        microseconds: candidate to the time of one run; None where it could not be measured, or was wrong.
+        wrong: candidates that were fastest, but whose outputs are not those of the node as it was.
     """
 
     node: str
     choice: str
     microseconds: dict[str, float | None]
+    wrong: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -119,21 +123,26 @@ def tune(
 
     measured: dict[tuple[Any, ...], dict[str, float | None]] = {}
     choices: dict[tuple[Any, ...], str] = {}
+    wrong: dict[tuple[Any, ...], list[str]] = {}
     for number, (key, job) in enumerate(jobs.items(), 1):
         if progress is not None:
             progress(f"measuring {job.node.name} ({number} of {len(jobs)})")
         measured[key] = {name: _time(model, job, [name], provider)[name] for name in job.candidates}
-        choice = _fastest(measured[key])
-        if choice:
-            measured[key] |= _time(model, job, ["", choice], provider)
-            choices[key] = _fastest({name: measured[key][name] for name in ("", choice)})
+        while choice := _fastest(measured[key]):
+            if _agrees(model, job, choice, provider):
+                measured[key] |= _time(model, job, ["", choice], provider)
+                choices[key] = _fastest({name: measured[key][name] for name in ("", choice)})
+                break
+            measured[key][choice] = None
+            wrong.setdefault(key, []).append(choice)
     replaced: dict[str, list[NodeProto]] = {}
     report = []
     for node, operator, key in found:
         choice = choices.get(key, "")
         if choice:
             replaced[node.output[0]] = _candidates(operator, node, opset, jobs[key].variants)[choice]
-        report.append(TunedNode(f"{node.name} ({node.op_type})", choice, dict(measured[key])))
+        label = f"{node.name} ({node.op_type})"
+        report.append(TunedNode(label, choice, dict(measured[key]), tuple(wrong.get(key, ()))))
     _replace(result, replaced)
     return result, report
 
@@ -232,6 +241,18 @@ def _compile(model: ModelProto, jobs: Iterable[_Job], provider: str) -> None:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for each in [pool.submit(make, job, name) for job in jobs for name in job.candidates]:
             each.result()
+
+
+def _agrees(model: ModelProto, job: _Job, name: str, provider: str) -> bool:
+    """Whether the candidate's outputs are those of the node as it stands, in the first run and in one more."""
+    feeds = {f"{value}#0": array for value, array in job.inputs.items()}
+    outputs = [f"{value}#0" for value in job.node.output if value]
+    sessions = [_session(_copies(model, job, each, 1), provider) for each in ("", name)]
+    for _ in range(2):
+        expected, found = (run_on_host(session, feeds, outputs) for session in sessions)
+        if not all(compare(output, expected[output], found[output]).passed for output in outputs):
+            return False
+    return True
 
 
 def _time(model: ModelProto, job: _Job, names: Sequence[str], provider: str) -> dict[str, float | None]:

@@ -128,6 +128,24 @@ def test_a_node_that_can_not_be_measured_stays(monkeypatch: pytest.MonkeyPatch) 
     assert tune.tune(model, feeds, CPU)[0] == model
 
 
+def test_what_gives_other_outputs_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, feeds = two_scatters()
+    times = {"sorting": 1.0, "parallel": 2.0}
+    timed(monkeypatch, lambda candidate: times.get(algorithm(candidate), 3.0))
+    compared = []
+
+    def compare(name: str, expected: Any, actual: Any) -> Any:
+        compared.append(name)
+        actual = actual + 1 if len(compared) == 1 else actual
+        return ortplugin.compare.compare(name, expected, actual)
+
+    monkeypatch.setattr(tune, "compare", compare)
+    tuned, report = tune.tune(model, feeds, CPU)
+    assert [algorithm([node]) for node in tuned.graph.node] == ["parallel", "parallel", "sorting"]
+    assert [entry.wrong for entry in report] == [("algorithm=sorting",)] * 2 + [()]
+    assert report[0].microseconds["algorithm=sorting"] is None
+
+
 def test_tuning_again_measures_the_way_back(monkeypatch: pytest.MonkeyPatch) -> None:
     model, feeds = two_scatters()
     timed(monkeypatch, lambda candidate: 1.0 if algorithm(candidate) == "sorting" else 2.0)
