@@ -3,13 +3,23 @@
 // double, bool or the integer type itself.
 #pragma once
 
-// The first thing in every kernel. It may have been launched while the kernels before it on the stream still run
-// (cuda::LaunchNext): here it lets the next one be launched likewise, then waits until all before it is done.
-__device__ __forceinline__ void begin_kernel() {
+// A kernel may have been launched while those before it on the stream still run (cuda::LaunchNext). Until it has waited
+// it may read what no kernel writes, such as constant weights, and must write nothing.
+__device__ __forceinline__ void let_next_kernel_start() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+__device__ __forceinline__ void wait_for_last_kernel() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+
+// The first thing in every kernel that has no reason to do one of the two later.
+__device__ __forceinline__ void begin_kernel() {
+  let_next_kernel_start();
+  wait_for_last_kernel();
 }
 
 struct half_t {

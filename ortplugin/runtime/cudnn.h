@@ -93,6 +93,9 @@ class Plan {
   Plan() = default;
 };
 
+// Plans that need more memory than this besides the tensors are left out by operators.
+constexpr size_t kMostWorkspace = size_t{256} << 20;
+
 struct Found {
   std::shared_ptr<const Plan> plan;  // null where cuDNN has none
   std::string refusal;               // then why, for a report

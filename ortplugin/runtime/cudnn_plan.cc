@@ -9,6 +9,7 @@
 
 #include "ortplugin/runtime/cudnn_problem.h"
 #include "ortplugin/runtime/error.h"
+#include "ortplugin/runtime/round_up.h"
 
 namespace ortplugin::cudnn {
 namespace {
@@ -187,7 +188,7 @@ const char* WhyApart(const Graph& graph, const Target& target) {
   for (const int64_t dim : value.dims) rows *= dim;
   rows /= value.dims[1];
   for (size_t i = 1; i < problem.w.dims.size(); ++i) sum *= problem.w.dims[i];
-  const int64_t tiles = ((rows + kTile - 1) / kTile) * ((value.dims[1] + kTile - 1) / kTile);
+  const int64_t tiles = DivideUp(rows, kTile) * DivideUp(value.dims[1], kTile);
   const int64_t multiprocessors = target.device != nullptr ? target.device->multiprocessors : 132;
   if (problem.direction == Direction::kForward && sum >= kLongSum && 2 * tiles < multiprocessors)
     return "long sums for few elements are faster without an epilogue";

@@ -8,6 +8,12 @@
 
 namespace ortplugin {
 
+constexpr size_t kScratchAlignment = 256;
+// What `bytes` take of scratch memory, so that what stands behind them is aligned like them.
+constexpr size_t ScratchBytes(size_t bytes) {
+  return (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
+}
+
 class DeviceScratch {
  public:
   explicit DeviceScratch(const NodeInfo& info);
@@ -15,9 +21,9 @@ class DeviceScratch {
   DeviceScratch(const DeviceScratch&) = delete;
   DeviceScratch& operator=(const DeviceScratch&) = delete;
 
-  // Calls launch(char* memory) with so many bytes, aligned to 256 (null for none), and frees them however it ends:
-  // ORT's allocator hands freed memory only to later work of the same stream. Throws Error where there is no such
-  // memory.
+  // Calls launch(char* memory) with so many bytes, aligned to kScratchAlignment (null for none), and frees them however
+  // it ends: ORT's allocator hands freed memory only to later work of the same stream. Throws Error where there is no
+  // such memory.
   template <typename Launch>
   void Lend(Run& run, size_t bytes, Launch launch) const {
     if (bytes == 0) return launch(static_cast<char*>(nullptr));

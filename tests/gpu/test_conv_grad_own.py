@@ -108,6 +108,14 @@ def test_a_missing_kernel_is_said(library: Path, capfd: pytest.CaptureFixture[st
     assert said.count("node 'gradient' (ConvGrad): there is no kernel of ours for d") == 1
 
 
+def test_a_missing_plan_is_said(library: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    geometry = Geometry(2, 64, (14, 14), 64, (3, 3), pads=(1, 1, 1, 1))
+    case = Case("no such plan", geometry, typed(RELU, "float16"), attributes={"data_algorithm": "engine=9999"})
+    check(case, run(make(case.model()), case))
+    said = capfd.readouterr().err
+    assert said.count("node 'gradient' (ConvGrad): the plan 'engine=9999' is not used, but auto: ") == 1
+
+
 @pytest.mark.parametrize("name", ["digits", "middle", "small images", "strided", "one tap"])
 @pytest.mark.parametrize("dtype", ["float", "float16"])
 def test_runs_are_bit_identical(library: Path, name: str, dtype: str) -> None:

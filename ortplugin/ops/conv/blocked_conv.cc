@@ -5,13 +5,13 @@
 #include <limits>
 #include <map>
 
+#include "ortplugin/runtime/round_up.h"
+
 namespace ortplugin {
 namespace {
 
 constexpr const char* kDomain = "com.microsoft.nchwc";
 constexpr int64_t kReordered = 4;  // what the number of channels must be a multiple of to be put in blocks
-
-int64_t Padded(int64_t channels, int64_t block) { return (channels + block - 1) / block * block; }
 
 bool IsDepthwise(int64_t groups, int64_t channels, int64_t filters) {
   return groups > 1 && groups == channels && groups == filters;
@@ -24,8 +24,8 @@ bool IsDirect(const ConvShape& shape, int64_t block) { return shape.groups == 1 
 // read as it is, or has one channel for each group.
 std::vector<float> Blocks(const float* from, const Shape& shape, int64_t block, bool whole_rows) {
   const int64_t filters = shape[0], channels = shape[1], taps = shape[2] * shape[3];
-  const int64_t depth = whole_rows ? 1 : block, columns = Padded(channels, depth);
-  std::vector<float> to(static_cast<size_t>(Padded(filters, block) * columns * taps), 0.0f);
+  const int64_t depth = whole_rows ? 1 : block, columns = RoundUp(channels, depth);
+  std::vector<float> to(static_cast<size_t>(RoundUp(filters, block) * columns * taps), 0.0f);
   for (int64_t m = 0; m < filters; ++m)
     for (int64_t c = 0; c < channels; ++c)
       for (int64_t tap = 0; tap < taps; ++tap) {
@@ -62,10 +62,10 @@ bool BlockedConv::Pays(const ConvShape& shape) {
   if (is_direct && shape.channels_last && shape.channels > 1) return false;
   if (!is_direct && shape.channels % kReordered != 0) return false;
   // No more than a third of the work may be for channels that are not there.
-  const double grown = static_cast<double>(Padded(shape.filters, block)) / static_cast<double>(shape.filters) *
-                       (is_direct || shape.groups > 1
-                            ? 1.0
-                            : static_cast<double>(Padded(shape.channels, block)) / static_cast<double>(shape.channels));
+  const double grown = static_cast<double>(RoundUp(shape.filters, block)) / static_cast<double>(shape.filters) *
+                       (is_direct || shape.groups > 1 ? 1.0
+                                                      : static_cast<double>(RoundUp(shape.channels, block)) /
+                                                            static_cast<double>(shape.channels));
   if (grown > 4.0 / 3) return false;
   if (shape.groups > 1) return true;
   // To put X in blocks and the result out of them takes about what is gained in so many products for each element.
@@ -97,7 +97,7 @@ const BlockedConv::Operators& BlockedConv::Make(int64_t block, const float* weig
       info, "ReorderOutput", kDomain, 1, types,
       std::vector<StandardOperator::Attribute>{{"channels", shape_[0]}, {"channels_last", channels_last}}, 1, 1);
   std::vector<StandardOperator::Attribute> attributes{
-      {"group", is_depthwise ? Padded(attributes_.groups, block) : int64_t{1}},
+      {"group", is_depthwise ? RoundUp(attributes_.groups, block) : int64_t{1}},
       {"kernel_shape", Shape{shape_[2], shape_[3]}},
       {"strides", attributes_.strides},
       {"dilations", attributes_.dilations},
@@ -117,10 +117,10 @@ void BlockedConv::RunBlocks(ortplugin::Run& run, const HostScratch& scratch, con
                             const ConvShape& shape, int64_t block, const float* x, const float* bias,
                             float* value) const {
   Shape into = shape.x_first(), made = shape.result_first();
-  made[1] = Padded(made[1], block);
+  made[1] = RoundUp(made[1], block);
   HostScratch::Buffer blocks(nullptr, {&scratch});
   if (!IsDirect(shape, block)) {
-    into[1] = Padded(into[1], block);
+    into[1] = RoundUp(into[1], block);
     blocks = scratch.Take(static_cast<size_t>(ElementCount(into)) * sizeof(float));
     operators.into->Run(run, {Floats(x, shape.x())}, {Floats(blocks.get(), into)});
   }

@@ -12,16 +12,11 @@
 #include "ortplugin/runtime/cuda.h"
 #include "ortplugin/runtime/kernel_sources.h"
 #include "ortplugin/runtime/plan_cache.h"
+#include "ortplugin/runtime/round_up.h"
 #include "ortplugin/runtime/scratch.h"
 
 namespace ortplugin {
 namespace {
-
-// Plans that need more memory than this besides the tensors are left out.
-constexpr size_t kMostWorkspace = size_t{256} << 20;
-constexpr size_t kAlignment = 256;  // of what stands in scratch memory
-
-size_t RoundUp(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 DType ResultType(const Program& program, size_t r) { return program.value(program.results()[r]).dtype; }
 
@@ -239,12 +234,12 @@ class CudaConv : public Kernel {
     }
     const cudnn::PlanText* text = algorithm_.plan ? &*algorithm_.plan : nullptr;
     if (IsShuffled(the, shape)) {
-      cudnn::Prepare(device_, ProductsProblem(the, shape), kMostWorkspace, text);
+      cudnn::Prepare(device_, ProductsProblem(the, shape), cudnn::kMostWorkspace, text);
       return;
     }
     const bool is_split = algorithm_.kind == ConvAlgorithm::Kind::kSplit || !cudnn::RefusalOf(*the.program).empty();
     cudnn::Version();  // throws where there is none
-    cudnn::Prepare(device_, is_split ? BareProblem(the, shape) : FusedProblem(the, shape), kMostWorkspace, text);
+    cudnn::Prepare(device_, is_split ? BareProblem(the, shape) : FusedProblem(the, shape), cudnn::kMostWorkspace, text);
   }
 
   ConvCase CaseOf(const std::vector<Shape>& shapes) const {
@@ -310,11 +305,11 @@ class CudaConv : public Kernel {
     if (!IsShuffled(the, shape))
       return "its kernel overlaps, or its layout, groups or dtype are not those of a shuffle";
     const cudnn::PlanText* text = algorithm_.plan ? &*algorithm_.plan : nullptr;
-    const cudnn::Found found = cudnn::FindPlan(device_, ProductsProblem(the, shape), kMostWorkspace, text);
+    const cudnn::Found found = cudnn::FindPlan(device_, ProductsProblem(the, shape), cudnn::kMostWorkspace, text);
     if (found.plan == nullptr) return found.refusal;
     OwnKernel own = PixelShuffleKernel(the, shape);
     plan->convolution = found.plan;
-    plan->value_bytes = RoundUp(ProductsBytes(the, shape));
+    plan->value_bytes = ScratchBytes(ProductsBytes(the, shape));
     plan->own = cuda::Load(device_, own.source, own.entry, cuda::Warn);
     plan->launch = own.launch;
     plan->arguments = std::move(own.arguments);
@@ -330,7 +325,7 @@ class CudaConv : public Kernel {
     }
     const auto find = [&](bool is_split, const cudnn::PlanText* text) {
       const cudnn::Problem problem = is_split ? BareProblem(the, shape) : FusedProblem(the, shape);
-      const cudnn::Found found = cudnn::FindPlan(device_, problem, kMostWorkspace, text);
+      const cudnn::Found found = cudnn::FindPlan(device_, problem, cudnn::kMostWorkspace, text);
       plan->convolution = found.plan;
       plan->is_split = is_split;
       return found.refusal;
@@ -355,7 +350,8 @@ class CudaConv : public Kernel {
     for (size_t r = the.program->results().size(); r-- > 0;)
       if (ResultType(*the.program, r) == ValueType(*the.program)) plan->value_result = r;
     if (!plan->value_result)
-      plan->value_bytes = RoundUp(static_cast<size_t>(ElementCount(plan->shape)) * SizeOf(ValueType(*the.program)));
+      plan->value_bytes =
+          ScratchBytes(static_cast<size_t>(ElementCount(plan->shape)) * SizeOf(ValueType(*the.program)));
     plan->is_split = !IsBare(*the.program);
     if (!plan->is_split) return;
     std::vector<Shape> shapes(the.shapes.begin() + 1, the.shapes.end());
@@ -367,9 +363,9 @@ class CudaConv : public Kernel {
   void Turn(size_t tensor, DType dtype, int64_t rows, int64_t columns, int64_t count, Plan* plan) const {
     const size_t size = SizeOf(dtype);
     const cuda::Function kernel = cuda::Load(device_, ChannelsLastSource(size), "channels_last", cuda::Warn);
-    constexpr int64_t kMostBlocks = 1 << 20;
-    const cuda::LaunchShape launch{static_cast<unsigned>(std::min(kMostBlocks, (count + 255) / 256)), 256};
-    plan->turns.push_back({tensor, RoundUp(static_cast<size_t>(count) * size), kernel, launch,
+    constexpr int64_t kMostBlocks = 1 << 20, kThreads = 256;
+    const cuda::LaunchShape launch{static_cast<unsigned>(std::min(kMostBlocks, DivideUp(count, kThreads))), kThreads};
+    plan->turns.push_back({tensor, ScratchBytes(static_cast<size_t>(count) * size), kernel, launch,
                            static_cast<uint64_t>(rows), static_cast<uint64_t>(columns), static_cast<uint64_t>(count)});
   }
 
@@ -377,7 +373,7 @@ class CudaConv : public Kernel {
   void LayScratch(const ConvCase& the, const std::vector<size_t>& unaligned, Plan* plan) const {
     plan->scratch_bytes = plan->value_bytes;
     for (const Plan::Turn& turn : plan->turns) plan->scratch_bytes += turn.bytes;
-    if (plan->convolution != nullptr) plan->scratch_bytes += RoundUp(plan->convolution->workspace_bytes());
+    if (plan->convolution != nullptr) plan->scratch_bytes += ScratchBytes(plan->convolution->workspace_bytes());
     for (const size_t tensor : unaligned) {
       const size_t inputs = the.shapes.size();
       const Shape& shape = tensor < inputs ? the.shapes[tensor] : plan->shape;
@@ -387,7 +383,7 @@ class CudaConv : public Kernel {
                               : the.program->value(the.program->parameters()[tensor - kConvInputs + 1]).dtype;
       const std::string name = NameOf(dtype);
       const Program copy = Program::Parse("(" + name + " x) => (" + name + " x) {}");
-      const size_t bytes = RoundUp(static_cast<size_t>(ElementCount(shape)) * SizeOf(dtype));
+      const size_t bytes = ScratchBytes(static_cast<size_t>(ElementCount(shape)) * SizeOf(dtype));
       plan->copies.push_back({tensor, bytes, PlanPointwise(copy, FitPointwise(copy, {shape}), device_, 1)});
       plan->scratch_bytes += bytes;
     }
@@ -396,7 +392,7 @@ class CudaConv : public Kernel {
   void Launch(const Plan& plan, cuda::Stream stream, std::vector<void*> addresses, char* scratch) const {
     const size_t inputs = convolution_.program->parameters().size() - 1 + kConvInputs;
     char* workspace = scratch;
-    if (plan.convolution != nullptr) scratch += RoundUp(plan.convolution->workspace_bytes());
+    if (plan.convolution != nullptr) scratch += ScratchBytes(plan.convolution->workspace_bytes());
     char* value = scratch;
     scratch += plan.value_bytes;
     std::vector<std::pair<const Plan::Copy*, void*>> later;
@@ -464,7 +460,7 @@ class CudaConv : public Kernel {
     RunPointwise(plan.epilogue, device_, stream, operands, results);
   }
 
-  // Once for each the.
+  // Once for each node.
   void WarnOfAlgorithm(const std::string& reason) const {
     if (warned_.exchange(true)) return;
     cuda::Warn("node '" + name_ + "': the algorithm '" + algorithm_.ToString() + "' is not used, but auto: " + reason +
@@ -513,7 +509,7 @@ std::vector<std::string> ListConvAlgorithms(const ConvCase& the, const cuda::Dev
   const auto add = [&](ConvAlgorithm::Kind kind, const cudnn::Problem& problem, size_t most) {
     const Group& group = groups.emplace_back(Group{kind, problem, most, cudnn::ListPlans(gpu, problem)});
     for (size_t i = 0; i < std::min(most, group.plans.size()); ++i)
-      cudnn::Prepare(gpu, problem, kMostWorkspace, &group.plans[i]);
+      cudnn::Prepare(gpu, problem, cudnn::kMostWorkspace, &group.plans[i]);
   };
   if (cudnn::RefusalOf(*the.program).empty()) add(ConvAlgorithm::Kind::kFused, FusedProblem(the, shape), fused);
   if (!IsBare(*the.program)) add(ConvAlgorithm::Kind::kSplit, BareProblem(the, shape), kMostSplit);
@@ -522,7 +518,7 @@ std::vector<std::string> ListConvAlgorithms(const ConvCase& the, const cuda::Dev
     for (const cudnn::PlanText& plan : group.plans) {
       if (group.most == 0) break;
       // Built here, they need not be built again where they are timed.
-      if (cudnn::FindPlan(gpu, group.problem, kMostWorkspace, &plan).plan == nullptr) continue;
+      if (cudnn::FindPlan(gpu, group.problem, cudnn::kMostWorkspace, &plan).plan == nullptr) continue;
       texts.push_back(ConvAlgorithm{group.kind, plan}.ToString());
       --group.most;
     }

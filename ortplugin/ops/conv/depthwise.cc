@@ -4,11 +4,10 @@
 #include <sstream>
 
 #include "ortplugin/runtime/kernel_sources.h"
+#include "ortplugin/runtime/round_up.h"
 
 namespace ortplugin {
 namespace {
-
-int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t Tiles(const ConvProblem& problem, const DepthwiseSchedule& schedule) {
   return problem.batch * DivideUp(problem.out_height, schedule.tile_h) * DivideUp(problem.out_width, schedule.tile_w);
@@ -93,7 +92,7 @@ DepthwiseSchedule ScheduleDepthwise(const Program& program, const ConvProblem& p
   // Threads along the channels: together they read whole sectors of memory, and as few as possible are idle.
   const int64_t most_lanes = kernel == 7 && best.tile_h < 4 ? 8 : 16;
   best.lanes = static_cast<int>(std::min(most_lanes, vectors));
-  if (DivideUp(vectors, 8) * 8 < DivideUp(vectors, best.lanes) * best.lanes) best.lanes = 8;
+  if (RoundUp(vectors, 8) < RoundUp(vectors, best.lanes)) best.lanes = 8;
   best.tiles = !is_large ? std::max(1, 128 / best.lanes) : kernel == 7 && best.lanes > 8 ? 4 : 8;
   return best;
 }

@@ -7,11 +7,10 @@
 #include <sstream>
 
 #include "ortplugin/runtime/kernel_sources.h"
+#include "ortplugin/runtime/round_up.h"
 
 namespace ortplugin {
 namespace {
-
-int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 constexpr int64_t kSharedBytes = 48 * 1024;   // of a block, without asking for more
 constexpr int64_t kSharedOfAll = 227 * 1024;  // of a multiprocessor of an H200; others have less
@@ -36,8 +35,8 @@ int64_t Taps(const DirectConv& conv) { return conv.kernel[0] * conv.kernel[1]; }
 int64_t WeightPitch(const DirectSchedule& s) { return s.block_maps + (s.block_maps > 4 ? 4 : 0); }
 int64_t SharedBytes(const DirectConv& conv, const DirectSchedule& s) {
   const int64_t staged = s.images * s.block_maps * s.rows * conv.output[1];
-  const int64_t weights = DivideUp(s.chunk * Taps(conv) * WeightPitch(s), 4) * 4;  // what follows begins at 16 bytes
-  return 4 * (weights + DivideUp(std::max<int64_t>(s.chunk * s.images * s.image_pitch, staged), 4) * 4);
+  const int64_t weights = RoundUp(s.chunk * Taps(conv) * WeightPitch(s), 4);  // what follows begins at 16 bytes
+  return 4 * (weights + RoundUp(std::max<int64_t>(s.chunk * s.images * s.image_pitch, staged), 4));
 }
 int64_t Registers(const DirectConv& conv, const DirectSchedule& s) {
   const int64_t held = s.maps * s.strip + Window(conv, s) + s.maps + 36;
@@ -50,7 +49,7 @@ bool IsWhole(const DirectConv& conv, const DirectSchedule& s) { return s.rows >=
 double Cost(const DirectConv& conv, const DirectSchedule& s, const cuda::DeviceFacts& gpu) {
   const auto number = [](int64_t n) { return static_cast<double>(n); };
   int64_t resident = std::min({kSharedOfAll / (SharedBytes(conv, s) + 1024),
-                               kRegistersOfAll / (s.threads * DivideUp(Registers(conv, s), 8) * 8),
+                               kRegistersOfAll / (s.threads * RoundUp(Registers(conv, s), 8)),
                                int64_t{2048} / s.threads, kMostBlocks});
   if (resident == 0) return 1e30;
   const int64_t of_one = DivideUp(s.tiles * s.map_blocks, gpu.multiprocessors);  // tiles of a multiprocessor
@@ -108,7 +107,7 @@ void SpreadOverBanks(const DirectConv& conv, DirectSchedule* s) {
 // What follows from the choice of a tile.
 void Finish(const DirectConv& conv, int most_vector, DirectSchedule* s) {
   SpreadOverBanks(conv, s);
-  const int64_t registers = DivideUp(Registers(conv, *s), 8) * 8;
+  const int64_t registers = RoundUp(Registers(conv, *s), 8);
   s->min_blocks = static_cast<int>(std::max<int64_t>(
       1, std::min({kRegistersOfAll / (s->threads * registers), kSharedOfAll / (SharedBytes(conv, *s) + 1024),
                    int64_t{2048} / s->threads, kMostBlocks})));
@@ -153,9 +152,12 @@ IndexMap MapOf(const DirectConv& conv, const Axes& axes, const DirectSchedule& s
 }  // namespace
 
 bool FitsDirect(const DirectConv& conv, DType dtype) {
-  return dtype == DType::kFloat && Taps(conv) <= 81 && conv.kernel[1] * conv.dilations[1] <= 32 &&
-         conv.output[1] <= 512 && conv.image[0] * conv.image[1] * conv.channels * conv.groups < (int64_t{1} << 26) &&
-         conv.output[0] >= 1 && conv.outputs * conv.groups < (int64_t{1} << 20);
+  // The kernel counts the elements of a group's weights in 31 bits.
+  constexpr int64_t kMost = int64_t{1} << 30;
+  return dtype == DType::kFloat && Taps(conv) <= 81 && conv.channels * conv.outputs < kMost / Taps(conv) &&
+         conv.kernel[1] * conv.dilations[1] <= 32 && conv.output[1] <= 512 &&
+         conv.image[0] * conv.image[1] * conv.channels * conv.groups < (int64_t{1} << 26) && conv.output[0] >= 1 &&
+         conv.outputs * conv.groups < (int64_t{1} << 20);
 }
 
 bool IsDirectFast(const DirectConv& conv, const cuda::DeviceFacts& gpu) {
@@ -178,7 +180,7 @@ std::optional<DirectSchedule> ScheduleDirect(const DirectConv& conv, const cuda:
       for (int strip = 1; strip <= 9; ++strip) {
         if (maps > conv.outputs && maps > 1) continue;
         if (strip > conv.output[1] || maps * strip > 112) continue;
-        if (DivideUp(conv.output[1], strip) * strip * 4 > conv.output[1] * 5) continue;  // too much is thrown away
+        if (RoundUp(conv.output[1], strip) * 4 > conv.output[1] * 5) continue;  // too much is thrown away
         for (int64_t block_maps = maps; block_maps < conv.outputs + maps && block_maps <= 64; block_maps *= 2)
           for (int64_t parts = 1; parts <= std::min<int64_t>(conv.output[0], 64); ++parts) {
             const int64_t rows = DivideUp(conv.output[0], parts);
@@ -194,7 +196,7 @@ std::optional<DirectSchedule> ScheduleDirect(const DirectConv& conv, const cuda:
               s.chunk = static_cast<int>(chunk);
               s.row_pitch = static_cast<int>(InWidth(conv, s));
               s.image_pitch = static_cast<int>(InRows(conv, s) * s.row_pitch);
-              const int64_t threads = DivideUp(Workers(conv, s), 32) * 32;
+              const int64_t threads = RoundUp(Workers(conv, s), 32);
               if (threads > kMostThreads || SharedBytes(conv, s) > kSharedBytes || Registers(conv, s) > 200) continue;
               s.threads = static_cast<int>(threads);
               s.tiles = DivideUp(conv.images, images) * DivideUp(conv.output[0], rows);
@@ -231,7 +233,7 @@ std::string DirectSource(const DirectConv& conv, const Program& program, const A
   int64_t room = kSharedBytes - SharedBytes(conv, schedule);
   std::vector<bool> is_shared(inputs);
   for (size_t i = 1; i < inputs; ++i) {
-    const int64_t bytes = DivideUp(static_cast<int64_t>(SizeOf(type(i))) * schedule.block_maps, 8) * 8;
+    const int64_t bytes = RoundUp(static_cast<int64_t>(SizeOf(type(i))) * schedule.block_maps, 8);
     is_shared[i] = is_of_channel(i) && bytes <= room;
     if (is_shared[i]) room -= bytes;
   }
@@ -289,12 +291,13 @@ std::string DirectSource(const DirectConv& conv, const Program& program, const A
        << "];\n  unsigned long long images;\n"
        << map.EmitMembers() << "};\n\n";
 
+  // Ordered: the read-only path could be moved in front of the wait for the kernel that writes them.
   text << "struct Scalars {\n";
   for (size_t i = 1; i < inputs; ++i)
     if (IsScalar(axes, i)) text << "  Vector<" << StorageType(type(i)) << ", 1> p" << i << ";\n";
   text << "  __device__ __forceinline__ Scalars(const Arguments& a) {\n";
   for (size_t i = 1; i < inputs; ++i)
-    if (IsScalar(axes, i)) text << "    p" << i << ".load(" << pointer(i) << ");\n";
+    if (IsScalar(axes, i)) text << "    p" << i << ".load_ordered(" << pointer(i) << ");\n";
   text << "  }\n};\n\n";
 
   // Of all channels of a block, and of one of them on its way there.
@@ -306,7 +309,8 @@ std::string DirectSource(const DirectConv& conv, const Program& program, const A
     if (is_shared[i]) text << "  Vector<" << StorageType(type(i)) << ", 1> p" << i << ";\n";
   text << "  __device__ __forceinline__ void load(const Arguments& a, int channel) {\n";
   for (size_t i = 1; i < inputs; ++i)
-    if (is_shared[i]) text << "    p" << i << ".load(" << pointer(i) << " + channel);\n";
+    if (is_shared[i])
+      text << "    p" << i << (are_constant ? ".load(" : ".load_ordered(") << pointer(i) << " + channel);\n";
   text << "  }\n  __device__ __forceinline__ void store(SharedOperands& shared, int map) const {\n";
   for (size_t i = 1; i < inputs; ++i)
     if (is_shared[i]) text << "    shared.p" << i << "[map] = p" << i << ".elements[0];\n";

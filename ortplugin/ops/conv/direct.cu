@@ -39,18 +39,6 @@ struct Floats {  // in shared memory
   }
 };
 
-// Kernels that follow each other: the second may start while the first ends, and waits here for what the first writes.
-__device__ __forceinline__ void let_next_kernel_start() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-__device__ __forceinline__ void wait_for_last_kernel() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
 // store(i, load(i)) for i below COUNT, shared among the block's threads. Up to MOST loads are under way at once.
 template <int COUNT, int MOST, typename Load, typename Store>
 __device__ __forceinline__ void transfer(const Load& load, const Store& store) {

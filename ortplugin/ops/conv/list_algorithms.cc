@@ -1,5 +1,6 @@
 // What `optimize-model --tune` asks of the library: the algorithms that the GPU at hand has for a convolution.
 
+#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <string>

@@ -117,10 +117,6 @@ std::string ConvEpilogueSource(const Program& program, const ConvProblem& proble
          "PixelOperands<N>& pixel, int j, float value, Results<N>& results) {\n  apply(tile, pixel, j, value, results, "
          "j);\n}\n\n"
       << "#define CONSTANT_WEIGHTS " << problem.constant_weights << "\n"
-      << "__device__ __forceinline__ void let_next_kernel_start() {\n#if __CUDA_ARCH__ >= 900\n"
-         "  asm volatile(\"griddepcontrol.launch_dependents;\");\n#endif\n}\n"
-      << "__device__ __forceinline__ void wait_for_last_kernel() {\n#if __CUDA_ARCH__ >= 900\n"
-         "  asm volatile(\"griddepcontrol.wait;\" ::: \"memory\");\n#endif\n}\n\n"
       << kOwnKernelSource;
   return text.str();
 }

@@ -72,8 +72,7 @@ bool IsOrdinary(const Program& program, const ConvProblem& problem);
 //   Results<N>:       store(a, offset)
 //   apply(tile, pixel, j, value, results): the program for channel m + j and the convolution's value of it; with one
 //     argument more its results are set in that place instead of j
-// N channels from m on, a multiple of N, are read and written at once; N must divide M. Also storage_t, X's type, and
-// wait_for_last_kernel() and let_next_kernel_start().
+// N channels from m on, a multiple of N, are read and written at once; N must divide M. Also storage_t, X's type.
 std::string ConvEpilogueSource(const Program& program, const ConvProblem& problem);
 
 // Room for the addresses, then `batch`.

@@ -5,11 +5,10 @@
 #include <sstream>
 
 #include "ortplugin/runtime/kernel_sources.h"
+#include "ortplugin/runtime/round_up.h"
 
 namespace ortplugin {
 namespace {
-
-int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // The sizes that stem.cu works out from its macros.
 struct Sizes {
@@ -28,7 +27,7 @@ Sizes SizesOf(const ConvProblem& problem, int64_t tile_h, int64_t tile_w) {
   const int64_t packed = DivideUp(lines * pairs, 8), apart = DivideUp(lines * slots, 2);
   sizes.products = packed * 5 <= apart * 4 ? packed : apart;
   sizes.image_lines = planes * ((tile_h - 1) * problem.strides[0] + problem.kernel_height);
-  sizes.line_pitch = DivideUp(lead - lead % 2 + (tile_w - 1) * sizes.step + slots * 8, 8) * 8;
+  sizes.line_pitch = RoundUp(lead - lead % 2 + (tile_w - 1) * sizes.step + slots * 8, 8);
   return sizes;
 }
 
@@ -82,7 +81,7 @@ StemSchedule ScheduleStem(const Program& program, const ConvProblem& problem, co
   const int most_width = is_small && groups != 2 ? 64 : 128;
   const auto set_width = [&] {
     for (int64_t pieces = 1;; ++pieces) {
-      best.tile_w = static_cast<int>(DivideUp(DivideUp(problem.out_width, pieces), 8) * 8);
+      best.tile_w = static_cast<int>(RoundUp(DivideUp(problem.out_width, pieces), 8));
       if (best.tile_w == 8) break;
       const bool is_spread =
           !is_small || best.tile_w <= 16 || Tiles(problem, best) * 5 >= int64_t{4} * device.multiprocessors;

@@ -5,13 +5,9 @@
 #include <sstream>
 
 #include "ortplugin/runtime/kernel_sources.h"
+#include "ortplugin/runtime/round_up.h"
 
 namespace ortplugin {
-namespace {
-
-int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-}  // namespace
 
 bool FitsVectorConv(const Program& program, const ConvProblem& problem) {
   if (!IsOrdinary(program, problem) || problem.group != 1 || problem.batch > 64) return false;

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <memory>
 
+#include "ortplugin/runtime/round_up.h"
+
 namespace ortplugin {
 namespace {
 
@@ -221,8 +223,6 @@ void AddColumns(const Contraction& the, const T* columns, int64_t channels, int6
     });
   });
 }
-
-int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Elements of s whose columns of `height` numbers make up a matrix that stays in the L2 cache.
 int64_t Block(const Contraction& the, int64_t height) {

@@ -22,13 +22,8 @@
 namespace ortplugin {
 namespace {
 
-// Plans that need more memory than this besides the tensors are left out.
-constexpr size_t kMostWorkspace = size_t{256} << 20;
-constexpr size_t kAlignment = 256;  // of what stands in scratch memory
-
-size_t RoundUp(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 size_t Bytes(const Shape& shape, DType dtype) {
-  return RoundUp(static_cast<size_t>(ElementCount(shape)) * SizeOf(dtype));
+  return ScratchBytes(static_cast<size_t>(ElementCount(shape)) * SizeOf(dtype));
 }
 
 Program Parse(const std::string& from, const std::string& to, const std::string& body) {
@@ -112,7 +107,8 @@ struct Part {
   std::vector<uint64_t> arguments;
 
   size_t scratch_bytes() const {
-    size_t bytes = made_bytes + (plan != nullptr ? RoundUp(plan->workspace_bytes()) : 0);
+    size_t bytes = made_bytes + (plan != nullptr ? ScratchBytes(plan->workspace_bytes()) : 0) +
+                   (zeros ? ScratchBytes(zeros->scratch_bytes) : 0);
     for (const std::optional<Conversion>* each : {&first, &second})
       if (*each) bytes += (*each)->bytes;
     if (padding) bytes += padding->bytes;
@@ -226,7 +222,7 @@ class CudaConvGrad : public Kernel {
     const auto prepare = [&](const cudnn::Problem& problem, const std::string& algorithm) {
       const std::optional<cudnn::PlanText> text = Text(algorithm);
       cudnn::Version();
-      cudnn::Prepare(device_, problem, kMostWorkspace, text ? &*text : nullptr);
+      cudnn::Prepare(device_, problem, cudnn::kMostWorkspace, text ? &*text : nullptr);
     };
     if (node_.wants_x && ElementCount(shape.x) > 0 && !OwnData(shape))
       prepare(DataProblem(shape), node_.data_algorithm);
@@ -297,16 +293,23 @@ class CudaConvGrad : public Kernel {
   cudnn::Found Find(const cudnn::Problem& problem, const std::string& algorithm) const {
     const std::optional<cudnn::PlanText> text = Text(algorithm);
     if (text) {
-      const cudnn::Found found = cudnn::FindPlan(device_, problem, kMostWorkspace, &*text);
-      if (found.plan != nullptr) return found;  // else it was tuned for another GPU or library
+      const cudnn::Found found = cudnn::FindPlan(device_, problem, cudnn::kMostWorkspace, &*text);
+      if (found.plan != nullptr) return found;
+      Warn("the plan '" + algorithm + "' is not used, but auto: " + found.refusal);
     }
-    return cudnn::FindPlan(device_, problem, kMostWorkspace);
+    return cudnn::FindPlan(device_, problem, cudnn::kMostWorkspace);
   }
 
-  void WarnOfAlgorithm(const char* gradient) const {
+  // Of an algorithm that the attributes ask for in vain, once for each node.
+  void Warn(const std::string& reason) const {
     if (warned_.exchange(true)) return;
-    cuda::Warn("node '" + name_ + "' (ConvGrad): there is no kernel of ours for " + gradient +
-               " here, as its algorithm asks; cuDNN takes its place");
+    cuda::Warn("node '" + name_ + "' (ConvGrad): " + reason +
+               ". Its algorithms were chosen for other shapes, another GPU or another cuDNN; set data_algorithm and "
+               "weight_algorithm to auto");
+  }
+  void WarnOfOwn(const char* gradient) const {
+    Warn(std::string("there is no kernel of ours for ") + gradient +
+         " here, as its algorithm asks; cuDNN takes its place");
   }
 
   // Whether a kernel of ours may be taken, if it `is_fast`.
@@ -397,7 +400,7 @@ class CudaConvGrad : public Kernel {
       return part;
     }
     if (std::optional<Part> own = OwnData(shape)) return *own;
-    if (node_.data_algorithm == "own") WarnOfAlgorithm("dX");
+    if (node_.data_algorithm == "own") WarnOfOwn("dX");
     const cudnn::Problem problem = DataProblem(shape);
     const cudnn::Found found = Find(problem, node_.data_algorithm);
     if (found.plan == nullptr) Fail(cudnn::Version(), " has no plan for ", problem.ToString(), ": ", found.refusal);
@@ -413,7 +416,7 @@ class CudaConvGrad : public Kernel {
       part.zeros = Zeros(shape.w, wanted, device_);
       return part;
     }
-    if (node_.weight_algorithm == "own") WarnOfAlgorithm("dW");
+    if (node_.weight_algorithm == "own") WarnOfOwn("dW");
     std::string refusal;
     const auto find = [&](DType from, DType to) {
       const cudnn::Problem problem = WeightProblem(shape, from, to);
@@ -461,14 +464,15 @@ class CudaConvGrad : public Kernel {
       // Nothing is left to do for dZ and dB.
     } else if (sums_) {
       plan->sums = PlanSums(*sums_, given, device_, true);
-      plan->step_bytes = RoundUp(plan->sums->scratch_bytes);
+      plan->step_bytes = ScratchBytes(plan->sums->scratch_bytes);
     } else if (!node_.is_bare() && ElementCount(shape.z) > 0) {
       plan->pointwise = PlanPointwise(node_.program, FitPointwise(node_.program, given), device_, kMostVector);
     }
     if (node_.stores_z() && !node_.wants_z && (!draws_in || plan->own_weight->stores_z))
       plan->z_bytes = Bytes(shape.z, node_.dtype());
     if (node_.wants_x) plan->data = MakeData(shape);
-    if (plan->own_weight) plan->step_bytes = std::max(plan->step_bytes, RoundUp(plan->own_weight->plan.scratch_bytes));
+    if (plan->own_weight)
+      plan->step_bytes = std::max(plan->step_bytes, ScratchBytes(plan->own_weight->plan.scratch_bytes));
     if (node_.wants_w && !plan->own_weight) plan->weight = MakeWeight(shape);
     for (const std::optional<Part>* part : {&plan->data, &plan->weight})
       if (*part) plan->step_bytes = std::max(plan->step_bytes, (*part)->scratch_bytes());

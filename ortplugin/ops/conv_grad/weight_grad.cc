@@ -9,11 +9,11 @@
 #include <sstream>
 
 #include "ortplugin/runtime/kernel_sources.h"
+#include "ortplugin/runtime/round_up.h"
 
 namespace ortplugin {
 namespace {
 
-int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 double Number(int64_t n) { return static_cast<double>(n); }
 
 constexpr int64_t kSharedBytes = 48 * 1024;   // of a block, without asking for more
@@ -31,9 +31,9 @@ int64_t Tail(const WeightGrad& grad, const Schedule& s) { return grad.output[1] 
 int64_t Full(const WeightGrad& grad, const Schedule& s) {
   return Tail(grad, s) == s.strip ? Strips(grad, s) : Strips(grad, s) - 1;
 }
-int64_t ZStrip(const Schedule& s) { return DivideUp(s.strip, 4) * 4; }
+int64_t ZStrip(const Schedule& s) { return RoundUp(s.strip, 4); }
 int64_t ZRow(const WeightGrad& grad, const Schedule& s) {
-  return (Strips(grad, s) - 1) * ZStrip(s) + DivideUp(Tail(grad, s), 4) * 4;
+  return (Strips(grad, s) - 1) * ZStrip(s) + RoundUp(Tail(grad, s), 4);
 }
 int64_t MapLanes(const Schedule& s) { return s.block_maps / s.maps; }
 int64_t ColumnLanes(const WeightGrad& grad, const Schedule& s) {
@@ -55,7 +55,7 @@ int64_t SharedBytes(const Schedule& s) {
 // Of a thread: its sums, and what it multiplies or has under way.
 int64_t Registers(const WeightGrad& grad, const Schedule& s) {
   constexpr int64_t kStaged = 40;
-  return DivideUp(Entries(grad, s) + std::max(Window(grad, s, s.strip) + ZStrip(s), kStaged) + 34, 8) * 8;
+  return RoundUp(Entries(grad, s) + std::max(Window(grad, s, s.strip) + ZStrip(s), kStaged) + 34, 8);
 }
 int64_t Resident(const WeightGrad& grad, const Schedule& s) {
   return std::min({kSharedOfAll / (SharedBytes(s) + 1024), kRegistersOfAll / (s.threads * Registers(grad, s)),
@@ -297,8 +297,10 @@ std::optional<WeightGradSchedule> ScheduleWeightGrad(const WeightGrad& grad, con
                   s.segment = s.rows;
                   double products = 1e30;
                   for (int64_t segments = 1; segments <= rows; ++segments) {
-                    const double cycles = Products(grad, s, DivideUp(rows, segments));
-                    if (cycles < products) products = cycles, s.segment = static_cast<int>(DivideUp(rows, segments));
+                    const int64_t segment = DivideUp(rows, segments);
+                    if (segments > 1 && segment == DivideUp(rows, segments - 1)) continue;
+                    const double cycles = Products(grad, s, segment);
+                    if (cycles < products) products = cycles, s.segment = static_cast<int>(segment);
                   }
                   const double cost = Cost(grad, s, bytes, gpu);
                   if (cost < least) least = cost, best = s;

@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "ortplugin/runtime/kernel_sources.h"
+#include "ortplugin/runtime/round_up.h"
 
 namespace ortplugin {
 namespace {
@@ -11,8 +12,6 @@ namespace {
 constexpr int64_t kMostShared = 48 << 10;   // bytes
 constexpr int64_t kMostWeights = 32 << 10;  // of these, for the weights
 constexpr int64_t kMostGroups = 8;          // of columns: four sums of a thread each
-
-int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // The sizes that few_filters.cu works out from its macros.
 struct Sizes {

@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "ortplugin/runtime/kernel_sources.h"
+#include "ortplugin/runtime/round_up.h"
 
 namespace ortplugin {
 namespace {
@@ -100,7 +101,7 @@ OwnKernel PixelShuffleKernel(const ConvCase& the, const ConvShape& shape) {
   const int64_t vectors = ElementCount(problem.output_shape()) / vector, each = kThreads * kParts;
   return OwnKernel{text.str(),
                    "pixel_shuffle",
-                   {static_cast<unsigned>((vectors + each - 1) / each), static_cast<unsigned>(kThreads)},
+                   {static_cast<unsigned>(DivideUp(vectors, each)), static_cast<unsigned>(kThreads)},
                    ConvArguments(*the.program, problem)};
 }
 

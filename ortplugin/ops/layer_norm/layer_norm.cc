@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "ortplugin/runtime/evaluator.h"
+#include "ortplugin/runtime/round_up.h"
 
 namespace ortplugin {
 namespace {
@@ -103,7 +104,7 @@ class CpuLayerNorm : public Kernel {
     // Enough rows a task to be worth a thread's waking, enough tasks to keep all threads busy to the end.
     constexpr int64_t kTaskElements = 16384;
     const int64_t rows_a_task = std::max<int64_t>(1, kTaskElements / shape.width);
-    const int64_t tasks = (shape.rows + rows_a_task - 1) / rows_a_task;
+    const int64_t tasks = DivideUp(shape.rows, rows_a_task);
     const auto body = [&](size_t task) {
       const int64_t first = static_cast<int64_t>(task) * rows_a_task;
       const int64_t last = std::min(shape.rows, first + rows_a_task);

@@ -8,12 +8,11 @@
 #include "ortplugin/runtime/cuda.h"
 #include "ortplugin/runtime/kernel_sources.h"
 #include "ortplugin/runtime/plan_cache.h"
+#include "ortplugin/runtime/round_up.h"
 #include "ortplugin/runtime/scratch.h"
 
 namespace ortplugin {
 namespace {
-
-int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // This operator is as fast as it keeps memory busy. The numbers in this file that no limit of the hardware gives were
 // measured for that, on an H200 over the widths of benchmarks/layer_norm.py.
@@ -33,7 +32,7 @@ int RegistersOfLane(const NormProgram& norm, const NormShape& shape, const NormS
 
 // What each of so many threads of a multiprocessor may have: registers are handed out by eights to warps, and these are
 // spread over four schedulers.
-int RegisterLimit(int threads) { return std::min(255, 65536 / static_cast<int>(DivideUp(threads, 128) * 128) / 8 * 8); }
+int RegisterLimit(int threads) { return std::min(255, 65536 / static_cast<int>(RoundUp(threads, 128)) / 8 * 8); }
 
 }  // namespace
 

@@ -8,11 +8,10 @@
 #include "ortplugin/runtime/cuda.h"
 #include "ortplugin/runtime/kernel_sources.h"
 #include "ortplugin/runtime/plan_cache.h"
+#include "ortplugin/runtime/round_up.h"
 
 namespace ortplugin {
 namespace {
-
-int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Like layer norm this operator is as fast as it keeps memory busy; what no limit of the hardware gives was measured
 // for that, on an H200 over the cases of benchmarks/pointwise.py.

@@ -9,11 +9,10 @@
 #include "ortplugin/runtime/evaluator.h"
 #include "ortplugin/runtime/half.h"
 #include "ortplugin/runtime/operand_lanes.h"
+#include "ortplugin/runtime/round_up.h"
 
 namespace ortplugin {
 namespace {
-
-int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 constexpr int64_t kTaskWork = 32768;  // elements that are read, about: worth a thread's waking
 

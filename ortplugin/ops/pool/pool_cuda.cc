@@ -10,16 +10,10 @@
 #include "ortplugin/runtime/kernel_sources.h"
 #include "ortplugin/runtime/operands.h"
 #include "ortplugin/runtime/plan_cache.h"
+#include "ortplugin/runtime/round_up.h"
 
 namespace ortplugin {
 namespace {
-
-int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t PowerUp(int64_t n) {
-  int64_t power = 1;
-  while (power < n) power *= 2;
-  return power;
-}
 
 constexpr int64_t kNarrow = int64_t{1} << 31;
 

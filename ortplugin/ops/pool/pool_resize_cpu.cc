@@ -8,11 +8,10 @@
 #include "ortplugin/ops/pool/pool.h"
 #include "ortplugin/runtime/evaluator.h"
 #include "ortplugin/runtime/operand_lanes.h"
+#include "ortplugin/runtime/round_up.h"
 
 namespace ortplugin {
 namespace {
-
-int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Where one element of the output lies along an axis: between two elements of the input, or at the first.
 struct Place {

@@ -17,6 +17,7 @@
 
 #include "ortplugin/ops/scatter/scatter.h"
 #include "ortplugin/runtime/half.h"
+#include "ortplugin/runtime/round_up.h"
 
 namespace ortplugin {
 namespace {
@@ -29,12 +30,10 @@ constexpr int64_t kPieceBytes = 512;  // the fewest of a unit that a thread take
 constexpr int64_t kMostParts = 8;     // of the slots; each reads all indices
 constexpr int64_t kBlock = 1024;      // units whose slots are found at once
 
-int64_t Pieces(int64_t count, int64_t each) { return (count + each - 1) / each; }
-
 // Calls body(first, last) for ranges of at most `each` that make up [0, count). Returns how many ran at once.
 template <typename Body>
 int InParallel(Run& run, int64_t count, int64_t each, const Body& body) {
-  const int64_t pieces = Pieces(count, each);
+  const int64_t pieces = DivideUp(count, each);
   if (pieces <= 1) {
     body(int64_t{0}, count);
     return 1;
@@ -451,7 +450,7 @@ class CpuScatter : public Kernel {
     const auto* updates = reinterpret_cast<const T*>(work.updates);
     const int64_t width = work.fit.width, size = static_cast<int64_t>(sizeof(T)), least = kPieceBytes / size;
     const int64_t tasks = std::max<int64_t>(1, work.fit.units * width * size / kTaskBytes);
-    const int64_t each = Pieces(std::max(least, Pieces(width, tasks)), least) * least;
+    const int64_t each = RoundUp(std::max(least, DivideUp(width, tasks)), least);
     InParallel(work.run, width, each, [&](int64_t first, int64_t last) {
       const bool valid =
           work.blocks->ForEach(indices, 0, work.fit.units, [&](int64_t unit, int64_t count, const int64_t* slots) {
@@ -468,7 +467,7 @@ class CpuScatter : public Kernel {
     const auto* updates = reinterpret_cast<const T*>(work.updates);
     const int64_t width = work.fit.width, slots_in_all = work.fit.slots;
     const int64_t parts = std::min(kMostParts, static_cast<int64_t>(work.threads));
-    const int64_t each = Pieces(slots_in_all, parts);
+    const int64_t each = DivideUp(slots_in_all, parts);
     InParallel(work.run, slots_in_all, each, [&](int64_t first, int64_t last) {
       const bool valid =
           work.blocks->ForEach(indices, 0, work.fit.units, [&](int64_t unit, int64_t count, const int64_t* slots) {
@@ -623,10 +622,10 @@ class CpuScatter : public Kernel {
     auto* out = reinterpret_cast<T*>(work.out);
     const auto* updates = reinterpret_cast<const T*>(work.updates);
     constexpr int64_t kColumns = 512;
-    const int64_t width = work.fit.width, pieces = Pieces(width, kColumns);
+    const int64_t width = work.fit.width, pieces = DivideUp(width, kColumns);
     const int64_t columns = std::min(width, kColumns), size = static_cast<int64_t>(sizeof(T));
     InParallel(
-        work.run, work.fit.units * pieces, Pieces(kTaskBytes / 8, columns * size), [&](int64_t begin, int64_t end) {
+        work.run, work.fit.units * pieces, DivideUp(kTaskBytes / 8, columns * size), [&](int64_t begin, int64_t end) {
           typename Precise<T>::Type folded[kColumns];
           for (int64_t item = begin; item < end; ++item) {
             const int64_t first = pieces == 1 ? item : item / pieces, column = (item - first * pieces) * kColumns;

@@ -10,12 +10,11 @@
 #include "ortplugin/runtime/cuda.h"
 #include "ortplugin/runtime/kernel_sources.h"
 #include "ortplugin/runtime/plan_cache.h"
+#include "ortplugin/runtime/round_up.h"
 #include "ortplugin/runtime/scratch.h"
 
 namespace ortplugin {
 namespace {
-
-int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // As in scatter.cu and scatter_sort.cu.
 constexpr int kThreads = 256, kWarps = kThreads / 32;

@@ -8,17 +8,12 @@
 #include "ortplugin/ops/sum_to/sum_to.h"
 #include "ortplugin/runtime/kernel_sources.h"
 #include "ortplugin/runtime/plan_cache.h"
+#include "ortplugin/runtime/round_up.h"
 #include "ortplugin/runtime/scratch.h"
 
 namespace ortplugin {
 namespace {
 
-int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t PowerUp(int64_t n) {
-  int64_t power = 1;
-  while (power < n) power *= 2;
-  return power;
-}
 int64_t PowerDown(int64_t n) { return n < 1 ? 1 : PowerUp(n + 1) / 2; }
 
 constexpr int kThreads = 256;  // the most of a block
@@ -171,7 +166,7 @@ SumSchedule ScheduleSums(const SumProgram& sums, const SumGroup& group, const cu
       while (side > 8 && DivideUp(kept, side) < enough) side /= 2;
     } else if (kept > 64) {
       for (int64_t option = 63; option >= 24; --option)
-        if (DivideUp(kept, option) * option < DivideUp(kept, side) * side) side = option;
+        if (RoundUp(kept, option) < RoundUp(kept, side)) side = option;
     }
     best.summed_threads = static_cast<int>(std::min(PowerDown(kThreads / side), PowerUp(steps)));
     if (best.summed_threads * side < kThreads / 2) side = std::min<int64_t>(kept, kThreads / best.summed_threads);
