@@ -118,8 +118,8 @@ def _load() -> Any:
             "install it with `pip install ortplugin[gpu]` for NVIDIA GPUs or `pip install ortplugin[cpu]`"
         ) from error
     if CUDA in module.get_available_providers() and gpu_count() > 0 and hasattr(module, "preload_dlls"):
-        # It prints what it does not find; a session that then lacks CUDA says so itself, below. That redirects the whole
-        # process's output, and threads that did it together would leave it closed.
+        # It prints what it does not find; a session that then lacks CUDA says so itself, below. That redirects the
+        # whole process's output, and threads that did it together would leave it closed.
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
             module.preload_dlls()
     return module
