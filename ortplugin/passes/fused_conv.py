@@ -56,7 +56,8 @@ def problem_of(node: gs.Node) -> str | None:
     try:
         results = len(parse(str(node.attrs.get("program", ""))).results)
         outputs = [f"y{i}" for i in range(len(node.outputs) or results)]
-        proto = onnx.helper.make_node(node.op, names, outputs, node.name, domain=DOMAIN, **node.attrs)
+        attributes = {name: value for name, value in node.attrs.items() if value != []}  # which have no type
+        proto = onnx.helper.make_node(node.op, names, outputs, node.name, domain=DOMAIN, **attributes)
         operator.infer_shapes(proto, types)
     except (ModelError, ProgramError) as error:
         return str(error).partition("): ")[2] or str(error)
