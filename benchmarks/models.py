@@ -297,6 +297,7 @@ def best(times: Mapping[str, float], *columns: str) -> float | None:
 
 def table(record: Mapping[str, Any]) -> str:
     """The record as a Markdown table."""
+    older: dict[str, list[str]] = {}  # commit to the rows that were measured at it
     is_tuned = any("tuned" in row["microseconds"] for row in record["rows"])
     lines = [
         "| model | ORT default | ORT best | torch.compile | **ortplugin** | "
@@ -321,19 +322,29 @@ def table(record: Mapping[str, Any]) -> str:
                  ratio(ort), ratio(torch), f"{errors.get('ours', float('nan')):.1e}",
                  f"{errors['torch']:.1e}"]  # fmt: skip
         lines.append(f"| {TITLES[name]}, batch {batch} | " + " | ".join(cells) + " |")
-    lines += ["", timing.footer("models", "Microseconds", record["environment"])]
+        if "commit" in row:
+            older.setdefault(row["commit"], []).append(f"{TITLES[name]}, batch {batch}")
+    note = "".join(f"; at commit {commit[:12]}: {'; '.join(names)}" for commit, names in older.items())
+    lines += ["", timing.footer("models", "Microseconds", record["environment"], note)]
     return "\n".join(lines)
 
 
 def merged(rows: Sequence[Mapping[str, Any]], earlier: Path, environment: Mapping[str, str]) -> list[Mapping[str, Any]]:
-    """`rows` and those of an earlier run of the same GPU and versions, in the order of CASES."""
+    """`rows` and those of an earlier run of the same GPU and versions, in the order of CASES.
+
+    What stays of another commit says so: its row has "commit".
+    """
     known = {row["case"]: row for row in rows}
     if earlier.exists():
         record = json.loads(earlier.read_text())
-        for key in ("gpu", "driver", "onnxruntime", "torch", "commit"):
-            if record["environment"][key] != environment[key]:
+        was = record["environment"]
+        for key in ("gpu", "driver", "onnxruntime", "torch"):
+            if was[key] != environment[key]:
                 raise SystemExit(f"{earlier} was measured with another {key}; give another --out, or remove it")
-        known = {**{row["case"]: row for row in record["rows"]}, **known}
+        for row in record["rows"]:
+            if was["commit"] != environment["commit"]:
+                row.setdefault("commit", was["commit"])
+            known.setdefault(row["case"], row)
     order = {case: number for number, case in enumerate(CASES)}
     return sorted(known.values(), key=lambda row: order.get(row["case"], len(order)))
 

@@ -325,8 +325,10 @@ def session_replay(
     provider_options: Mapping[str, str] | None = None,
     stream: Any = None,
 ) -> tuple[Callable[[], float], Any]:
-    """A function that replays the CUDA graph of a model with an input `<name><step>` for each feed, and the model's
-    first output. It returns the GPU's microseconds."""
+    """A function that replays a session's CUDA graph and returns the GPU's microseconds, and the model's first output.
+
+    `model` has an input `<name><step>` for each array of each feed.
+    """
     import cupy
     import onnxruntime
 
@@ -362,7 +364,7 @@ def session_steps(
     plugin: bool,
     provider_options: Mapping[str, str] | None = None,
 ) -> tuple[Contender, Any]:
-    """The same in ONNX Runtime with CUDA graphs; `model(count)` has inputs `<name><step>` and an output `y<step>`."""
+    """As torch_steps, in ONNX Runtime; `model(count)` has inputs `<name><step>` and outputs, first that of step 0."""
     import cupy
 
     stream = cupy.cuda.Stream(non_blocking=True)

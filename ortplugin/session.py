@@ -27,6 +27,7 @@ LIBRARY = "libortplugin.so"
 # The session config entry that the library sets: ONNX Runtime refuses one domain registered twice.
 _REGISTERED = "ortplugin.registered"
 _register_lock = threading.Lock()
+_load_lock = threading.Lock()
 
 # ONNX Runtime's name of a tensor type -> (ONNX element type, a TensorProto.DataType, and NumPy dtype). Numbers, because
 # importing onnx takes longer than everything else that `import ortplugin` does.
@@ -101,9 +102,14 @@ def _is_registered(session_options: Any) -> bool:
         return False
 
 
-@lru_cache(maxsize=1)
 def onnxruntime() -> Any:
     """The onnxruntime module, with CUDA's and cuDNN's libraries loaded from their wheels where there is a GPU."""
+    with _load_lock:
+        return _load()
+
+
+@lru_cache(maxsize=1)
+def _load() -> Any:
     try:
         import onnxruntime as module
     except ImportError as error:
@@ -112,7 +118,8 @@ def onnxruntime() -> Any:
             "install it with `pip install ortplugin[gpu]` for NVIDIA GPUs or `pip install ortplugin[cpu]`"
         ) from error
     if CUDA in module.get_available_providers() and gpu_count() > 0 and hasattr(module, "preload_dlls"):
-        # It prints what it does not find; a session that then lacks CUDA says so itself, below.
+        # It prints what it does not find; a session that then lacks CUDA says so itself, below. That redirects the
+        # whole process's output, and threads that did it together would leave it closed.
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
             module.preload_dlls()
     return module

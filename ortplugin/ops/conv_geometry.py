@@ -101,14 +101,15 @@ def read_attributes(node: onnx.NodeProto, transposed: bool = False) -> ConvAttri
     group = get("group", onnx.AttributeProto.INT)
     lists = {name: integers(name) if transposed or not name.startswith("output") else None for name in _INTS}
     layout = word("layout", LAYOUTS)
+    layouts = tuple(dict.fromkeys((layout, "NCHW")))
     attributes = ConvAttributes(
         where,
         transposed,
         word("auto_pad", AUTO_PADS),
         1 if group is None else group.i,
         layout,
-        layout if transposed else word("input_layout", (layout, "NCHW")),
-        word("output_layout", (layout, "NCHW")) if transposed else layout,
+        layout if transposed else word("input_layout", layouts),
+        word("output_layout", layouts) if transposed else layout,
         **lists,
     )
     _check(attributes)

@@ -106,9 +106,7 @@ def _drawable(scope: Scope, node: gs.Node, conv: gs.Node, members: list[Member])
 
     Raises NotPointwiseError or ProgramError with the reason why it can't be one.
     """
-    if (
-        scope.op(node) == "Identity"
-    ):  # remove-identities takes it; a Cast would make a bare convolution one with a program
+    if scope.op(node) == "Identity":  # remove-identities takes it; here it would be a Cast, a program of its own
         return None
     member = member_of(scope, node, frozenset())
     if member is None:

@@ -42,7 +42,7 @@ def extent(scope: Scope, tensor: gs.Tensor, axis: int) -> Extent:
         found = None if told or node is None else _back(scope, node, axis, len(shape or ()))
         if found is None:
             break
-        tensor, step = found
+        tensor, axis, step = found
         steps += [] if step == (1, -1) else [step]
     start: Extent = (id(tensor), axis) if dim is None else dim
     for step in reversed(steps):
@@ -50,17 +50,18 @@ def extent(scope: Scope, tensor: gs.Tensor, axis: int) -> Extent:
     return start
 
 
-def _back(scope: Scope, node: gs.Node, axis: int, rank: int) -> tuple[gs.Tensor, tuple[int, int]] | None:
-    """The input that has the axis's extent, before the stride and total that the node applies to it; None if none."""
+def _back(scope: Scope, node: gs.Node, axis: int, rank: int) -> tuple[gs.Tensor, int, tuple[int, int]] | None:
+    """The input and its axis that have the extent, before the stride and total that the node applies; None if none."""
     if node.domain == DOMAIN and node.op in WINDOWS:
         spatial = axis - 1 if is_channels_last(node) else axis - 2
         if axis == 0:
-            return node.inputs[0], (1, -1)
+            return node.inputs[0], axis, (1, -1)
         step = _step(node, spatial, rank - 2) if 0 <= spatial < rank - 2 else None
-        return None if step is None else (node.inputs[0], step)
+        channels_last = node.attrs.get("input_layout", node.attrs.get("layout")) == "NHWC"
+        return None if step is None else (node.inputs[0], spatial + (1 if channels_last else 2), step)
     if is_pointwise(scope, node) or (node.domain == DOMAIN and node.op == "FusedPointwise"):
         others = [t for t in node.inputs if not t.is_empty() and not _is_one(scope, t, axis, rank)]
-        return (others[0], (1, -1)) if len(others) == 1 and scope.rank(others[0]) == rank else None
+        return (others[0], axis, (1, -1)) if len(others) == 1 and scope.rank(others[0]) == rank else None
     return None
 
 

@@ -39,7 +39,7 @@ def fuse(scope: Scope, node: gs.Node) -> Outcome:
         return Missed(label(node), reason)
     assert dtype is not None
 
-    attributes = {name: node.attrs[name] for name in KEPT if name in node.attrs}
+    attributes = {name: node.attrs[name] for name in KEPT if node.attrs.get(name, []) != []}  # an empty list is none
     kernel = (scope.shape(w) or ())[2:]
     if "kernel_shape" not in attributes and all(isinstance(size, int) for size in kernel):
         attributes["kernel_shape"] = list(kernel)

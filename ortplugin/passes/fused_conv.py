@@ -51,15 +51,15 @@ def problem_of(node: gs.Node) -> str | None:
     """What the operator has against the attributes, program, dtypes and shapes of such a node; None if nothing."""
     operator = find(DOMAIN, node.op)
     assert operator is not None
-    results = len(parse(str(node.attrs["program"])).results)
     names = [f"x{index}" for index in range(len(node.inputs))]
-    proto = onnx.helper.make_node(
-        node.op, names, [f"y{i}" for i in range(results)], node.name, domain=DOMAIN, **node.attrs
-    )
     types = [TensorType(t.dtype, None if t.shape is None else tuple(t.shape)) for t in node.inputs]
     try:
+        results = len(parse(str(node.attrs.get("program", ""))).results)
+        outputs = [f"y{i}" for i in range(len(node.outputs) or results)]
+        attributes = {name: value for name, value in node.attrs.items() if value != []}  # which have no type
+        proto = onnx.helper.make_node(node.op, names, outputs, node.name, domain=DOMAIN, **attributes)
         operator.infer_shapes(proto, types)
-    except ModelError as error:
+    except (ModelError, ProgramError) as error:
         return str(error).partition("): ")[2] or str(error)
     return None
 

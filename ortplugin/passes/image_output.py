@@ -12,15 +12,16 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
+from ortplugin.graph.shapes import show
 from ortplugin.ops import DOMAIN
 from ortplugin.ops.conv_transpose import NAME
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
-from ortplugin.passes.fused_conv import conv_dtype, conv_node, is_channels_last
+from ortplugin.passes.fused_conv import conv_dtype, conv_node, is_channels_last, problem_of
 from ortplugin.passes.layout_plan import is_perm, to_first
 from ortplugin.program import parse
 
 MOST_FILTERS = 8  # what our kernel takes
-OCTET = {"float16": 8, "bfloat16": 8, "float": 4}  # channels that it takes at once
+CHANNELS = {"float16": 8, "bfloat16": 8, "float": 4}  # that it takes at once
 
 
 def write_as_wanted(scope: Scope, node: gs.Node) -> Outcome:
@@ -31,7 +32,7 @@ def write_as_wanted(scope: Scope, node: gs.Node) -> Outcome:
     transpose = next((each for each in readers if is_perm(scope, each, to_first)), None)
     if transpose is None:
         return None
-    reason = _reason(scope, node)
+    reason = problem_of(node) or _reason(scope, node)
     if len(node.outputs) > 1 or scope.used_beyond(node.outputs[0], [transpose]):
         reason = "others read what it makes with channels last"
     if reason is not None:
@@ -46,13 +47,17 @@ def write_as_wanted(scope: Scope, node: gs.Node) -> Outcome:
 def _reason(scope: Scope, node: gs.Node) -> str | None:
     """Why our kernel for few filters would not take it, where the shapes tell; another would transpose for itself."""
     dtype, shape = conv_dtype(scope, node), scope.shape(node.inputs[1])
-    if dtype not in OCTET or shape is None or len(shape) != 4 or node.attrs.get("group", 1) != 1:
-        return "our kernel for few filters takes two dimensions and one group, and no double"
+    if dtype not in CHANNELS:
+        return f"its dtype is {dtype or 'not known'}; images are written in {', '.join(CHANNELS)}"
+    if shape is None or len(shape) != 4:
+        return f"its weights have the shape {show(shape)}; an image has two dimensions"
+    if node.attrs.get("group", 1) != 1:
+        return f"it has {node.attrs['group']} groups; an image is written by one group"
     channels, filters = shape[0], shape[-1]
     if not isinstance(filters, int) or filters > MOST_FILTERS:
         return f"it has {filters} filters; up to {MOST_FILTERS} are written with channels first"
-    if not isinstance(channels, int) or channels % OCTET[dtype]:
-        return f"its {channels} channels are no multiple of {OCTET[dtype]}"
+    if not isinstance(channels, int) or channels % CHANNELS[dtype]:
+        return f"its {channels} channels are no multiple of {CHANNELS[dtype]}"
     if any(each != 1 for each in node.attrs.get("dilations") or ()):
         return f"its kernel is dilated by {list(node.attrs['dilations'])}"
     return None

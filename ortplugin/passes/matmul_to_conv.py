@@ -56,7 +56,7 @@ def from_convolutions(scope: Scope, tensor: gs.Tensor) -> bool:
         if node is None or len(seen) > FAR:
             return False
         if is_fused_conv(scope, node) or scope.op(node) == f"{DOMAIN}::FusedPool":
-            if not is_channels_last(node):
+            if not is_channels_last(node) or "output_layout" in node.attrs:
                 return False
             continue
         fused = scope.op(node) in (f"{DOMAIN}::FusedLayerNorm", f"{DOMAIN}::FusedPointwise")

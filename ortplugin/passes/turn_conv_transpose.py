@@ -20,34 +20,38 @@ import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.channels import ELEMENTS
-from ortplugin.graph.convert import attached
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.shapes import show
 from ortplugin.ops import DOMAIN
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
-from ortplugin.passes.fused_conv import conv_dtype, conv_node, is_channels_last
+from ortplugin.passes.fused_conv import conv_dtype, conv_node, is_channels_last, problem_of
 from ortplugin.program import parse
 
 MANY_PRODUCTS = 1 << 31  # from which on a convolution with a program pays, whatever its kernel
 FEW_CHANNELS = 8  # of the result; kernels for fewer have their own ways
 DEPTHWISE_KERNELS = (3, 5, 7)  # square ones, of which our kernel is
+UNKNOWN = "only with channels last, and depthwise or in 16 bits, a convolution is known to be faster"
 
 
 def rewrite(scope: Scope, node: gs.Node) -> Outcome:
-    """Replaces one FusedConvTranspose."""
+    """Replaces one FusedConvTranspose with channels last."""
     if scope.op(node) != f"{DOMAIN}::FusedConvTranspose" or node.attrs.get("algorithm", "auto") != "auto":
         return None
     if "output_layout" in node.attrs or any(each != 1 for each in node.attrs.get("strides") or ()):
         return None
+    problem = problem_of(node)
+    if problem is not None:
+        return Missed(label(node), problem)
+    if not is_channels_last(node):
+        return Missed(label(node), UNKNOWN)
     w = node.inputs[1]
-    weights = None if attached(w, "initial") is not None else scope.constant(w, ELEMENTS)
+    weights = scope.constant(w, ELEMENTS)
     if weights is None:
         return Missed(label(node), f"'{w.name}' is no constant")
-    if weights.ndim < 3 or 0 in weights.shape:
+    if 0 in weights.shape:
         return None
-    group, last = int(node.attrs.get("group", 1)), is_channels_last(node)
-    kernel = weights.shape[1:-1] if last else weights.shape[2:]
+    group, kernel = int(node.attrs.get("group", 1)), weights.shape[1:-1]
     pads = _pads(node, kernel)
     reason = pads if isinstance(pads, str) else _loss(scope, node, weights, group)
     if reason is not None:
@@ -56,20 +60,18 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     attributes |= {name: node.attrs[name] for name in ("dilations", "group", "layout") if name in node.attrs}
     if node.attrs.get("allow_tf32"):
         attributes["allow_tf32"] = 1
-    inputs = [node.inputs[0], scope.add_constant(turned(weights, group, last), f"{w.name}_turned"), *node.inputs[2:]]
+    inputs = [node.inputs[0], scope.add_constant(turned(weights, group), f"{w.name}_turned"), *node.inputs[2:]]
     new = conv_node("FusedConv", node.name, attributes, parse(str(node.attrs["program"])), inputs)
     labels = (label(node),)
     scope.replace([node], new, list(node.outputs))
     return Applied(labels, new)
 
 
-def turned(weights: npt.NDArray[Any], group: int, channels_last: bool) -> npt.NDArray[Any]:
-    """The weights of the convolution from those of the transposed one, in the same layout."""
-    first = np.moveaxis(weights, -1, 1) if channels_last else weights
-    rows, columns, *kernel = first.shape
-    apart = np.flip(first, tuple(range(2, first.ndim))).reshape(group, rows // group, columns, *kernel)
-    made = np.swapaxes(apart, 1, 2).reshape(group * columns, rows // group, *kernel)
-    return np.ascontiguousarray(np.moveaxis(made, 1, -1) if channels_last else made)
+def turned(weights: npt.NDArray[Any], group: int) -> npt.NDArray[Any]:
+    """The convolution's weights [M, kernel.., C/group] from [C, kernel.., M/group], those of the transposed one."""
+    rows, *kernel, columns = weights.shape
+    apart = np.flip(weights, tuple(range(1, weights.ndim - 1))).reshape(group, rows // group, *kernel, columns)
+    return np.ascontiguousarray(np.swapaxes(apart, 1, -1)).reshape(group * columns, *kernel, rows // group)
 
 
 def _pads(node: gs.Node, kernel: tuple[int, ...]) -> list[int] | str:
@@ -88,13 +90,12 @@ def _pads(node: gs.Node, kernel: tuple[int, ...]) -> list[int] | str:
 
 def _loss(scope: Scope, node: gs.Node, weights: npt.NDArray[Any], group: int) -> str | None:
     """Why a convolution is not known to be faster; None if it is."""
-    last = is_channels_last(node)
-    columns, kernel = (weights.shape[-1], weights.shape[1:-1]) if last else (weights.shape[1], weights.shape[2:])
+    columns, kernel = weights.shape[-1], weights.shape[1:-1]
     square = len(kernel) == 2 and kernel[0] == kernel[1] and kernel[0] in DEPTHWISE_KERNELS
-    if last and square and columns == 1 and group == weights.shape[0]:
+    if square and columns == 1 and group == weights.shape[0]:
         return None
-    if not last or conv_dtype(scope, node) not in ("float16", "bfloat16"):
-        return "only with channels last, in 16 bits, a convolution is known to be faster"
+    if conv_dtype(scope, node) not in ("float16", "bfloat16"):
+        return UNKNOWN
     if not parse(str(node.attrs["program"])).statements:
         return "nothing follows it"
     if columns < FEW_CHANNELS:

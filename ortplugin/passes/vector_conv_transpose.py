@@ -24,7 +24,7 @@ from ortplugin.graph.labels import label
 from ortplugin.ops import DOMAIN
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 from ortplugin.passes.emit import integers
-from ortplugin.passes.fused_conv import OWN_INPUTS, conv_node, is_channels_last
+from ortplugin.passes.fused_conv import OWN_INPUTS, conv_node, is_channels_last, problem_of
 from ortplugin.program import parse
 
 
@@ -38,7 +38,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     if "output_layout" in node.attrs:
         return None
     weights = scope.constant(node.inputs[1], ELEMENTS)
-    reason = _reason(node)
+    reason = problem_of(node) or _reason(node)
     if weights is None:
         reason = f"'{node.inputs[1].name}' is no constant"
     if reason is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conv_grad_cases import BARE, RELU, SCALED, SIGMOID, Case, Geometry, check
-from layer_norm_cases import typed
+from node_cases import typed
 
 import ortplugin
 from gpu.device import host, make, run, same_bits
@@ -45,7 +45,7 @@ FLOATS = ("float", "float16", "bfloat16")
 
 
 def own(case: Case) -> Case:
-    """The same on kernels of ours; NCHW dX only where there are some."""
+    """The same with weights' gradients on our kernel; dX is left to `auto`."""
     return replace(case, attributes={**case.attributes, "weight_algorithm": "own"})
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from conv_transpose_cases import BARE, BIAS_RELU, RESIDUAL, Case, check
-from layer_norm_cases import typed
-from onnx import helper
+from node_cases import typed
 
 import ortplugin
-from gpu.device import at_offset, host, make, run, same_bits
+from gpu.device import at_offset, host, make, run, run_bound
+from gpu.sessions import Trial, check_graph
 from ortplugin.ops.conv_transpose import OPERATOR
 
 cupy = pytest.importorskip("cupy")
@@ -118,23 +118,13 @@ def test_tensors_may_start_anywhere(library: Path, number: int, name: str) -> No
     wanted = OPERATOR.reference(case.node(), arrays)
     inputs = [at_offset(array, 1) for array in arrays]
     outputs = [at_offset(np.full_like(array, np.nan), 3) for array in wanted]
-    binding = session.io_binding()
-    for key, array in zip(case.names, inputs, strict=True):
-        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
-        binding.bind_input(key, "cuda", 0, kind, list(array.shape), array.data.ptr)
-    for key, array in zip(case.node().output, outputs, strict=True):
-        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
-        binding.bind_output(key, "cuda", 0, kind, list(array.shape), array.data.ptr)
-    cupy.cuda.get_current_stream().synchronize()
-    session.run_with_iobinding(binding)
+    run_bound(session, inputs, outputs)
     check(case, [cupy.asnumpy(array) for array in outputs], split=True)
 
 
 @pytest.mark.parametrize("number", [0, 3, 8])
 def test_a_cuda_graph_gives_the_same_bits(library: Path, number: int) -> None:
     case = case_of(number, "float16", BIAS_RELU, ((SHAPES[number][1], 1, 1),), True)
-    plain, graph = make(case.model()), ortplugin.session(case.model(), ["cuda"], cuda_graph=True)
     rng = np.random.default_rng(0)
-    for _ in range(3):
-        feeds = {key: rng.permuted(array.reshape(-1)).reshape(array.shape) for key, array in case.feeds().items()}
-        assert same_bits(host(ortplugin.run(graph, feeds)), host(ortplugin.run(plain, feeds)))
+    given = [{key: rng.permuted(each, axis=None) for key, each in case.feeds().items()} for _ in range(3)]
+    check_graph(case.model(), [Trial(feeds) for feeds in given])

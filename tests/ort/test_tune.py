@@ -17,7 +17,7 @@ from ortplugin import optimizer, tune
 from ortplugin.cli import main
 from ortplugin.errors import UsageError, VerificationError
 from ortplugin.passes.base import Change
-from ortplugin.session import CPU, run_on_host
+from ortplugin.session import CPU, CUDA, run_on_host
 
 SCATTER = "ScatterElements"
 
@@ -134,16 +134,50 @@ def test_what_gives_other_outputs_is_not_taken(monkeypatch: pytest.MonkeyPatch) 
     timed(monkeypatch, lambda candidate: times.get(algorithm(candidate), 3.0))
     compared = []
 
-    def compare(name: str, expected: Any, actual: Any) -> Any:
+    def compare(name: str, expected: Any, actual: Any, tolerance: Any) -> Any:
         compared.append(name)
         actual = actual + 1 if len(compared) == 1 else actual
-        return ortplugin.compare.compare(name, expected, actual)
+        return ortplugin.compare.compare(name, expected, actual, tolerance)
 
     monkeypatch.setattr(tune, "compare", compare)
     tuned, report = tune.tune(model, feeds, CPU)
     assert [algorithm([node]) for node in tuned.graph.node] == ["parallel", "parallel", "sorting"]
     assert [entry.wrong for entry in report] == [("algorithm=sorting",)] * 2 + [()]
     assert report[0].microseconds["algorithm=sorting"] is None
+
+
+def test_outputs_are_compared_without_a_cuda_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime's replays of one give the host nothing: what it compared then would be equal whatever it is."""
+    model, feeds = two_scatters()
+    node = model.graph.node[0]
+    job = tune._Job(node, (), {"": [node]}, {name: feeds[name] for name in node.input}, ())
+    graphs = []
+
+    def session(model: bytes, *, cuda_graph: bool, **rest: Any) -> Any:
+        graphs.append(cuda_graph)
+        return ortplugin.session(model, providers=["cpu"])
+
+    monkeypatch.setattr(tune, "make_session", session)
+    assert tune._agrees(model, job, "", CUDA)
+    assert graphs == [False, False]
+
+
+def test_float_that_may_be_rounded_has_the_tolerance_of_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, feeds = two_scatters()
+    node = model.graph.node[0]
+    real, runs = tune.run_on_host, []
+
+    def off(session: Any, feeds: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+        runs.append(names)
+        return {name: array + 0.02 * (len(runs) % 2) for name, array in real(session, feeds, names).items()}
+
+    monkeypatch.setattr(tune, "run_on_host", off)
+    for allowed in (0, 1):
+        allowing = NodeProto()
+        allowing.CopyFrom(node)
+        allowing.attribute.append(helper.make_attribute("allow_tf32", allowed))
+        job = tune._Job(allowing, (), {"": [node]}, {name: feeds[name] for name in node.input}, ())
+        assert tune._agrees(model, job, "", CPU) == bool(allowed)
 
 
 def test_tuning_again_measures_the_way_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 from ortplugin.passes.base import Change, NearMiss
 from ortplugin.render import print_report
 from ortplugin.report import InputComparison, OutputComparison, ProviderVerification, Report, count_operators
+from ortplugin.tune import TunedNode
 
 
 def full_report() -> Report:
@@ -125,6 +126,12 @@ def test_markup_in_names_is_shown_as_it_is() -> None:
     text = text_of(report, explain=True)
     assert "[red]node[/red] (Add)" in text
     assert "[/] is odd" in text
+
+
+def test_what_was_tried_is_shown() -> None:
+    times = {"": 3.0, "a=1": 2.0, "a=2": None, "a=3": None}
+    text = text_of(Report(tuning=[TunedNode("n (FusedConv)", "a=1", times, ("a=2",))]))
+    assert "a=1 2.0, a=2 wrong, a=3 not measurable" in text
 
 
 def test_nothing_to_do_is_said_loudly() -> None:

@@ -7,8 +7,10 @@ import ctypes
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -136,6 +138,27 @@ def test_a_failed_registration_says_with_what(library_file: Path, monkeypatch: p
     options.libraries.append("another")
     with pytest.raises(RuntimeMissingError, match=r"onnxruntime 1.0 can't register .*libortplugin.so: domain"):
         ortplugin.register(options)
+
+
+def test_threads_that_load_the_runtime_leave_stdout_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads: list[int] = []
+
+    def preload_dlls() -> None:
+        loads.append(1)
+        time.sleep(0.02)
+
+    module = SimpleNamespace(get_available_providers=lambda: ["CUDAExecutionProvider"], preload_dlls=preload_dlls)
+    monkeypatch.setitem(sys.modules, "onnxruntime", module)
+    monkeypatch.setattr(core, "gpu_count", lambda: 1)
+    before = sys.stdout
+    core._load.cache_clear()
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            assert all(found is module for found in pool.map(lambda _: core.onnxruntime(), range(8)))
+    finally:
+        core._load.cache_clear()
+    assert loads == [1]
+    assert sys.stdout is before
 
 
 def test_providers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,11 @@ import pytest
 from pass_helpers import assert_same_outputs, assert_unchanged, lines, model, operators, programs, reasons, run_pass
 
 from ortplugin.passes.base import PassResult
+from ortplugin.passes.channels_last import CHANNELS_LAST_ALWAYS
 from ortplugin.passes.conv_epilogue import CONV_EPILOGUE
 from ortplugin.passes.fuse_conv import FUSE_CONV
 from ortplugin.passes.fuse_pointwise import FUSE_POINTWISE
+from ortplugin.passes.image_input import IMAGE_INPUT
 
 VALUES = np.array([((7 * i) % 13 - 6) / 8 for i in range(144)])
 W = "float[4,4,3,3] w = {" + ", ".join(map(str, VALUES)) + "}"
@@ -237,6 +239,22 @@ def test_residuals_of_lengths_without_a_name(nodes: str, fused: int, rng: np.ran
     else:
         assert "Add" in left
         assert any("does not surely broadcast" in each for each in reasons(result))
+
+
+@pytest.mark.parametrize(("size", "fused"), [("H,V", False), ("H,W", True)])
+def test_images_that_are_read_with_channels_first(size: str, fused: bool) -> None:
+    """Their lengths stand elsewhere than the results'."""
+    text = f"""g (float[N,4,H,W] x, float[N,4,{size}] z) => (float[N,4,A,B] y) <{W}> {{
+        c = Conv<strides = [2, 2]>(x, w)  d = Conv<strides = [2, 2]>(z, w)  y = Add(c, d) }}"""
+    before, _ = run_pass(model(text), FUSE_CONV, CHANNELS_LAST_ALWAYS)
+    optimized, result = run_pass(before, IMAGE_INPUT, CONV_EPILOGUE)
+    assert [each.rewrite for each in result.changes] == ["image-input"] * 2 + ["conv-epilogue"] * fused
+    assert ("Add" in operators(optimized)) != fused
+
+
+def test_an_identity_is_no_epilogue() -> None:
+    before, _ = run_pass(model(graph("i = Identity(c)  y = Softmax(i)")), FUSE_CONV)
+    assert_unchanged(before, [CONV_EPILOGUE])
 
 
 def test_what_is_used_inside_a_body_is_the_last() -> None:

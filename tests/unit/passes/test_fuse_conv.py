@@ -62,6 +62,15 @@ def test_dimensions_and_opsets(spatial: int, opset: int, rng: np.random.Generato
     assert_same_outputs(original, optimized, rng)
 
 
+@pytest.mark.parametrize("name", ["dilations", "kernel_shape", "pads", "strides"])
+def test_an_empty_list_is_none(name: str) -> None:
+    original = conv()
+    attribute = original.graph.node[0].attribute.add()
+    attribute.name, attribute.type = name, onnx.AttributeProto.INTS
+    optimized, _ = run_pass(original, FUSE_CONV)
+    assert optimized == run_pass(conv(), FUSE_CONV)[0]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dtypes(dtype: str, rng: np.random.Generator) -> None:
     original = conv(dtype=dtype, opset=22)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass
 
+from ortplugin.graph.annotate import annotate
+from ortplugin.graph.convert import import_model
 from ortplugin.optimizer import PIPELINE
 from ortplugin.passes.channels_last import CHANNELS_LAST_ALWAYS
 from ortplugin.passes.conv_epilogue import CONV_EPILOGUE
 from ortplugin.passes.fuse_conv import FUSE_CONV
 from ortplugin.passes.image_output import IMAGE_OUTPUT
+from ortplugin.passes.matmul_to_conv import MATMUL_TO_CONV
 from ortplugin.passes.vector_conv_transpose import VECTOR_CONV_TRANSPOSE
 
 UP = "strides = [2, 2], pads = [1, 1, 1, 1]"
@@ -67,6 +70,15 @@ def test_the_whole_pipeline_keeps_it(rng: np.random.Generator) -> None:
     assert_same_outputs(original, again, rng)
 
 
+def test_its_rows_are_no_channels() -> None:
+    """A MatMul after it is none of an image with channels last."""
+    optimized, _ = run_pass(moved(network()), IMAGE_OUTPUT)
+    optimized.graph.node.append(helper.make_node("MatMul", ["y", "m"], ["z"], "rows"))
+    optimized.graph.initializer.append(numpy_helper.from_array(np.ones((8, 2), np.float32), "m"))
+    optimized.graph.output.append(helper.make_tensor_value_info("z", 1, ["N", "M", "H", 2]))
+    assert_unchanged(optimized, [MATMUL_TO_CONV])
+
+
 def test_one_pixel_is_no_vector() -> None:
     """vector-conv-transpose, whose result has channels last."""
     optimized, _ = run_pass(moved(network(attributes="strides = [2, 2]", size="1,1")), IMAGE_OUTPUT)
@@ -78,7 +90,7 @@ NEAR_MISSES = {
     "it has 9 filters": network(9),
     "its 6 channels are no multiple": network(channels=6),
     "its kernel is dilated by [2, 1]": network(attributes="dilations = [2, 1]"),
-    "one group": network(attributes=f"{UP}, group = 2"),
+    "it has 2 groups": network(attributes=f"{UP}, group = 2"),
     "others read": network(extra="t = Transpose<perm = [0, 2, 3, 1]>(y)  z = Softmax(t)", outputs=", float[N,H,W,3] z"),
 }
 
@@ -86,3 +98,46 @@ NEAR_MISSES = {
 @pytest.mark.parametrize("words", NEAR_MISSES)
 def test_near_misses(words: str) -> None:
     assert_unchanged(moved(NEAR_MISSES[words]), [IMAGE_OUTPUT], words)
+
+
+def node_of(found: onnx.ModelProto) -> onnx.NodeProto:
+    (node,) = (each for each in found.graph.node if each.op_type == "FusedConvTranspose")
+    return node
+
+
+def test_a_graph_output_with_channels_last_stays() -> None:
+    found = moved(network())
+    found.graph.output.append(helper.make_tensor_value_info(node_of(found).output[0], 1, ["N", None, None, None]))
+    assert_unchanged(found, [IMAGE_OUTPUT], "others read")
+
+
+def test_another_permutation_stays() -> None:
+    found = moved(network())
+    (perm,) = found.graph.node[-1].attribute
+    perm.ints[:] = [0, 3, 2, 1]
+    assert_unchanged(found, [IMAGE_OUTPUT])
+
+
+def test_an_invalid_node_stays() -> None:
+    """It is for the runtime to refuse."""
+    found = moved(network())
+    (program,) = (each for each in node_of(found).attribute if each.name == "program")
+    program.s = b"nonsense"
+    graph = import_model(found)
+    annotate(graph)
+    result = IMAGE_OUTPUT(graph)
+    assert not result.changes
+    assert "expected '('" in result.near_misses[0].reason
+
+
+def test_double_stays() -> None:
+    """For which there is no kernel of ours."""
+    w = numpy_helper.from_array(np.ones((8, 3, 4, 4)), "w")
+    values = [helper.make_tensor_value_info(name, 11, ["N", size, None, None]) for name, size in (("x", 8), ("y", 3))]
+    node = helper.make_node("ConvTranspose", ["x", "w"], ["y"], "up")
+    original = helper.make_model(
+        helper.make_graph([node], "g", values[:1], values[1:], [w]),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=8,
+    )
+    assert_unchanged(moved(original), [IMAGE_OUTPUT], "its dtype is double")

@@ -10,6 +10,8 @@ import pytest
 from onnx import helper, numpy_helper
 from pass_helpers import assert_same_outputs, assert_unchanged, lines, operators, programs, run_pass
 
+from ortplugin.graph.annotate import annotate
+from ortplugin.graph.convert import import_model
 from ortplugin.optimizer import PIPELINE, run_passes
 from ortplugin.passes import turn_conv_transpose
 from ortplugin.passes.channels_last import CHANNELS_LAST_ALWAYS
@@ -109,13 +111,11 @@ def test_a_depthwise_one(kernel: int, follows: bool, rng: np.random.Generator) -
     assert_same_outputs(original, optimized, rng)
 
 
-def test_layouts_have_the_same_weights() -> None:
-    w = np.arange(4 * 3 * 2 * 5).reshape(4, 3, 2, 5)  # [C, M / group, kernel]
-    first = turn_conv_transpose.turned(w, 2, False)
-    assert first.shape == (6, 2, 2, 5)
-    assert first[4, 1, 0, 1] == w[3, 1, 1, 3]
-    last = turn_conv_transpose.turned(np.moveaxis(w, 1, -1), 2, True)
-    assert (np.moveaxis(last, -1, 1) == first).all()
+def test_weights_in_groups() -> None:
+    w = np.arange(4 * 2 * 5 * 3).reshape(4, 2, 5, 3)  # [C, kernel, M / group]
+    turned = turn_conv_transpose.turned(w, 2)
+    assert turned.shape == (6, 2, 5, 2)
+    assert turned[4, 0, 1, 1] == w[3, 1, 3, 1]
 
 
 def test_where_it_pays() -> None:
@@ -154,7 +154,7 @@ MISSES = {
     "output_shape": (up(output_shape=[7, 6]), "its pads depend on the shape"),
     "output padding": (up(dilations=[2, 2], output_padding=[1, 0]), "it has output_padding of [1, 0]"),
     "alone": (up(follows=False), "nothing follows it"),
-    "float": (up(dtype="float32"), "only with channels last, in 16 bits"),
+    "float": (up(dtype="float32"), "only with channels last, and depthwise or in 16 bits"),
     "any batch": (up(("N", 16, 6, 5)), "is not known"),
     "few channels": (up(w=(16, 3, 3, 3)), "its result has 3 channels in a group"),
 }
@@ -175,9 +175,58 @@ def test_few_products_stay() -> None:
 def test_strides_and_tuned_ones_stay() -> None:
     assert_unchanged(before(up(strides=[2, 1])), [TURN_CONV_TRANSPOSE])
     tuned = before(up())
-    (fused,) = [node for node in tuned.graph.node if node.op_type == "FusedConvTranspose"]
-    fused.attribute.append(helper.make_attribute("algorithm", "split"))
+    node_of(tuned).attribute.append(helper.make_attribute("algorithm", "split"))
     assert_unchanged(tuned, [TURN_CONV_TRANSPOSE])
+
+
+def node_of(found: onnx.ModelProto) -> onnx.NodeProto:
+    (fused,) = [node for node in found.graph.node if node.op_type == "FusedConvTranspose"]
+    return fused
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    ("attribute", "value", "reason"),
+    [
+        ("program", "nonsense", "expected '('"),
+        ("program", "(float16 c) => (float16 c) {}", "3 inputs, but its program has"),
+        ("program", None, "expected '('"),
+        ("pads", [1], "pads has 1 numbers"),
+        ("group", 3, "3 groups do not divide"),
+    ],
+)
+def test_invalid_nodes_stay(attribute: str, value: Any, reason: str) -> None:
+    """They are for the runtime to refuse."""
+    found = before(up())
+    node = node_of(found)
+    kept = [each for each in node.attribute if each.name != attribute]
+    del node.attribute[:]
+    node.attribute.extend([*kept, *([] if value is None else [helper.make_attribute(attribute, value)])])
+    graph = import_model(found)
+    annotate(graph)
+    result = TURN_CONV_TRANSPOSE(graph)
+    assert not result.changes
+    assert any(reason in each.reason for each in result.near_misses), result.near_misses
+
+
+@pytest.mark.usefixtures("small")
+def test_weights_that_a_caller_may_override_stay() -> None:
+    found = before(up())
+    weights = next(each for each in found.graph.initializer if each.name == node_of(found).input[1])
+    found.graph.input.append(helper.make_tensor_value_info(weights.name, weights.data_type, weights.dims))
+    assert_unchanged(found, [TURN_CONV_TRANSPOSE], "is no constant")
+
+
+@pytest.mark.usefixtures("small")
+def test_shared_weights(rng: np.random.Generator) -> None:
+    """What else reads them has them as they were."""
+    original = up()
+    kind = original.graph.input[0].type.tensor_type.elem_type
+    original.graph.node.append(helper.make_node("Relu", ["w"], ["z"], "reader"))
+    original.graph.output.append(helper.make_tensor_value_info("z", kind, (16, 8, 3, 3)))
+    optimized, result = run_pass(before(original), TURN_CONV_TRANSPOSE)
+    assert len(result.changes) == 1
+    assert_same_outputs(original, optimized, rng)
 
 
 @pytest.mark.usefixtures("small")
