@@ -1,13 +1,28 @@
-// What NVRTC's log says of the kernels that it compiled.
+// For tests that compile kernels for the architecture that their command line names: a GPU of it, and what NVRTC's log
+// says of them.
 #pragma once
 
 #include <algorithm>
+#include <iostream>
 #include <regex>
 #include <string>
 
 #include "ortplugin/runtime/cuda.h"
 
 namespace test {
+
+// The exit code of a test that was not given its architecture, which is asked for.
+inline int AskForArchitecture(const char* test) {
+  std::cerr << "which architecture? for instance: " << test << " sm_90\n";
+  return 2;
+}
+
+// A GPU of "sm_90" with the H200's multiprocessors and cache. Prints NVRTC's version; without NVRTC the test ends here.
+inline ortplugin::cuda::DeviceFacts DeviceOf(const std::string& architecture) {
+  std::cout << ortplugin::cuda::CompilerVersion() << "\n";
+  const int number = std::stoi(architecture.substr(3));
+  return {0, number / 10, number % 10, 132, 60 << 20};
+}
 
 // Bytes of registers that are kept in local memory for want of registers.
 inline int Spilled(const std::string& log) {

@@ -157,14 +157,9 @@ void TestShuffles(const std::string& architecture) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::string architecture = argc == 2 ? argv[1] : "";
-  if (architecture.rfind("sm_", 0) != 0) {
-    std::cerr << "which architecture? for instance: test_conv_kernels sm_90\n";
-    return 2;
-  }
-  std::cout << cuda::CompilerVersion() << "\n";  // without NVRTC the test ends here and says so
-  const int number = std::atoi(architecture.substr(3).c_str());
-  const cuda::DeviceFacts device{0, number / 10, number % 10, 132, 60 << 20};
+  if (argc != 2) return test::AskForArchitecture(argv[0]);
+  const std::string architecture = argv[1];
+  const cuda::DeviceFacts device = test::DeviceOf(architecture);
   for (const Case& the : Cases()) {
     const Program program = Program::Parse(the.program);
     const std::optional<OwnKernel> own = FindOwnKernel(program, the.problem, device);

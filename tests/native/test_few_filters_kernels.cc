@@ -50,14 +50,9 @@ const char* ProgramOf(DType dtype) { return dtype == kHalf ? kTanh : dtype == kF
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::string architecture = argc == 2 ? argv[1] : "";
-  if (architecture.rfind("sm_", 0) != 0) {
-    std::cerr << "which architecture? for instance: test_few_filters_kernels sm_90\n";
-    return 2;
-  }
-  std::cout << cuda::CompilerVersion() << "\n";  // without NVRTC the test ends here and says so
-  const int number = std::atoi(architecture.substr(3).c_str());
-  const cuda::DeviceFacts device{0, number / 10, number % 10, 132, 60 << 20};
+  if (argc != 2) return test::AskForArchitecture(argv[0]);
+  const std::string architecture = argv[1];
+  const cuda::DeviceFacts device = test::DeviceOf(architecture);
   for (const ConvProblem& problem : {Up(kHalf, 64, 32, 64, 3, 4, 2, 1, true), Up(kHalf, 1, 32, 64, 3, 4, 2, 1, false),
                                      Up(kBrain, 8, 64, 64, 4, 5, 2, 2, true), Up(kBrain, 1, 17, 24, 1, 3, 3, 0, false),
                                      Up(kHalf, 8, 128, 32, 8, 2, 2, 0, true), Up(kBrain, 8, 20, 40, 7, 3, 1, 1, false),

@@ -23,11 +23,6 @@ DType ResultType(const Program& program, size_t r) { return program.value(progra
 // Every sum is one of nothing.
 bool IsEmpty(const ConvCase& the) { return ElementCount(the.shapes[0]) == 0 || ElementCount(the.shapes[1]) == 0; }
 
-// Nothing is done with the convolution's value.
-bool IsBare(const Program& program) {
-  return program.results().size() == 1 && program.results()[0] == program.parameters()[0];
-}
-
 // What stands in memory as `shape`, in the layout of the node, as cuDNN names its axes.
 cudnn::Tensor TensorOf(const Shape& shape, bool channels_last) {
   return channels_last ? cudnn::ChannelsLast(ChannelsFirst(shape)) : cudnn::ChannelsFirst(shape);
@@ -74,12 +69,21 @@ std::optional<OwnKernel> FindDirect(const ConvCase& the, const ConvShape& shape,
 // Our own kernel for a node, if there is one; `only_where_fast`: if it is known to be the fastest.
 std::optional<OwnKernel> FindOwn(const ConvCase& the, const ConvShape& shape, const cuda::DeviceFacts& gpu,
                                  bool only_where_fast) {
-  const bool transposed = the.attributes.transposed;
-  if (shape.windows.size() != 2 || (transposed && !shape.channels_last)) return std::nullopt;
+  if (shape.windows.size() != 2 || (the.attributes.transposed && !shape.channels_last)) return std::nullopt;
   if (!shape.channels_last) return FindDirect(the, shape, gpu, only_where_fast);
+  return FindOwnKernel(*the.program, OwnProblem(the, shape), gpu);
+}
+
+}  // namespace
+
+bool IsBare(const Program& program) {
+  return program.results().size() == 1 && program.results()[0] == program.parameters()[0];
+}
+
+ConvProblem OwnProblem(const ConvCase& the, const ConvShape& shape) {
   const Window &rows = shape.windows[0], &columns = shape.windows[1];
   ConvProblem problem;
-  problem.transposed = transposed;
+  problem.transposed = the.attributes.transposed;
   problem.dtype = ValueType(*the.program);
   problem.batch = shape.batch;
   problem.height = rows.size;
@@ -99,10 +103,8 @@ std::optional<OwnKernel> FindOwn(const ConvCase& the, const ConvShape& shape, co
   problem.allow_tf32 = the.allow_tf32;
   problem.constant_weights = the.constant_weights;
   problem.operands.assign(the.shapes.begin() + kConvInputs, the.shapes.end());
-  return FindOwnKernel(*the.program, problem, gpu);
+  return problem;
 }
-
-}  // namespace
 
 cudnn::Problem BareProblem(const ConvCase& the, const ConvShape& shape) {
   const bool transposed = the.attributes.transposed;

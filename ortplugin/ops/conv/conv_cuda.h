@@ -8,6 +8,7 @@
 
 #include "ortplugin/ops/conv/algorithm.h"
 #include "ortplugin/ops/conv/conv.h"
+#include "ortplugin/ops/conv/own_kernels.h"
 #include "ortplugin/runtime/cudnn.h"
 #include "ortplugin/runtime/operands.h"
 
@@ -26,6 +27,12 @@ struct ConvCase {
   bool constant_weights;
   std::vector<bool> constant_operands = {};
 };
+
+// Nothing is done with the convolution's value.
+bool IsBare(const Program& program);
+
+// What kernels of ours are made for, of two dimensions and channels last.
+ConvProblem OwnProblem(const ConvCase& the, const ConvShape& shape);
 
 // The convolution alone, and with the program.
 cudnn::Problem BareProblem(const ConvCase& the, const ConvShape& shape);

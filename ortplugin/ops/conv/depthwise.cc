@@ -99,18 +99,7 @@ DepthwiseSchedule ScheduleDepthwise(const Program& program, const ConvProblem& p
 
 std::string DepthwiseSource(const Program& program, const ConvProblem& problem, const DepthwiseSchedule& schedule) {
   std::ostringstream text;
-  text << ConvEpilogueSource(program, problem) << "#define CHANNELS " << problem.channels << "\n"
-       << "#define IMAGE_H " << problem.height << "\n"
-       << "#define IMAGE_W " << problem.width << "\n"
-       << "#define OUT_H " << problem.out_height << "\n"
-       << "#define OUT_W " << problem.out_width << "\n"
-       << "#define KERNEL_H " << problem.kernel_height << "\n"
-       << "#define KERNEL_W " << problem.kernel_width << "\n"
-       << "#define STRIDE_H " << problem.strides[0] << "\n"
-       << "#define STRIDE_W " << problem.strides[1] << "\n"
-       << "#define PAD_TOP " << problem.pads[0] << "\n"
-       << "#define PAD_LEFT " << problem.pads[1] << "\n"
-       << "#define VECTOR " << schedule.vector << "\n"
+  text << ConvPreamble(program, problem) << "#define VECTOR " << schedule.vector << "\n"
        << "#define TILE_H " << schedule.tile_h << "\n"
        << "#define TILE_W " << schedule.tile_w << "\n"
        << "#define LANES " << schedule.lanes << "\n"

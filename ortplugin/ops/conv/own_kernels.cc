@@ -64,7 +64,7 @@ bool IsOrdinary(const Program& program, const ConvProblem& problem) {
   return x > 0 && y > 0 && x < kMost && y < kMost;
 }
 
-std::string ConvEpilogueSource(const Program& program, const ConvProblem& problem) {
+std::string ConvPreamble(const Program& program, const ConvProblem& problem) {
   const std::vector<Operand> operands = Operands(program, problem);
   const size_t outputs = program.results().size();
   std::ostringstream text;
@@ -116,6 +116,18 @@ std::string ConvEpilogueSource(const Program& program, const ConvProblem& proble
       << "}\ntemplate <int N>\n__device__ __forceinline__ void apply(const TileOperands<N>& tile, const "
          "PixelOperands<N>& pixel, int j, float value, Results<N>& results) {\n  apply(tile, pixel, j, value, results, "
          "j);\n}\n\n"
+      << "#define CHANNELS " << problem.channels << "\n"
+      << "#define FILTERS " << problem.filters << "\n"
+      << "#define IMAGE_H " << problem.height << "\n"
+      << "#define IMAGE_W " << problem.width << "\n"
+      << "#define OUT_H " << problem.out_height << "\n"
+      << "#define OUT_W " << problem.out_width << "\n"
+      << "#define KERNEL_H " << problem.kernel_height << "\n"
+      << "#define KERNEL_W " << problem.kernel_width << "\n"
+      << "#define STRIDE_H " << problem.strides[0] << "\n"
+      << "#define STRIDE_W " << problem.strides[1] << "\n"
+      << "#define PAD_TOP " << problem.pads[0] << "\n"
+      << "#define PAD_LEFT " << problem.pads[1] << "\n"
       << "#define CONSTANT_WEIGHTS " << problem.constant_weights << "\n"
       << kOwnKernelSource;
   return text.str();

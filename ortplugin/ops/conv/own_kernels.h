@@ -65,7 +65,8 @@ std::optional<OwnKernel> FindOwnKernel(const Program& program, const ConvProblem
 // All indices and offsets of the problem's tensors fit 31 bits, and nothing is empty or of a dtype without a kernel.
 bool IsOrdinary(const Program& program, const ConvProblem& problem);
 
-// CUDA C++ for the epilogue, in front of a kernel's own text:
+// CUDA C++ in front of a kernel's own text: the problem's sizes as macros (CHANNELS, .., PAD_LEFT), CONSTANT_WEIGHTS,
+// and for the epilogue:
 //   struct Arguments { const void* in[]; void* out[]; int batch; }
 //   TileOperands<N>:  load(a, n, m): operands that do not depend on the pixel (a bias, a scale of each channel)
 //   PixelOperands<N>: load(a, n, y, x, m, offset): the others; `offset` is that of the pixel's channel m in Y
@@ -73,7 +74,7 @@ bool IsOrdinary(const Program& program, const ConvProblem& problem);
 //   apply(tile, pixel, j, value, results): the program for channel m + j and the convolution's value of it; with one
 //     argument more its results are set in that place instead of j
 // N channels from m on, a multiple of N, are read and written at once; N must divide M. Also storage_t, X's type.
-std::string ConvEpilogueSource(const Program& program, const ConvProblem& problem);
+std::string ConvPreamble(const Program& program, const ConvProblem& problem);
 
 // Room for the addresses, then `batch`.
 std::vector<uint64_t> ConvArguments(const Program& program, const ConvProblem& problem);

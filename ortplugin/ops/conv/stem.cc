@@ -113,19 +113,7 @@ StemSchedule ScheduleStem(const Program& program, const ConvProblem& problem, co
 
 std::string StemSource(const Program& program, const ConvProblem& problem, const StemSchedule& schedule) {
   std::ostringstream text;
-  text << ConvEpilogueSource(program, problem) << "#define CHANNELS " << problem.channels << "\n"
-       << "#define FILTERS " << problem.filters << "\n"
-       << "#define IMAGE_H " << problem.height << "\n"
-       << "#define IMAGE_W " << problem.width << "\n"
-       << "#define OUT_H " << problem.out_height << "\n"
-       << "#define OUT_W " << problem.out_width << "\n"
-       << "#define KERNEL_H " << problem.kernel_height << "\n"
-       << "#define KERNEL_W " << problem.kernel_width << "\n"
-       << "#define STRIDE_H " << problem.strides[0] << "\n"
-       << "#define STRIDE_W " << problem.strides[1] << "\n"
-       << "#define PAD_TOP " << problem.pads[0] << "\n"
-       << "#define PAD_LEFT " << problem.pads[1] << "\n"
-       << "#define CHANNELS_FIRST " << problem.x_channels_first << "\n"
+  text << ConvPreamble(program, problem) << "#define CHANNELS_FIRST " << problem.x_channels_first << "\n"
        << "#define COPY " << SizesOf(problem, 1, 8).copy << "\n"
        << "#define MATRIX_TYPE " << (problem.dtype == DType::kFloat16 ? "\"f16\"" : "\"bf16\"") << "\n"
        << "#define WARP_FILTERS " << schedule.filters << "\n"

@@ -37,9 +37,7 @@ VectorConvSchedule ScheduleVectorConv(const Program& program, const ConvProblem&
 
 std::string VectorConvSource(const Program& program, const ConvProblem& problem, const VectorConvSchedule& schedule) {
   std::ostringstream text;
-  text << ConvEpilogueSource(program, problem) << "#define CHANNELS " << problem.channels << "\n"
-       << "#define FILTERS " << problem.filters << "\n"
-       << "#define VECTOR " << schedule.vector << "\n"
+  text << ConvPreamble(program, problem) << "#define VECTOR " << schedule.vector << "\n"
        << "#define LANES " << schedule.lanes << "\n"
        << "#define ROWS " << schedule.rows << "\n"
        << "#define THREADS " << schedule.threads << "\n\n"

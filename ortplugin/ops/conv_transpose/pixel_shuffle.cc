@@ -12,25 +12,6 @@ namespace {
 constexpr int64_t kThreads = 256;
 constexpr int64_t kParts = 4;  // vectors of a thread: so many loads are on their way at once
 
-ConvProblem ProblemOf(const ConvCase& the, const ConvShape& shape) {
-  const Window &rows = shape.windows[0], &columns = shape.windows[1];
-  ConvProblem problem;
-  problem.dtype = ValueType(*the.program);
-  problem.batch = shape.batch;
-  problem.height = rows.size;
-  problem.width = columns.size;
-  problem.channels = shape.channels;
-  problem.filters = shape.filters;
-  problem.kernel_height = rows.kernel;
-  problem.kernel_width = columns.kernel;
-  problem.pads = {rows.begin, columns.begin, rows.end, columns.end};
-  problem.strides = {rows.stride, columns.stride};
-  problem.out_height = rows.out;
-  problem.out_width = columns.out;
-  problem.operands.assign(the.shapes.begin() + kConvInputs, the.shapes.end());
-  return problem;
-}
-
 // Elements of a load: as many as fit 16 bytes and divide the channels.
 int64_t VectorOf(const ConvProblem& problem) {
   return std::gcd(problem.filters, static_cast<int64_t>(16 / SizeOf(problem.dtype)));
@@ -46,7 +27,7 @@ bool FitsPixelShuffle(const ConvCase& the, const ConvShape& shape) {
     if (window.kernel > window.stride || (window.kernel > 1 && window.dilation > 1)) return false;
     products *= window.size * window.kernel;
   }
-  return products < int64_t{1} << 30 && IsOrdinary(*the.program, ProblemOf(the, shape));
+  return products < int64_t{1} << 30 && IsOrdinary(*the.program, OwnProblem(the, shape));
 }
 
 // Measured on an H200 with cuDNN 9.19, float16: 2x2 / 2 of U-Net's decoder and 1x1 / 2 of ResNet-50, batch 8 and 256.
@@ -56,8 +37,7 @@ bool IsPixelShuffleFast(const ConvCase& the, const ConvShape& shape) {
   constexpr int64_t kMostCached = 16 << 20;  // bytes of the result
   const int64_t size = static_cast<int64_t>(SizeOf(ValueType(*the.program)));
   if (size != 2 || shape.channels % 8 != 0 || shape.filters % 8 != 0) return false;
-  const bool is_bare = the.program->statements().empty() && the.program->results().size() == 1;
-  return !is_bare || ElementCount(shape.result()) * size <= kMostCached;
+  return !IsBare(*the.program) || ElementCount(shape.result()) * size <= kMostCached;
 }
 
 cudnn::Problem ProductsProblem(const ConvCase& the, const ConvShape& shape) {
@@ -80,21 +60,10 @@ size_t ProductsBytes(const ConvCase& the, const ConvShape& shape) {
 }
 
 OwnKernel PixelShuffleKernel(const ConvCase& the, const ConvShape& shape) {
-  const ConvProblem problem = ProblemOf(the, shape);
+  const ConvProblem problem = OwnProblem(the, shape);
   const int64_t vector = VectorOf(problem);
   std::ostringstream text;
-  text << ConvEpilogueSource(*the.program, problem) << "#define FILTERS " << problem.filters << "\n"
-       << "#define IMAGE_H " << problem.height << "\n"
-       << "#define IMAGE_W " << problem.width << "\n"
-       << "#define OUT_H " << problem.out_height << "\n"
-       << "#define OUT_W " << problem.out_width << "\n"
-       << "#define KERNEL_H " << problem.kernel_height << "\n"
-       << "#define KERNEL_W " << problem.kernel_width << "\n"
-       << "#define STRIDE_H " << problem.strides[0] << "\n"
-       << "#define STRIDE_W " << problem.strides[1] << "\n"
-       << "#define PAD_TOP " << problem.pads[0] << "\n"
-       << "#define PAD_LEFT " << problem.pads[1] << "\n"
-       << "#define VECTOR " << vector << "\n"
+  text << ConvPreamble(*the.program, problem) << "#define VECTOR " << vector << "\n"
        << "#define PARTS " << kParts << "\n"
        << "#define THREADS " << kThreads << "\n\n"
        << kPixelShuffleSource;
