@@ -13,6 +13,7 @@ set(kernel_files
   kOwnKernelSource=${root}/ortplugin/ops/conv/own_kernels.cuh
   kDepthwiseSource=${root}/ortplugin/ops/conv/depthwise.cu
   kStemSource=${root}/ortplugin/ops/conv/stem.cu
+  kOneTapSource=${root}/ortplugin/ops/conv/one_tap.cu
   kVectorConvSource=${root}/ortplugin/ops/conv/vector.cu
   kPixelShuffleSource=${root}/ortplugin/ops/conv_transpose/pixel_shuffle.cu
   kFewFiltersSource=${root}/ortplugin/ops/conv_transpose/few_filters.cu

@@ -30,6 +30,7 @@ enum Attribute : int {
   kComputeCapabilityMajor = 75,
   kComputeCapabilityMinor = 76,
 };
+enum FunctionAttribute { kMostDynamicSharedBytes = 8 };
 constexpr Result kOutOfMemory = 2;
 constexpr int kCaptureModeRelaxed = 2;
 
@@ -62,6 +63,7 @@ struct Driver {
   Result (*cuCtxPopCurrent)(Context*);
   Result (*cuModuleLoadData)(Module*, const void*);
   Result (*cuModuleGetFunction)(Function*, Module, const char*);
+  Result (*cuFuncSetAttribute)(Function, FunctionAttribute, int);
   Result (*cuOccupancyMaxActiveBlocksPerMultiprocessor)(int*, Function, int, size_t);
   Result (*cuLaunchKernel)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream,
                            void**, void**);
@@ -113,6 +115,7 @@ const Driver& TheDriver() {
     Find(library, "cuCtxPopCurrent_v2", made->cuCtxPopCurrent);
     Find(library, "cuModuleLoadData", made->cuModuleLoadData);
     Find(library, "cuModuleGetFunction", made->cuModuleGetFunction);
+    Find(library, "cuFuncSetAttribute", made->cuFuncSetAttribute);
     Find(library, "cuOccupancyMaxActiveBlocksPerMultiprocessor", made->cuOccupancyMaxActiveBlocksPerMultiprocessor);
     Find(library, "cuLaunchKernel", made->cuLaunchKernel);
     made->cuLaunchKernelEx = reinterpret_cast<decltype(made->cuLaunchKernelEx)>(dlsym(library, "cuLaunchKernelEx"));
@@ -344,6 +347,14 @@ Function Load(const DeviceFacts& device, const std::string& source, const char* 
   return function;
 }
 
+void AllowShared(const DeviceFacts& device, Function function, unsigned bytes) {
+  constexpr unsigned kAlways = 48 << 10;
+  if (bytes <= kAlways) return;
+  const ContextScope scope(device);
+  CheckDriver(TheDriver().cuFuncSetAttribute(function, kMostDynamicSharedBytes, static_cast<int>(bytes)),
+              "cuFuncSetAttribute");
+}
+
 int BlocksPerMultiprocessor(const DeviceFacts& device, Function function, int threads) {
   const ContextScope scope(device);
   int blocks = 0;
@@ -355,7 +366,8 @@ int BlocksPerMultiprocessor(const DeviceFacts& device, Function function, int th
 void Launch(const DeviceFacts& device, Function function, const LaunchShape& shape, Stream stream, void** arguments) {
   const ContextScope scope(device);
   CheckDriver(
-      TheDriver().cuLaunchKernel(function, shape.blocks, 1, 1, shape.threads, 1, 1, 0, stream, arguments, nullptr),
+      TheDriver().cuLaunchKernel(function, shape.blocks, 1, 1, shape.threads, 1, 1, shape.shared_bytes, stream,
+                                 arguments, nullptr),
       "cuLaunchKernel");
 }
 
@@ -373,7 +385,7 @@ void LaunchNext(const DeviceFacts& device, Function function, const LaunchShape&
   LaunchAttribute attribute{};
   attribute.id = kProgrammaticStreamSerialization;
   attribute.value.number = 1;
-  const LaunchConfig config{{shape.blocks, 1, 1}, {shape.threads, 1, 1}, 0, stream, &attribute, 1};
+  const LaunchConfig config{{shape.blocks, 1, 1}, {shape.threads, 1, 1}, shape.shared_bytes, stream, &attribute, 1};
   CheckDriver(TheDriver().cuLaunchKernelEx(&config, function, arguments, nullptr), "cuLaunchKernelEx");
 }
 

@@ -41,8 +41,12 @@ Function Load(const DeviceFacts& device, const std::string& source, const char* 
 
 int BlocksPerMultiprocessor(const DeviceFacts& device, Function function, int threads);
 
+// What LaunchShape.shared_bytes may be for the function. Needed once where that is more than 48 KiB.
+void AllowShared(const DeviceFacts& device, Function function, unsigned bytes);
+
 struct LaunchShape {
   unsigned blocks, threads;
+  unsigned shared_bytes = 0;  // of dynamic shared memory
 };
 // Launches on ORT's stream, asynchronously. `arguments` are pointers to the kernel's parameters.
 void Launch(const DeviceFacts& device, Function function, const LaunchShape& shape, Stream stream, void** arguments);

@@ -1,0 +1,26 @@
+// Convolutions with a kernel of one element in 16 bits, channels last, plain or transposed, whose time is that of their
+// tensors' way through memory. One of the kernels of own_kernels.h.
+#pragma once
+
+#include "ortplugin/ops/conv/own_kernels.h"
+
+namespace ortplugin {
+
+struct OneTapSchedule {
+  int rows;    // pixels of a warp's tile
+  int chunk;   // channels that it copies at a time
+  int group;   // filters that it sums at a time
+  int slice;   // filters of a block
+  int stages;  // chunks that are under way or in use
+  int warps;   // of a block
+  int blocks;  // of a multiprocessor
+  bool early;  // operands of pixels are read before the products, not after them
+};
+
+bool FitsOneTap(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device);
+OneTapSchedule ScheduleOneTap(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device);
+std::string OneTapSource(const Program& program, const ConvProblem& problem, const OneTapSchedule& schedule);
+cuda::LaunchShape OneTapLaunch(const ConvProblem& problem, const OneTapSchedule& schedule,
+                               const cuda::DeviceFacts& device);
+
+}  // namespace ortplugin
