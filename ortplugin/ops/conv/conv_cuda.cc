@@ -501,30 +501,13 @@ std::vector<std::string> ListConvAlgorithms(const ConvCase& the, const cuda::Dev
   const ConvShape shape = FitConv(the.attributes, the.shapes[0], the.shapes[1]);
   std::vector<std::string> texts;
   if (FindOwn(the, shape, gpu, false)) texts.push_back("own");
-  struct Group {
-    ConvAlgorithm::Kind kind;
-    cudnn::Problem problem;
-    size_t most;
-    std::vector<cudnn::PlanText> plans;
-  };
-  std::vector<Group> groups;
   const auto add = [&](ConvAlgorithm::Kind kind, const cudnn::Problem& problem, size_t most) {
-    const Group& group = groups.emplace_back(Group{kind, problem, most, cudnn::ListPlans(gpu, problem)});
-    for (size_t i = 0; i < std::min(most, group.plans.size()); ++i)
-      cudnn::Prepare(gpu, problem, cudnn::kMostWorkspace, &group.plans[i]);
+    for (const cudnn::PlanText& plan : cudnn::ListPlans(gpu, problem, cudnn::kMostWorkspace, most))
+      texts.push_back(ConvAlgorithm{kind, plan}.ToString());
   };
   if (cudnn::RefusalOf(*the.program).empty()) add(ConvAlgorithm::Kind::kFused, FusedProblem(the, shape), fused);
   if (!IsBare(*the.program)) add(ConvAlgorithm::Kind::kSplit, BareProblem(the, shape), kMostSplit);
   if (FitsPixelShuffle(the, shape)) add(ConvAlgorithm::Kind::kShuffle, ProductsProblem(the, shape), kMostSplit);
-  for (Group& group : groups) {
-    for (const cudnn::PlanText& plan : group.plans) {
-      if (group.most == 0) break;
-      // Built here, they need not be built again where they are timed.
-      if (cudnn::FindPlan(gpu, group.problem, cudnn::kMostWorkspace, &plan).plan == nullptr) continue;
-      texts.push_back(ConvAlgorithm{group.kind, plan}.ToString());
-      --group.most;
-    }
-  }
   return texts;
 }
 
