@@ -8,6 +8,9 @@ what gives other outputs, within the tolerances of verification: libraries have 
 rewrite that does not pay on this GPU is taken back, and a tuned model needs no file beside it. Nodes in bodies of If,
 Loop and Scan stay as they are.
 
+Variants that set different attributes are choices of their own, as the two gradients of a convolution: one after the
+other, the best of each is set beside what was chosen before, if it is faster still by the same rule.
+
 A candidate is timed as a session of many copies of it, on CUDA captured in a CUDA graph; the time of one is the slope
 between a few copies and many. Each copy has its own inputs, so that caches hold no more than they do in a model.
 """
@@ -63,13 +66,24 @@ class TunedNode:
 
 @dataclass(frozen=True)
 class _Job:
-    """One measurement: a node, what might stand in its place by name, and the arrays that both read."""
+    """One measurement: a node, what might stand in its place by name, and the arrays that both read. Where a choice is
+    made, the candidates beside it are added."""
 
     node: NodeProto
     variants: Sequence[Mapping[str, Any]]
     candidates: dict[str, list[NodeProto]]
     inputs: Mapping[str, Any]
     weights: Sequence[onnx.TensorProto]
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What became of a job: the candidate and its attributes, None for standard ONNX; the rest as in TunedNode."""
+
+    name: str
+    attributes: Mapping[str, Any] | None
+    microseconds: dict[str, float | None]
+    wrong: tuple[str, ...]
 
 
 def tune(
@@ -121,28 +135,21 @@ def tune(
             progress(f"compiling {sum(len(job.candidates) for job in jobs.values())} candidates")
         _compile(model, jobs.values(), provider)
 
-    measured: dict[tuple[Any, ...], dict[str, float | None]] = {}
-    choices: dict[tuple[Any, ...], str] = {}
-    wrong: dict[tuple[Any, ...], list[str]] = {}
+    choices: dict[tuple[Any, ...], _Choice] = {}
     for number, (key, job) in enumerate(jobs.items(), 1):
         if progress is not None:
             progress(f"measuring {job.node.name} ({number} of {len(jobs)})")
-        measured[key] = {name: _time(model, job, [name], provider)[name] for name in job.candidates}
-        while choice := _fastest(measured[key]):
-            if _agrees(model, job, choice, provider):
-                measured[key] |= _time(model, job, ["", choice], provider)
-                choices[key] = _fastest({name: measured[key][name] for name in ("", choice)})
-                break
-            measured[key][choice] = None
-            wrong.setdefault(key, []).append(choice)
+        choices[key] = _choose(model, job, provider)
     replaced: dict[str, list[NodeProto]] = {}
     report = []
     for node, operator, key in found:
-        choice = choices.get(key, "")
-        if choice:
-            replaced[node.output[0]] = _candidates(operator, node, opset, jobs[key].variants)[choice]
+        choice = choices[key]
+        if choice.attributes is None:
+            replaced[node.output[0]] = operator.decompose(node, opset)
+        elif choice.attributes:
+            replaced[node.output[0]] = [_with(node, choice.attributes)]
         label = f"{node.name} ({node.op_type})"
-        report.append(TunedNode(label, choice, dict(measured[key]), tuple(wrong.get(key, ()))))
+        report.append(TunedNode(label, choice.name, dict(choice.microseconds), choice.wrong))
     _replace(result, replaced)
     return result, report
 
@@ -173,26 +180,69 @@ def _candidates(
     """Name to nodes. The first, "", is the node as it stands."""
     found = {"": [node]}
     for attributes in variants:
-        variant = NodeProto()
-        variant.CopyFrom(node)
-        kept = [attribute for attribute in variant.attribute if attribute.name not in attributes]
-        del variant.attribute[:]
-        variant.attribute.extend(kept)
-        variant.attribute.extend(helper.make_attribute(name, value) for name, value in sorted(attributes.items()))
+        variant = _with(node, attributes)
         if variant != node:
-            found[", ".join(f"{name}={value}" for name, value in sorted(attributes.items()))] = [variant]
+            found[_name(attributes)] = [variant]
     with contextlib.suppress(ModelError):  # the standard may have no form of it at this opset
         found[STANDARD] = operator.decompose(node, opset)
     return found
 
 
-def _fastest(times: Mapping[str, float | None]) -> str:
-    """The candidate to take; "" where the node stays."""
+def _with(node: NodeProto, attributes: Mapping[str, Any]) -> NodeProto:
+    """The node with these attributes set."""
+    variant = NodeProto()
+    variant.CopyFrom(node)
+    kept = [attribute for attribute in variant.attribute if attribute.name not in attributes]
+    del variant.attribute[:]
+    variant.attribute.extend(kept)
+    variant.attribute.extend(helper.make_attribute(name, value) for name, value in sorted(attributes.items()))
+    return variant
+
+
+def _name(attributes: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in sorted(attributes.items()))
+
+
+def _choose(model: ModelProto, job: _Job, provider: str) -> _Choice:
+    """Measures a job: takes the best of the variants that set the same attributes, if any, then tries beside it those
+    that set others. Standard ONNX competes with the last ones."""
+    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for each in job.variants:
+        groups.setdefault(tuple(sorted(each)), []).append(each)
+    steps = list(groups.values()) or [[]]
+    chosen = ""
+    attributes: Mapping[str, Any] | None = {}
+    wrong = []
+    times = _time(model, job, [chosen], provider)
+    for number, variants in enumerate(steps, 1):
+        tried: dict[str, Mapping[str, Any] | None] = {}
+        for each in variants:
+            together = {**(attributes or {}), **each}
+            if (variant := _with(job.node, together)) != job.candidates[chosen][0]:
+                tried[_name(together)] = together
+                job.candidates[_name(together)] = [variant]
+        if number == len(steps) and STANDARD in job.candidates:
+            tried[STANDARD] = None
+        for name in tried:
+            times |= _time(model, job, [name], provider)
+        while best := _fastest({name: times[name] for name in (chosen, *tried)}, chosen):
+            if _agrees(model, job, best, provider):
+                times |= _time(model, job, [chosen, best], provider)
+                if _fastest({name: times[name] for name in (chosen, best)}, chosen):
+                    chosen, attributes = best, tried[best]
+                break
+            times[best] = None
+            wrong.append(best)
+    return _Choice(chosen, attributes, times, tuple(wrong))
+
+
+def _fastest(times: Mapping[str, float | None], chosen: str) -> str:
+    """The candidate to take; "" where the one chosen so far stays."""
     known = {name: value for name, value in times.items() if value is not None}
-    if "" not in known:
+    if chosen not in known:
         return ""
     best = min(known, key=lambda name: known[name])
-    return best if known[best] < (1 - MARGIN) * known[""] else ""
+    return best if known[best] < (1 - MARGIN) * known[chosen] else ""
 
 
 def _key(node: NodeProto, inputs: Mapping[str, Any], initializers: Mapping[str, Any]) -> tuple[Any, ...]:

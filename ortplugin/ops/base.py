@@ -38,7 +38,8 @@ class Operator:
     reference: Callable[[onnx.NodeProto, Sequence[npt.NDArray[Any]]], list[npt.NDArray[np.generic]]]
     """(node, inputs) -> outputs, computed in float64"""
     variants: Callable[[onnx.NodeProto], Sequence[Mapping[str, Any]]] = lambda node: ()
-    """node -> sets of attributes with which it computes the same in another way; `optimize-model --tune` times them"""
+    """node -> sets of attributes with which it computes the same in another way; `optimize-model --tune` times them.
+    Of those that set the same attributes it takes the best, and goes on from there with those that set others."""
     device_variants: Callable[[onnx.NodeProto, Sequence[TensorType], Sequence[bool]], Sequence[Mapping[str, Any]]] = (
         lambda node, inputs, constant: ()
     )

@@ -281,7 +281,8 @@ std::string Architecture(const DeviceFacts& device) {
   if (compiler.nvrtcGetSupportedArchs(known.data()) != 0) Fail("nvrtcGetSupportedArchs failed");
   int newest = 0;
   for (const int architecture : known) {
-    if (architecture == wanted) return "sm_" + std::to_string(wanted);
+    // Hopper's tensor cores take their full speed only from instructions that no other architecture has.
+    if (architecture == wanted) return "sm_" + std::to_string(wanted) + (wanted == 90 ? "a" : "");
     if (architecture < wanted && architecture > newest) newest = architecture;
   }
   if (newest == 0)
@@ -365,10 +366,9 @@ int BlocksPerMultiprocessor(const DeviceFacts& device, Function function, int th
 
 void Launch(const DeviceFacts& device, Function function, const LaunchShape& shape, Stream stream, void** arguments) {
   const ContextScope scope(device);
-  CheckDriver(
-      TheDriver().cuLaunchKernel(function, shape.blocks, 1, 1, shape.threads, 1, 1, shape.shared_bytes, stream,
-                                 arguments, nullptr),
-      "cuLaunchKernel");
+  CheckDriver(TheDriver().cuLaunchKernel(function, shape.blocks, 1, 1, shape.threads, 1, 1, shape.shared_bytes, stream,
+                                         arguments, nullptr),
+              "cuLaunchKernel");
 }
 
 void LaunchNext(const DeviceFacts& device, Function function, const LaunchShape& shape, Stream stream,

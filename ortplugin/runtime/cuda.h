@@ -23,7 +23,7 @@ struct DeviceFacts {
 // Throws Error naming the package to install where the driver can't be opened.
 const DeviceFacts& Device(int ordinal);
 
-// The virtual or real architecture that NVRTC compiles for: "sm_90", or "compute_90" for a GPU that the NVRTC at hand
+// The virtual or real architecture that NVRTC compiles for: "sm_90a", or "compute_90" for a GPU that the NVRTC at hand
 // does not know yet.
 std::string Architecture(const DeviceFacts& device);
 

@@ -144,9 +144,10 @@ void Prepare(const cuda::DeviceFacts& device, const Problem& problem, size_t wor
   });
 }
 
-std::vector<PlanText> ListPlans(const cuda::DeviceFacts& device, const Problem& problem) {
+std::vector<PlanText> ListPlans(const cuda::DeviceFacts& device, const Problem& problem, size_t workspace_limit,
+                                size_t most) {
   Check(problem);
-  return OnDevice(device, [&](const Target& target) {
+  const auto proposed = OnDevice(device, [&](const Target& target) {
     std::vector<PlanText> texts;
     try {
       const Graph graph(problem, target.handle);
@@ -159,6 +160,15 @@ std::vector<PlanText> ListPlans(const cuda::DeviceFacts& device, const Problem& 
     }
     return texts;
   });
+  for (size_t i = 0; i < std::min(most, proposed.size()); ++i)
+    Prepare(device, problem, workspace_limit, &proposed[i]);  // several at a time
+  std::vector<PlanText> built;
+  for (const PlanText& text : proposed) {
+    if (built.size() == most) break;
+    const Found found = FindPlan(device, problem, workspace_limit, &text);
+    if (found.plan != nullptr && found.plan->is_deterministic()) built.push_back(text);
+  }
+  return built;
 }
 
 Found FindPlanFor(const std::string& device_properties, const Problem& problem, size_t workspace_limit,

@@ -122,8 +122,10 @@ void Prepare(const cuda::DeviceFacts& device, const Problem& problem, size_t wor
 Found FindPlanFor(const std::string& device_properties, const Problem& problem, size_t workspace_limit,
                   const PlanText* text = nullptr);
 
-// The plans that cuDNN's heuristics propose, in the order FindPlan tries them; not yet built, so some may be refused.
-std::vector<PlanText> ListPlans(const cuda::DeviceFacts& device, const Problem& problem);
+// At most `most` of the plans that FindPlan tries, in its order: those that can be built, and are, and that give the
+// same bits in every run.
+std::vector<PlanText> ListPlans(const cuda::DeviceFacts& device, const Problem& problem, size_t workspace_limit,
+                                size_t most);
 
 // "cuDNN 9.19.0"; throws as FindPlan.
 std::string Version();

@@ -11,7 +11,7 @@ namespace ortplugin {
 struct KernelKey {
   std::string source;        // the whole CUDA C++ text
   std::string options;       // NVRTC's options, one line
-  std::string architecture;  // "sm_90"
+  std::string architecture;  // "sm_90a"
   std::string compiler;      // "nvrtc 13.0"
   std::string plugin;        // the plugin's version
 };

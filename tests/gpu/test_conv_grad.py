@@ -3,17 +3,19 @@ shapes that change, the same bits in every run and under CUDA graphs."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from conv_grad_cases import BARE, CASES, GEOMETRIES, RELU, Case, Geometry, by_name, check
-from node_cases import typed
+from node_cases import UNIT_ROUNDOFF, typed
 
 import ortplugin
 from gpu.device import at_offset, make, run, run_bound, same_bits
 from gpu.sessions import Trial, check_capture, check_graph, check_threads, permuted, trial
+from ortplugin.ops.base import TensorType
 from ortplugin.ops.conv_grad import OPERATOR
 
 cupy = pytest.importorskip("cupy")
@@ -95,6 +97,53 @@ def test_shapes_may_change_from_run_to_run(library: Path, transposed: bool) -> N
         geometry = Geometry(batch, 4, size, 2, (3, 2), some.strides, pads=some.pads, rest=some.rest)
         case = Case(f"{batch} of {size}", geometry, text, transposed=transposed)
         check(case, run(session, case))
+
+
+SOME, UNEVEN, FEW = GEOMETRIES["many channels"], GEOMETRIES["asymmetric pads"], Geometry(9, 1, (28, 28), 16, (3, 3))
+OFFERED = (
+    Case("fp16", SOME, typed(RELU, "float16"), layout="NHWC"),
+    Case("dW in float", SOME, typed(RELU, "float16"), layout="NHWC", attributes={"weight_dtype": "float"}),
+    Case("dW in float, bf16", SOME, typed(BARE, "bfloat16"), "dW", "X", attributes={"weight_dtype": "float"}),
+    Case("transposed", SOME, typed(BARE, "float16"), "dX dW", transposed=True, layout="NHWC"),
+    Case("uneven", UNEVEN, typed(RELU, "float16"), attributes={"weight_dtype": "float"}),
+    Case("groups", GEOMETRIES["groups"], typed(BARE, "bfloat16"), "dX dW", layout="NHWC"),
+    Case("few channels", FEW, typed(RELU, "float")),
+    Case("1-D", GEOMETRIES["1-D"], typed(BARE, "double"), "dX dW"),
+)
+
+
+@pytest.mark.parametrize("case", OFFERED, ids=lambda case: case.name)
+def test_every_algorithm(library: Path, capfd: pytest.CaptureFixture[str], case: Case) -> None:
+    """What --tune is offered computes the same, but for what plans round on the way, and is what it says."""
+    types = [TensorType(array.dtype, array.shape) for array in case.inputs()]
+    found = OPERATOR.device_variants(case.node(), types, [False] * len(types))
+    names = {"dX": "data_algorithm", "dW": "weight_algorithm"}
+    assert found
+    assert {name for each in found for name in each} <= {names.get(each, "") for each in case.gradients.split()}
+    assert len({str(each) for each in found}) == len(found)
+    if case.name == "few channels":
+        assert {"data_algorithm": "own"} in found
+        assert {"weight_algorithm": "own"} in found
+    for each in found:
+        tuned = replace(case, attributes={**case.attributes, **each})
+        check(case, run(make(tuned.model()), case), unit=UNIT_ROUNDOFF[case.gradient.dtype])
+    assert "(ConvGrad)" not in capfd.readouterr().err, "a warning of an algorithm that is not used"
+
+
+def test_the_plans_of_converted_operands_are_offered(library: Path) -> None:
+    """dW in float of float16 is made from float16, or from what it is converted to: by name both are within reach."""
+    in_float = OFFERED[1]
+    types = [TensorType(array.dtype, array.shape) for array in in_float.inputs()]
+
+    def plans(case: Case) -> set[str]:
+        converted = [TensorType(np.dtype(np.float32), each.shape) for each in types]
+        given = types if case is in_float else converted
+        found = OPERATOR.device_variants(case.node(), given, [False] * len(given))
+        return {each["weight_algorithm"] for each in found if "weight_algorithm" in each} - {"own"}
+
+    float32 = replace(in_float, text=typed(RELU, "float"), attributes={"allow_tf32": 1})
+    assert plans(float32)
+    assert plans(float32) <= plans(in_float)
 
 
 def test_many_threads_run_one_session(library: Path) -> None:

@@ -100,6 +100,19 @@ def test_data_gradients(library: Path, capfd: pytest.CaptureFixture[str], name: 
     assert "no kernel of ours" not in capfd.readouterr().err
 
 
+def test_sums_of_half_floats_are_not_rounded_on_the_way(library: Path) -> None:
+    """Off by half a unit in the last place, as if summed exactly: an engine of cuDNN's is off by eight."""
+    for name in ("five taps", "uneven", "digits"):
+        case = Case(f"{name}, half", DATA[name], typed(BARE, "float16"), "dX", "W")
+        (found,) = run(make(case.model()), case)
+        arrays = [array.astype(np.float64) for array in case.inputs()]
+        (wanted,) = OPERATOR.reference(replace(case, text=typed(BARE, "double")).node(), arrays)
+        large = np.abs(wanted) > 1
+        unit = np.spacing(np.abs(found[large])).astype(np.float64)
+        assert large.sum() > 100
+        assert (np.abs(found[large] - wanted[large]) / unit).max() < 0.55
+
+
 def test_a_missing_kernel_is_said(library: Path, capfd: pytest.CaptureFixture[str]) -> None:
     geometry = Geometry(2, 2, (9, 11), 3, (3, 2), strides=(2, 1), dilations=(2, 3), pads=(2, 1, 1, 2))
     case = Case("dilated and strided", geometry, typed(RELU, "float"), attributes=OWN)

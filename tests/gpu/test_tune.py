@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
+from conv_grad_cases import RELU, Case, Geometry, check
 from exported import DATA
+from node_cases import UNIT_ROUNDOFF, typed
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import ortplugin
 from ortplugin import tune
+from ortplugin.session import CUDA
 
 cupy = pytest.importorskip("cupy")
 pytestmark = pytest.mark.gpu
@@ -86,6 +90,41 @@ def test_a_convolution(rng: np.random.Generator) -> None:
     if entry.choice.startswith("algorithm="):
         (attribute,) = (each for each in found[0].attribute if each.name == "algorithm")
         assert f"algorithm={attribute.s.decode()}" == entry.choice
+
+
+GRADIENTS = (
+    Case("fp16", Geometry(8, 64, (28, 28), 64, (3, 3), pads=(1, 1, 1, 1)), typed(RELU, "float16"), layout="NHWC",
+         attributes={"weight_dtype": "float"}),
+    Case("few channels", Geometry(100, 1, (28, 28), 16, (3, 3), pads=(1, 1, 1, 1)), typed(RELU, "float")),
+    Case("a poor choice", Geometry(100, 1, (28, 28), 16, (3, 3), pads=(1, 1, 1, 1)), typed(RELU, "float"),
+         attributes={"weight_algorithm": "cudnn", "data_algorithm": "cudnn"}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", GRADIENTS, ids=lambda case: case.name)
+def test_a_gradient(case: Case, capfd: pytest.CaptureFixture[str]) -> None:
+    """Ways to make dX, then, beside the best of these, ways to make dW; the node says which are kept."""
+    tuned, (entry,) = tune.tune(onnx.load_from_string(case.model()), case.feeds(), CUDA)
+    times = entry.microseconds
+    assert times[""] is not None
+    measured = [name for name in times if times[name] is not None or name in entry.wrong]
+    beside = [name for name in measured if ", " in name]  # a way to make dW, with the dX that was chosen
+    assert sum(name.startswith("data_algorithm=") and ", " not in name for name in measured) > 1
+    assert sum("weight_algorithm=" in name for name in measured) > 1
+    assert len({name.partition(", ")[0] for name in beside}) <= 1
+    (found,) = [node for node in tuned.graph.node if node.op_type == "ConvGrad"] or [None]
+    if entry.choice != tune.STANDARD:
+        assert found is not None
+        given = {each.name: each.s.decode() for each in found.attribute}
+        for choice in filter(None, entry.choice.split(", ")):
+            name, _, text = choice.partition("=")
+            assert given[name] == text
+    if case.name == "a poor choice":
+        assert entry.choice.endswith(("weight_algorithm=own", "weight_algorithm=auto"))  # which is own here
+    session = ortplugin.session(tuned.SerializeToString(), providers=["cuda"])
+    results = ortplugin.run(session, case.feeds())
+    check(case, [cupy.asnumpy(results[name]) for name in case.outputs()], unit=UNIT_ROUNDOFF[case.gradient.dtype])
+    assert "is not used" not in capfd.readouterr().err
 
 
 def test_a_transformer() -> None:

@@ -162,7 +162,7 @@ int main(int argc, char** argv) {
   const cuda::DeviceFacts device = test::DeviceOf(architecture);
   for (const Case& the : Cases()) {
     const Program program = Program::Parse(the.program);
-    const std::optional<OwnKernel> own = FindOwnKernel(program, the.problem, device);
+    const std::optional<OwnKernel> own = FindOwnKernel(program, the.problem, device, false);
     const bool is_stem = the.problem.group == 1 && the.problem.kernel_height > 1;
     CHECK(own.has_value() == (device.major >= 8 || !is_stem));  // Turing's tensor cores lack what a stem takes
     if (!own) continue;

@@ -60,7 +60,7 @@ int main(int argc, char** argv) {
                                      Up(kFloat, 64, 32, 64, 3, 4, 2, 1, true), Up(kFloat, 2, 13, 36, 5, 3, 2, 1, false),
                                      Up(kFloat, 1, 33, 20, 1, 5, 1, 2, true)}) {
     const Program program = Program::Parse(ProgramOf(problem.dtype));
-    const std::optional<OwnKernel> own = FindOwnKernel(program, problem, device);
+    const std::optional<OwnKernel> own = FindOwnKernel(program, problem, device, false);
     CHECK(own.has_value() == (device.major >= 8 || problem.dtype == kFloat));
     if (!own) continue;
     const FewFiltersSchedule schedule = ScheduleFewFilters(program, problem, device);
@@ -95,7 +95,7 @@ int main(int argc, char** argv) {
   const auto refused = [&](const char* what, void (*change)(ConvProblem*)) {
     ConvProblem other = known;
     change(&other);
-    CHECK_WITH(!FindOwnKernel(program, other, device), what);
+    CHECK_WITH(!FindOwnKernel(program, other, device, false), what);
   };
   refused("nine filters", [](ConvProblem* the) { the->filters = 9; });
   refused("12 channels", [](ConvProblem* the) { the->channels = 12; });

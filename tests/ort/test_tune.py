@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from conv_grad_cases import by_name
 from exported import DATA
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
@@ -16,6 +18,7 @@ import ortplugin
 from ortplugin import optimizer, tune
 from ortplugin.cli import main
 from ortplugin.errors import UsageError, VerificationError
+from ortplugin.ops.conv_grad import OPERATOR as CONV_GRAD
 from ortplugin.passes.base import Change
 from ortplugin.session import CPU, CUDA, run_on_host
 
@@ -188,6 +191,96 @@ def test_tuning_again_measures_the_way_back(monkeypatch: pytest.MonkeyPatch) -> 
     timed(monkeypatch, lambda candidate: 1.0 if algorithm(candidate) == "auto" else 2.0)
     again, _ = tune.tune(once, feeds, CPU)
     assert {algorithm([node]) for node in again.graph.node} == {"auto"}
+
+
+# ------------------------------------------------------------------------------------------- two choices at one node
+
+DATA_WAYS, WEIGHT_WAYS = ("own", "engine=1;k2=3", "engine=2"), ("engine=1", "own", "engine=7")
+
+
+def gradient(monkeypatch: pytest.MonkeyPatch) -> tuple[ModelProto, dict[str, Any]]:
+    """A gradient whose operator offers ways for dX and for dW, on every provider, and inputs."""
+    ways = [{"data_algorithm": each} for each in DATA_WAYS] + [{"weight_algorithm": each} for each in WEIGHT_WAYS]
+    operator = replace(CONV_GRAD, variants=lambda node: ways)
+    monkeypatch.setattr(tune, "find", lambda domain, name: operator)
+    case = by_name["3x3, NCHW, float"]
+    return onnx.load_from_string(case.model()), case.feeds()
+
+
+def ways_of(candidate: Sequence[NodeProto]) -> tuple[str, str] | None:
+    """The algorithms for dX and for dW; None for standard ONNX."""
+    if candidate[-1].domain != "ortplugin":
+        return None
+    given = {each.name: each.s.decode() for each in candidate[0].attribute if each.name.endswith("_algorithm")}
+    return given.get("data_algorithm", "auto"), given.get("weight_algorithm", "auto")
+
+
+@pytest.mark.parametrize(
+    ("data", "weight"),
+    [("engine=1;k2=3", "own"), ("own", "engine=7"), ("engine=2", "auto"), ("auto", "engine=1"), ("auto", "auto")],
+)
+def test_the_best_of_each_attribute_stands_in_the_node(data: str, weight: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, feeds = gradient(monkeypatch)
+
+    def seconds(candidate: Sequence[NodeProto]) -> float:
+        ways = ways_of(candidate)
+        return 30.0 if ways is None else 20.0 - 5 * (ways[0] == data) - 2 * (ways[1] == weight)
+
+    timed(monkeypatch, seconds)
+    tuned, (entry,) = tune.tune(model, feeds, CPU)
+    assert ways_of(tuned.graph.node) == (data, weight)
+    chosen = {"data_algorithm": data, "weight_algorithm": weight}
+    assert entry.choice == ", ".join(f"{name}={text}" for name, text in chosen.items() if text != "auto")
+    assert len(entry.microseconds) == 1 + len(DATA_WAYS) + len(WEIGHT_WAYS) + 1, "not every combination"
+    assert entry.microseconds[entry.choice] == 13.0
+    for name in ("dX", "dW", "dB"):
+        expected, found = (
+            run_on_host(ortplugin.session(each.SerializeToString(), providers=["cpu"]), feeds, [name])[name]
+            for each in (model, tuned)
+        )
+        assert (expected == found).all()
+
+
+def test_a_choice_must_pay_beside_the_ones_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the two halves the time, but together they are no faster than the first."""
+    model, feeds = gradient(monkeypatch)
+    timed(monkeypatch, lambda candidate: 1.0 if "own" in (ways_of(candidate) or ()) else 2.0)
+    tuned, (entry,) = tune.tune(model, feeds, CPU)
+    assert ways_of(tuned.graph.node) == ("own", "auto")
+    assert entry.choice == "data_algorithm=own"
+
+
+def test_a_wrong_choice_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fastest dX is wrong: the next one is taken, and dW is chosen beside that."""
+    model, feeds = gradient(monkeypatch)
+    of_data, of_weight = {"own": 3.0, "engine=2": 4.0}, {"own": 1.0}
+
+    def seconds(candidate: Sequence[NodeProto]) -> float:
+        data, weight = ways_of(candidate) or ("", "")
+        return of_data.get(data, 9.0) + of_weight.get(weight, 9.0)
+
+    timed(monkeypatch, seconds)
+    monkeypatch.setattr(tune, "_agrees", lambda model, job, name, provider: "data_algorithm=own" not in name)
+    tuned, (entry,) = tune.tune(model, feeds, CPU)
+    assert ways_of(tuned.graph.node) == ("engine=2", "own")
+    assert entry.wrong == ("data_algorithm=own",)
+    assert entry.microseconds["data_algorithm=own"] is None
+
+
+@pytest.mark.parametrize(("standard", "is_taken"), [(4.95, False), (4.5, True)])
+def test_standard_onnx_competes_with_the_chosen(
+    standard: float, is_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, feeds = gradient(monkeypatch)
+
+    def seconds(candidate: Sequence[NodeProto]) -> float:
+        ways = ways_of(candidate)
+        return standard if ways is None else 5.0 if ways[0] == "own" else 10.0
+
+    timed(monkeypatch, seconds)
+    tuned, (entry,) = tune.tune(model, feeds, CPU)
+    assert entry.choice == (tune.STANDARD if is_taken else "data_algorithm=own")
+    assert ways_of(tuned.graph.node) == (None if is_taken else ("own", "auto"))
 
 
 def test_it_measures() -> None:

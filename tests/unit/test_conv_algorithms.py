@@ -1,20 +1,28 @@
-"""What a convolution offers to --tune: asked of the native library, which has to have a GPU."""
+"""What convolutions and their gradients offer to --tune: asked of the native library, which has to have a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from conv_grad_cases import RELU, Case, Geometry
+from node_cases import typed
 from onnx import helper
 
 from ortplugin.errors import ModelError
 from ortplugin.ops import find
 from ortplugin.ops.base import TensorType
 from ortplugin.ops.conv.algorithms import device_variants
-from ortplugin.session import gpu_count
+from ortplugin.ops.conv_grad import OPERATOR as CONV_GRAD
+from ortplugin.ops.conv_grad import algorithms as grad_algorithms
+from ortplugin.ops.list_algorithms import ask
+from ortplugin.session import gpu_count, library_path
 
 HALF = np.dtype(np.float16)
 PROGRAM = "(float16 c, float16 b) => (float16 y) { v = Add(c, b) y = Relu(v) }"
@@ -53,3 +61,107 @@ def test_without_a_gpu_the_node_and_what_lacks_are_named(library: Path) -> None:
 def test_a_node_that_is_wrong_is_refused_before() -> None:
     with pytest.raises(ModelError, match=r"node 'conv7'.*strides"):
         device_variants(node_of(strides=[1, 2, 3]), types((2, 9, 9, 16)), [False, True, True])
+
+
+def test_an_answer_of_any_length_comes_whole(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [f"split:engine={number};k2=1" for number in range(10_000)]
+
+    def answering(numbers: Any, count: int, program: bytes, answer: Callable[[bytes], None]) -> int:
+        assert list(numbers) == [0, 3, 4]
+        assert (count, program) == (3, b"program")
+        answer("".join(f"{line}\n" for line in lines).encode())
+        return 0
+
+    load = ctypes.CDLL
+
+    def loaded(path: str) -> object:
+        return SimpleNamespace(Listing=answering) if path == library_path() else load(path)
+
+    monkeypatch.setattr(ctypes, "CDLL", loaded)
+    assert ask("Listing", "node 'long'", [3, 4], "program") == lines
+
+
+# ------------------------------------------------------------------------------------------------------------ gradients
+
+GEOMETRY = Geometry(2, 6, (9, 11), 4, (3, 2), (2, 1), (1, 3), (1, 2, 0, 1), group=2)
+
+
+def gradient(gradients: str = "dX dW dB", operands: str = "X W", **attributes: object) -> Case:
+    return Case("gradient", GEOMETRY, typed(RELU, "float16"), gradients, operands, layout="NHWC", attributes=attributes)
+
+
+def types_of(case: Case) -> list[TensorType]:
+    return [TensorType(HALF, shape) for shape in case.shapes]
+
+
+def listed(case: Case) -> Sequence[object]:
+    return CONV_GRAD.device_variants(case.node(), types_of(case), [False] * len(case.shapes))
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, *lines: str) -> list[tuple[str, Sequence[int], str]]:
+    """Replaces the library; returns the list that collects what it is asked."""
+    asked = []
+
+    def answer(function: str, where: str, numbers: Sequence[int], program: str) -> list[str]:
+        asked.append((where, numbers, program))
+        return list(lines)
+
+    monkeypatch.setattr(grad_algorithms, "ask", answer)
+    return asked
+
+
+def test_gradients_have_one_attribute_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = gradient(weight_algorithm="engine=3;k2=1", weight_dtype="float", allow_tf32=1)
+    asked = answering(monkeypatch, "data_algorithm=engine=3;k2=1", "weight_algorithm=own",
+                      "weight_algorithm=engine=3;k2=1")  # fmt: skip
+    assert listed(case) == [
+        {"data_algorithm": "engine=3;k2=1"},
+        {"weight_algorithm": "auto"},
+        {"weight_algorithm": "own"},
+    ]
+    ((where, numbers, program),) = asked
+    assert where == "node 'gradient' (ConvGrad)"
+    assert program == str(case.program)
+    # As list_algorithms.cc reads them, without the device.
+    wanted, given, flags = [1, 1, 1, 0], [1, 1], [0, 1, 1]
+    windows = [2, 3, 2, 2, 2, 1, 2, 1, 3, 2, 1, 2, 2, 0, 1, 2, 0, 0]
+    shapes = [4, 4, 2, 9, 11, 6, 4, 4, 3, 2, 3, 4, 2, 4, 11, 4, 4, 2, 4, 11, 4]
+    assert numbers == [*wanted, *given, *flags, 2, 2, *windows, *shapes]
+
+
+@pytest.mark.parametrize(
+    ("gradients", "operands", "names"),
+    [
+        ("dX", "W", {"data_algorithm"}),
+        ("dW dB", "X", {"weight_algorithm"}),
+        ("dX dW", "X W", {"data_algorithm", "weight_algorithm"}),
+    ],
+)
+def test_only_gradients_that_are_wanted_have_algorithms(
+    gradients: str, operands: str, names: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = answering(monkeypatch, *(f"{name}=own" for name in names))
+    case = gradient(gradients, operands, data_algorithm="cudnn", weight_algorithm="cudnn")
+    found = listed(case)
+    assert found == [{name: text} for name in sorted(names) for text in ("auto", "own")]
+    assert len(asked) == 1
+
+
+def test_a_bias_alone_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = answering(monkeypatch)
+    assert not listed(gradient("dB dZ", ""))
+    assert not asked
+
+
+def test_gradients_of_unknown_shapes_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, asked = gradient(), answering(monkeypatch)
+    for shape in (None, (2, None, "w", 6)):
+        inputs = [TensorType(HALF, shape), *types_of(case)[1:]]
+        assert not CONV_GRAD.device_variants(case.node(), inputs, [False] * 4)
+    assert not asked
+
+
+@pytest.mark.skipif(gpu_count() > 0, reason="a GPU is there")
+def test_without_a_gpu_the_gradient_is_named(library: Path) -> None:
+    with pytest.raises(ModelError, match=r"node 'gradient' \(ConvGrad\): its algorithms can't be listed: .*libcuda"):
+        listed(gradient())

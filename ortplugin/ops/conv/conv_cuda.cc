@@ -71,7 +71,7 @@ std::optional<OwnKernel> FindOwn(const ConvCase& the, const ConvShape& shape, co
                                  bool only_where_fast) {
   if (shape.windows.size() != 2 || (the.attributes.transposed && !shape.channels_last)) return std::nullopt;
   if (!shape.channels_last) return FindDirect(the, shape, gpu, only_where_fast);
-  return FindOwnKernel(*the.program, OwnProblem(the, shape), gpu);
+  return FindOwnKernel(*the.program, OwnProblem(the, shape), gpu, only_where_fast);
 }
 
 }  // namespace
@@ -276,7 +276,7 @@ class CudaConv : public Kernel {
       plan->zeros = PlanPointwise(zero, FitPointwise(zero, {plan->shape}), device_, kMostVector);
       Split(the, plan.get());
     } else if (std::optional<OwnKernel> own = FindOwnFor(the, shape)) {
-      plan->own = cuda::Load(device_, own->source, own->entry, cuda::Warn);
+      plan->own = own->Load(device_);
       plan->launch = own->launch;
       plan->arguments = std::move(own->arguments);
     } else {
@@ -312,7 +312,7 @@ class CudaConv : public Kernel {
     OwnKernel own = PixelShuffleKernel(the, shape);
     plan->convolution = found.plan;
     plan->value_bytes = ScratchBytes(ProductsBytes(the, shape));
-    plan->own = cuda::Load(device_, own.source, own.entry, cuda::Warn);
+    plan->own = own.Load(device_);
     plan->launch = own.launch;
     plan->arguments = std::move(own.arguments);
     return "";
@@ -501,30 +501,13 @@ std::vector<std::string> ListConvAlgorithms(const ConvCase& the, const cuda::Dev
   const ConvShape shape = FitConv(the.attributes, the.shapes[0], the.shapes[1]);
   std::vector<std::string> texts;
   if (FindOwn(the, shape, gpu, false)) texts.push_back("own");
-  struct Group {
-    ConvAlgorithm::Kind kind;
-    cudnn::Problem problem;
-    size_t most;
-    std::vector<cudnn::PlanText> plans;
-  };
-  std::vector<Group> groups;
   const auto add = [&](ConvAlgorithm::Kind kind, const cudnn::Problem& problem, size_t most) {
-    const Group& group = groups.emplace_back(Group{kind, problem, most, cudnn::ListPlans(gpu, problem)});
-    for (size_t i = 0; i < std::min(most, group.plans.size()); ++i)
-      cudnn::Prepare(gpu, problem, cudnn::kMostWorkspace, &group.plans[i]);
+    for (const cudnn::PlanText& plan : cudnn::ListPlans(gpu, problem, cudnn::kMostWorkspace, most))
+      texts.push_back(ConvAlgorithm{kind, plan}.ToString());
   };
   if (cudnn::RefusalOf(*the.program).empty()) add(ConvAlgorithm::Kind::kFused, FusedProblem(the, shape), fused);
   if (!IsBare(*the.program)) add(ConvAlgorithm::Kind::kSplit, BareProblem(the, shape), kMostSplit);
   if (FitsPixelShuffle(the, shape)) add(ConvAlgorithm::Kind::kShuffle, ProductsProblem(the, shape), kMostSplit);
-  for (Group& group : groups) {
-    for (const cudnn::PlanText& plan : group.plans) {
-      if (group.most == 0) break;
-      // Built here, they need not be built again where they are timed.
-      if (cudnn::FindPlan(gpu, group.problem, cudnn::kMostWorkspace, &plan).plan == nullptr) continue;
-      texts.push_back(ConvAlgorithm{group.kind, plan}.ToString());
-      --group.most;
-    }
-  }
   return texts;
 }
 

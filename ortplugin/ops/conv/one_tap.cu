@@ -2,7 +2,7 @@
 // y[q, m] = program(sum over c of x[p, c] w[c, m]) for the pixel q = p stride, program(0) for those between
 //
 // The text in front of this one is generated for the node at hand (one_tap.cc, own_kernels.cc): the sizes as macros,
-// the operands and `apply`, the program; and `multiply`, a product of Hopper's tensor cores (wgmma).
+// the operands and `apply`, the program; and `multiply` and `await_products`, for Hopper's tensor cores (wgmma).
 //
 // A matrix product that is to run at the memory's speed. Each block keeps the weights of SLICE filters in shared memory
 // for as long as it lives. Each of its warpgroups works for itself: it takes tiles of ROWS pixels, CHUNK channels at a
@@ -17,7 +17,7 @@
 #define WIDE ((CHANNELS + 63) / 64 * 64)  // with zeros behind the channels
 #define CHUNKS (WIDE / CHUNK)
 #define GROUPS (SLICE / GROUP)
-#define TEAMS (WARPS / 4)    // warpgroups
+#define TEAMS (WARPS / 4)  // warpgroups
 #define THREADS (WARPS * 32)
 #define IMAGE (IMAGE_H * IMAGE_W)
 
@@ -76,7 +76,7 @@ struct Pixel {
   __device__ __forceinline__ int offset() const { return ((n * OUT_H + y) * OUT_W + x) * FILTERS; }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) one_tap(const Arguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) one_tap(const Arguments a) {
   extern __shared__ __align__(1024) uint4 shared[];
   let_next_kernel_start();
   const int team = threadIdx.x / 128, thread = threadIdx.x % 128, lane = threadIdx.x % 32;
@@ -85,7 +85,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) one_tap(const Argu
   const storage_t* const x = (const storage_t*)a.in[0];
   const int first = blockIdx.x % SLICES * SLICE;
   const int rows = (int)a.batch * IMAGE, tiles = (rows + ROWS - 1) / ROWS;
-  const int blocks = gridDim.x / SLICES, begin = team * blocks + blockIdx.x / SLICES, step = TEAMS * blocks;
+  const int blocks = gridDim.x / SLICES, step = TEAMS * blocks;
+  // Neighbouring tiles are at work at the same time; where their results interleave, in the same block.
+  const int begin = UP_H > 1 ? blockIdx.x / SLICES * TEAMS + team : team * blocks + blockIdx.x / SLICES;
 
   if (!CONSTANT_WEIGHTS) wait_for_last_kernel();
   copy_weights(weights, (const storage_t*)a.in[1], first);
@@ -132,11 +134,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) one_tap(const Argu
 #pragma unroll 1
       for (int group = 0; group < GROUPS; ++group) {
         const storage_t* const right = weights + (chunk * (CHUNK / 64) * SLICE + group * GROUP) * 64;
-        begin_products();
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
         for (int c = 0; c < CHUNK; c += 16)
-          multiply(sums, descriptor(left + c / 64 * ROWS * 64 + c % 64), descriptor(right + c / 64 * SLICE * 64 + c % 64),
-                   c > 0 || (GROUPS == 1 && chunk > 0));
+          multiply(sums, descriptor(left + c / 64 * ROWS * 64 + c % 64),
+                   descriptor(right + c / 64 * SLICE * 64 + c % 64), c > 0 || (GROUPS == 1 && chunk > 0));
         // Threads of two neighbouring rows end with a whole line of 64 filters of each: for one the first has its first
         // half, for the other the second has its second half.
         const bool last = GROUPS > 1 || chunk == CHUNKS - 1, odd = lane / 4 % 2;
@@ -187,7 +189,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) one_tap(const Argu
                 apply(of_filters, operands[EARLY ? o : 0][half][which], j, values[which][j], results);
               results.store(a, offset);
               // The other pixels of the patch, which meet no pixel of x.
-#pragma unroll 1
+#pragma unroll
               for (int k = 1; k < UP_H * UP_W; ++k) {
                 const int up_y = k / UP_W, up_x = k % UP_W, there = offset + (up_y * OUT_W + up_x) * FILTERS;
                 if (at.y + up_y >= OUT_H || at.x + up_x >= OUT_W) continue;

@@ -7,17 +7,17 @@
 namespace ortplugin {
 
 struct OneTapSchedule {
-  int rows;    // pixels of a warp's tile
-  int chunk;   // channels that it copies at a time
-  int group;   // filters that it sums at a time
+  int chunk;   // channels that are copied at a time
+  int group;   // filters that are summed at a time
   int slice;   // filters of a block
   int stages;  // chunks that are under way or in use
   int warps;   // of a block
-  int blocks;  // of a multiprocessor
-  bool early;  // operands of pixels are read before the products, not after them
+  bool early;  // operands of pixels are read while the products are made, not after them
 };
 
 bool FitsOneTap(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device);
+// Whether it is known to be faster than cuDNN.
+bool IsOneTapFast(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device);
 OneTapSchedule ScheduleOneTap(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device);
 std::string OneTapSource(const Program& program, const ConvProblem& problem, const OneTapSchedule& schedule);
 cuda::LaunchShape OneTapLaunch(const ConvProblem& problem, const OneTapSchedule& schedule,

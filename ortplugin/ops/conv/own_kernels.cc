@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "ortplugin/ops/conv/depthwise.h"
+#include "ortplugin/ops/conv/one_tap.h"
 #include "ortplugin/ops/conv/stem.h"
 #include "ortplugin/ops/conv/vector_conv.h"
 #include "ortplugin/ops/conv_transpose/few_filters.h"
@@ -52,6 +53,12 @@ std::vector<Operand> Operands(const Program& program, const ConvProblem& problem
 }
 
 }  // namespace
+
+cuda::Function OwnKernel::Load(const cuda::DeviceFacts& device) const {
+  const cuda::Function function = cuda::Load(device, source, entry, cuda::Warn);
+  cuda::AllowShared(device, function, launch.shared_bytes);
+  return function;
+}
 
 bool IsOrdinary(const Program& program, const ConvProblem& problem) {
   const DType dtype = problem.dtype;
@@ -140,26 +147,30 @@ std::vector<uint64_t> ConvArguments(const Program& program, const ConvProblem& p
 }
 
 std::optional<OwnKernel> FindOwnKernel(const Program& program, const ConvProblem& problem,
-                                       const cuda::DeviceFacts& device) {
-  if (problem.transposed) {
-    if (!FitsFewFilters(program, problem, device)) return std::nullopt;
+                                       const cuda::DeviceFacts& device, bool only_where_fast) {
+  if (problem.transposed && FitsFewFilters(program, problem, device)) {
     const FewFiltersSchedule schedule = ScheduleFewFilters(program, problem, device);
     return OwnKernel{FewFiltersSource(program, problem, schedule), "few_filters",
                      FewFiltersLaunch(problem, schedule, device), ConvArguments(program, problem)};
   }
-  if (FitsDepthwise(program, problem)) {
+  if (!problem.transposed && FitsDepthwise(program, problem)) {
     const DepthwiseSchedule schedule = ScheduleDepthwise(program, problem, device);
     return OwnKernel{DepthwiseSource(program, problem, schedule), "depthwise", DepthwiseLaunch(problem, schedule),
                      ConvArguments(program, problem)};
   }
-  if (FitsStem(program, problem, device)) {
+  if (!problem.transposed && FitsStem(program, problem, device)) {
     const StemSchedule schedule = ScheduleStem(program, problem, device);
     return OwnKernel{StemSource(program, problem, schedule), "stem", StemLaunch(problem, schedule, device),
                      ConvArguments(program, problem)};
   }
-  if (FitsVectorConv(program, problem)) {
+  if (!problem.transposed && FitsVectorConv(program, problem)) {
     const VectorConvSchedule schedule = ScheduleVectorConv(program, problem, device);
     return OwnKernel{VectorConvSource(program, problem, schedule), "vector_conv", VectorConvLaunch(problem, schedule),
+                     ConvArguments(program, problem)};
+  }
+  if (FitsOneTap(program, problem, device) && (!only_where_fast || IsOneTapFast(program, problem, device))) {
+    const OneTapSchedule schedule = ScheduleOneTap(program, problem, device);
+    return OwnKernel{OneTapSource(program, problem, schedule), "one_tap", OneTapLaunch(problem, schedule, device),
                      ConvArguments(program, problem)};
   }
   return std::nullopt;

@@ -1,12 +1,12 @@
-// Convolutions for which we have kernels of our own: depthwise.h, stem.h and vector_conv.h, and transposed ones:
-// conv_transpose/few_filters.h. All tensors are two-dimensional and channels last, but for the image that a stem reads
-// and the one that few filters may write.
+// Convolutions for which we have kernels of our own: depthwise.h, one_tap.h, stem.h and vector_conv.h, and transposed
+// ones: one_tap.h, conv_transpose/few_filters.h. All tensors are two-dimensional and channels last, but for the image
+// that a stem reads and the one that few filters may write.
 //
 // How FusedConv uses them, once for each combination of shapes:
 //
 //   ConvProblem problem{...};                              // every address must be a multiple of 16 bytes
-//   std::optional<OwnKernel> own = FindOwnKernel(program, problem, device);
-//   if (own) function = cuda::Load(device, own->source, own->entry, cuda::Warn);
+//   std::optional<OwnKernel> own = FindOwnKernel(program, problem, device, true);
+//   if (own) function = own->Load(device);
 //
 // and in each run: fill own->arguments[i] with the address of the node's input i (X, W, then the operands) and the next
 // ones with those of the outputs, in order; then
@@ -53,12 +53,14 @@ struct OwnKernel {
   const char* entry;
   cuda::LaunchShape launch;
   std::vector<uint64_t> arguments;  // addresses of the inputs and outputs, which are still 0, then numbers
+
+  cuda::Function Load(const cuda::DeviceFacts& device) const;
 };
 
-// The kernel that is known to be faster than cuDNN for this problem; none where there is none. `program` has one
-// parameter, the convolution's value, and one more for each of problem.operands.
+// Our kernel for this problem; none where there is none, or with `only_where_fast` where it is not known to be faster
+// than cuDNN. `program` has one parameter, the convolution's value, and one more for each of problem.operands.
 std::optional<OwnKernel> FindOwnKernel(const Program& program, const ConvProblem& problem,
-                                       const cuda::DeviceFacts& device);
+                                       const cuda::DeviceFacts& device, bool only_where_fast);
 
 // ---- What the kernels share -----------------------------------------------------------------------------------------
 

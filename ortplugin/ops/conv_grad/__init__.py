@@ -22,7 +22,8 @@ Attributes:
     `weight_dtype` (string): the dtype of dW and dB; T by default, "float" to keep what is accumulated.
     `allow_tf32` (0): float32 products may be rounded to TF32 on a GPU.
     `data_algorithm`, `weight_algorithm` ("auto"): how a GPU makes dX and dW: "own" (a kernel of ours, where there is
-        one), "cudnn", or cuDNN's engine and its knobs; never changes results beyond rounding.
+        one), "cudnn" (what its heuristics propose), or cuDNN's engine and its knobs, as `--tune` finds them; never
+        changes results beyond rounding. What the shapes, the GPU or its cuDNN don't have is "auto", with a warning.
 Inputs: X and W, as `operands` says, then one for each parameter of the program. Those broadcast to S, the shape of the
     convolution's value; floating dtypes only for X and W.
 Outputs: those of `gradients`, in order, then the program's results after the first, which have the shape S. dX has
@@ -34,7 +35,7 @@ Errors: an invalid program or attribute, another number of inputs or outputs tha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +48,7 @@ from ortplugin.errors import ModelError
 from ortplugin.graph.shapes import Dim, Shape, broadcast
 from ortplugin.ops import pointwise_reference
 from ortplugin.ops.base import DOMAIN, Operator, TensorType
+from ortplugin.ops.conv_grad import algorithms
 from ortplugin.ops.conv_grad import reference as reference_module
 from ortplugin.ops.conv_grad.decomposition import append
 from ortplugin.ops.decompose import DTYPE_NAMES, NUMPY_DTYPES, Builder, to_onnx
@@ -385,6 +387,13 @@ def _whole_program(
     return nodes + expand.nodes
 
 
+def device_variants(
+    node: onnx.NodeProto, inputs: Sequence[TensorType], constant: Sequence[bool]
+) -> Sequence[Mapping[str, Any]]:
+    """What the GPU offers for dX and for dW; see algorithms.py."""
+    return algorithms.variants(node, gradient_of(node), inputs)
+
+
 OPERATOR = Operator(
     name=NAME,
     domain=DOMAIN,
@@ -393,4 +402,5 @@ OPERATOR = Operator(
     infer_shapes=infer_shapes,
     decompose=decompose,
     reference=reference,
+    device_variants=device_variants,
 )

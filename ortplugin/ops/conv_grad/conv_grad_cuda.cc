@@ -1,6 +1,5 @@
-// ConvGrad on the GPU: dZ, and dB with it, on the kernels of FusedPointwise and FusedSumTo; dX and dW on cuDNN. With
-// few channels dX is a convolution on FusedConv's kernel (direct.h), and dW, dB and dZ come from one of ours
-// (weight_grad.h).
+// ConvGrad on the GPU: dZ, and dB with it, on the kernels of FusedPointwise and FusedSumTo; dX and dW in the ways of
+// grad_ways.h.
 
 #include <algorithm>
 #include <atomic>
@@ -8,10 +7,8 @@
 #include <optional>
 #include <utility>
 
-#include "ortplugin/ops/conv/direct.h"
-#include "ortplugin/ops/conv/geometry.h"
 #include "ortplugin/ops/conv_grad/conv_grad.h"
-#include "ortplugin/ops/conv_grad/weight_grad.h"
+#include "ortplugin/ops/conv_grad/grad_ways.h"
 #include "ortplugin/ops/pointwise/pointwise.h"
 #include "ortplugin/runtime/cuda.h"
 #include "ortplugin/runtime/cudnn.h"
@@ -80,19 +77,6 @@ Padding Pad(const Shape& shape, bool channels_last, const Shape& begin, const Sh
   return padding;
 }
 
-// Whether dX is faster as a convolution on FusedConv's kernel than on cuDNN, as measured in float32: cuDNN makes 32
-// channels of X at a time.
-bool IsDataGradFast(const DirectConv& conv, const cuda::DeviceFacts& gpu) {
-  const int64_t taps = conv.kernel[0] * conv.kernel[1];
-  if (taps == 1) return false;
-  if (conv.outputs <= 4) return conv.channels <= 64;
-  // Larger sums take so long that a multiprocessor must have many of them.
-  constexpr int64_t kFewProducts = int64_t{1} << 20;
-  const int64_t products =
-      conv.images * conv.groups * conv.outputs * conv.output[0] * conv.output[1] * conv.channels * taps;
-  return conv.channels <= 32 && conv.outputs <= 16 && products > kFewProducts * gpu.multiprocessors;
-}
-
 // dX or dW for one combination of shapes.
 struct Part {
   std::optional<SumPlan> zeros;  // where there is nothing to add up
@@ -101,10 +85,7 @@ struct Part {
   std::optional<Padding> padding;           // of the first input
   std::optional<Conversion> result;         // from what the plan writes
   size_t made_bytes = 0;                    // of that, where it is converted
-  // Or a kernel of FusedConv's, which makes dX.
-  cuda::Function own = nullptr;
-  cuda::LaunchShape launch{};
-  std::vector<uint64_t> arguments;
+  std::optional<OwnDataGrad> own;           // instead of the plan, of dX
 
   size_t scratch_bytes() const {
     size_t bytes = made_bytes + (plan != nullptr ? ScratchBytes(plan->workspace_bytes()) : 0) +
@@ -116,20 +97,13 @@ struct Part {
   }
 };
 
-// dW on our own kernel.
-struct OwnWeight {
-  WeightGradPlan plan;
-  bool draws_in;  // the program, and makes dB and what is stored of dZ as well
-  bool stores_z;
-};
-
 // Everything of one combination of input shapes.
 struct Plan {
   GradShape shape;
   std::optional<SumPlan> sums;
   std::optional<PointwisePlan> pointwise;
   std::optional<Part> data, weight;
-  std::optional<OwnWeight> own_weight;
+  std::optional<OwnWeightGrad> own_weight;
   size_t z_bytes = 0;  // of dZ in scratch memory
 
   // Tensors whose addresses are no multiples of 16: copied into scratch memory first, or out of it last.
@@ -224,10 +198,10 @@ class CudaConvGrad : public Kernel {
       cudnn::Version();
       cudnn::Prepare(device_, problem, cudnn::kMostWorkspace, text ? &*text : nullptr);
     };
-    if (node_.wants_x && ElementCount(shape.x) > 0 && !OwnData(shape))
-      prepare(DataProblem(shape), node_.data_algorithm);
-    if (node_.wants_w && ElementCount(shape.w) > 0 && !FindOwnWeight(shape, shapes))
-      prepare(WeightProblem(shape, node_.dtype(), node_.weight_dtype), node_.weight_algorithm);
+    if (node_.wants_x && ElementCount(shape.x) > 0 && !FindOwnData(node_, shape, device_))
+      prepare(DataProblem(node_, shape), node_.data_algorithm);
+    if (node_.wants_w && ElementCount(shape.w) > 0 && !FindOwnWeight(node_, shape, shapes, device_))
+      prepare(WeightProblems(node_, shape).front(), node_.weight_algorithm);
   }
 
   static std::optional<cudnn::PlanText> Text(const std::string& algorithm) {
@@ -235,161 +209,39 @@ class CudaConvGrad : public Kernel {
     return cudnn::PlanText::Parse(algorithm);
   }
 
-  cudnn::Tensor TensorOf(const Shape& shape) const {
-    return node_.channels_last ? cudnn::ChannelsLast(ChannelsFirst(shape)) : cudnn::ChannelsFirst(shape);
-  }
-
-  cudnn::Problem ProblemOf(const GradShape& shape) const {
-    cudnn::Problem problem;
-    problem.dtype = node_.dtype();
-    problem.allow_tf32 = node_.allow_tf32;
-    problem.x = TensorOf(node_.transposed ? shape.z : shape.x);
-    problem.y = TensorOf(node_.transposed ? shape.x : shape.z);
-    problem.w = TensorOf(shape.w);
-    problem.strides = node_.strides;
-    problem.dilations = node_.dilations;
-    problem.pads_begin = node_.begin;
-    problem.groups = node_.group;
-    for (size_t axis = 0; axis < node_.rank(); ++axis) {
-      // Of a transposed convolution whose output_padding reaches the stride, what no element of X has a part in.
-      const ContractionAxis& each = shape.contraction.axes[axis];
-      const int64_t least = (each.small - 1) * each.stride + (each.kernel - 1) * each.dilation + 1 - each.begin;
-      const int64_t end = node_.end[axis], rest = each.large - (least - end);
-      problem.pads_end.push_back(end - rest / each.stride * each.stride);
+  // Finds the plan that the algorithm names, else any, of the first of the problems that has it, and returns which.
+  size_t FindPlan(const std::vector<cudnn::Problem>& problems, const std::string& algorithm, Part* part) const {
+    std::string refusal;
+    const auto find = [&](const cudnn::PlanText* text) {
+      size_t number = 0;
+      for (refusal.clear(); number < problems.size(); ++number) {
+        const cudnn::Found found = cudnn::FindPlan(device_, problems[number], cudnn::kMostWorkspace, text);
+        part->plan = found.plan;
+        if (found.plan != nullptr) break;
+        refusal += (number == 0 ? "" : "; ") + problems[number].ToString() + ": " + found.refusal;
+      }
+      return number;
+    };
+    if (const std::optional<cudnn::PlanText> text = Text(algorithm)) {
+      const size_t number = find(&*text);
+      if (part->plan != nullptr) return number;
+      Warn("the plan '" + algorithm + "' is not used, but auto: " + refusal);
     }
-    return problem;
-  }
-
-  cudnn::Problem DataProblem(const GradShape& shape) const {
-    cudnn::Problem problem = ProblemOf(shape);
-    problem.direction = node_.transposed ? cudnn::Direction::kForward : cudnn::Direction::kDataGradient;
-    return problem;
-  }
-
-  // cuDNN 9.19 computes weight gradients wrongly, and reads beyond the tensor, where the padding before differs from
-  // that behind: the larger tensor is then padded here.
-  static bool IsUneven(const cudnn::Problem& problem) { return problem.pads_begin != problem.pads_end; }
-
-  // From X and dZ of dtype `from` to dW of dtype `to`.
-  cudnn::Problem WeightProblem(const GradShape& shape, DType from, DType to) const {
-    cudnn::Problem problem = ProblemOf(shape);
-    problem.direction = cudnn::Direction::kWeightGradient;
-    problem.dtype = from;
-    if (from != node_.dtype()) problem.allow_tf32 = true;  // it holds 16-bit floats exactly
-    if (IsUneven(problem)) {
-      for (size_t axis = 0; axis < node_.rank(); ++axis)
-        problem.x.dims[2 + axis] += problem.pads_begin[axis] + problem.pads_end[axis];
-      problem.x = node_.channels_last ? cudnn::ChannelsLast(problem.x.dims) : cudnn::ChannelsFirst(problem.x.dims);
-      problem.pads_begin.assign(node_.rank(), 0);
-      problem.pads_end.assign(node_.rank(), 0);
-    }
-    if (from == to || to == DType::kDouble) return problem;
-    problem.program =
-        std::make_shared<const Program>(Parse(NameOf(from), NameOf(to), std::string("Cast<to=") + NameOf(to) + ">(x)"));
-    problem.results = {problem.w};
-    return problem;
-  }
-
-  cudnn::Found Find(const cudnn::Problem& problem, const std::string& algorithm) const {
-    const std::optional<cudnn::PlanText> text = Text(algorithm);
-    if (text) {
-      const cudnn::Found found = cudnn::FindPlan(device_, problem, cudnn::kMostWorkspace, &*text);
-      if (found.plan != nullptr) return found;
-      Warn("the plan '" + algorithm + "' is not used, but auto: " + found.refusal);
-    }
-    return cudnn::FindPlan(device_, problem, cudnn::kMostWorkspace);
+    const size_t number = find(nullptr);
+    if (part->plan == nullptr) Fail(cudnn::Version(), " has no plan for ", refusal);
+    return number;
   }
 
   // Of an algorithm that the attributes ask for in vain, once for each node.
   void Warn(const std::string& reason) const {
     if (warned_.exchange(true)) return;
     cuda::Warn("node '" + name_ + "' (ConvGrad): " + reason +
-               ". Its algorithms were chosen for other shapes, another GPU or another cuDNN; set data_algorithm and "
-               "weight_algorithm to auto");
+               ". Its algorithms were chosen for other shapes, another GPU or another cuDNN; run optimize-model --tune "
+               "again, or set data_algorithm and weight_algorithm to auto");
   }
   void WarnOfOwn(const char* gradient) const {
     Warn(std::string("there is no kernel of ours for ") + gradient +
          " here, as its algorithm asks; cuDNN takes its place");
-  }
-
-  // Whether a kernel of ours may be taken, if it `is_fast`.
-  static bool IsOwn(const std::string& algorithm, bool is_fast) {
-    return algorithm == "own" || (algorithm == "auto" && is_fast);
-  }
-
-  // dX as the convolution of dZ with W turned around, or of a transposed convolution with W as it is.
-  std::optional<Part> OwnData(const GradShape& shape) const {
-    if (node_.rank() != 2 || node_.channels_last || ElementCount(shape.x) == 0) return std::nullopt;
-    const Contraction& the = shape.contraction;
-    DirectConv conv{};
-    conv.images = the.batch;
-    conv.groups = the.group;
-    conv.channels = node_.transposed ? the.b : the.a;
-    conv.outputs = node_.transposed ? the.a : the.b;
-    conv.turned_weights = !node_.transposed;
-    for (size_t i = 0; i < 2; ++i) {
-      const ContractionAxis& axis = the.axes[i];
-      conv.image[i] = node_.transposed ? axis.large : axis.small;
-      conv.output[i] = node_.transposed ? axis.small : axis.large;
-      conv.kernel[i] = axis.kernel;
-      conv.strides[i] = axis.stride;
-      conv.dilations[i] = axis.dilation;
-      conv.pads[i] = node_.transposed ? axis.begin : (axis.kernel - 1) * axis.dilation - axis.begin;
-      if (conv.pads[i] < 0 || (axis.stride > 1 && !node_.transposed)) return std::nullopt;
-    }
-    if (!FitsDirect(conv, node_.dtype()) ||
-        !IsOwn(node_.data_algorithm, !node_.allow_tf32 && IsDataGradFast(conv, device_)))
-      return std::nullopt;
-    const std::optional<DirectSchedule> schedule = ScheduleDirect(conv, device_, kMostVector);
-    if (!schedule) return std::nullopt;
-    const Program bare = Program::Parse("(float x) => (float x) {}");
-    const Axes axes = JoinAxes(shape.x, {shape.x});
-    Part part;
-    part.own = cuda::Load(device_, DirectSource(conv, bare, axes, *schedule), "conv_direct", cuda::Warn);
-    part.launch = DirectLaunch(*schedule, device_);
-    part.arguments = DirectArguments(conv, bare, axes, *schedule);
-    return part;
-  }
-
-  // `shapes`: of the node's inputs.
-  std::optional<OwnWeight> FindOwnWeight(const GradShape& shape, const std::vector<Shape>& shapes) const {
-    const Contraction& the = shape.contraction;
-    if (!node_.wants_w || node_.rank() != 2 || node_.group != 1 || ElementCount(shape.w) == 0 ||
-        ElementCount(shape.z) == 0 || ElementCount(shape.x) == 0)
-      return std::nullopt;
-    WeightGrad grad{};
-    grad.images = the.batch;
-    grad.outputs = the.a;
-    grad.channels = the.b;
-    for (size_t i = 0; i < 2; ++i) {
-      const ContractionAxis& axis = the.axes[i];
-      if (axis.dilation != 1) return std::nullopt;
-      grad.image[i] = axis.large;
-      grad.output[i] = axis.small;
-      grad.kernel[i] = axis.kernel;
-      grad.strides[i] = axis.stride;
-      grad.pads[i] = axis.begin;
-    }
-    grad.channels_last = node_.channels_last;
-    grad.weight_dtype = node_.weight_dtype;
-    if (!FitsWeightGrad(grad, node_.dtype()) ||
-        !IsOwn(node_.weight_algorithm, IsWeightGradFast(grad, node_.dtype(), node_.allow_tf32)))
-      return std::nullopt;
-    const std::string name = NameOf(node_.dtype());
-    const Program bare = Program::Parse("(" + name + " x) => (" + name + " x) {}");
-    const Shape& small = node_.transposed ? shape.x : shape.z;
-    OwnWeight own{};
-    const std::vector<Shape> given(shapes.begin() + static_cast<std::ptrdiff_t>(node_.operands()), shapes.end());
-    const Axes axes = JoinAxes(shape.z, given);
-    own.draws_in = !node_.transposed && IsWeightGradProgram(node_.program, axes, node_.wants_b);
-    own.stores_z = own.draws_in && node_.stores_z() && (node_.wants_x || node_.wants_z);
-    grad.stores_z = own.stores_z;
-    grad.makes_bias = own.draws_in && node_.wants_b;
-    const Program& program = own.draws_in ? node_.program : bare;
-    const std::optional<WeightGradSchedule> schedule = ScheduleWeightGrad(grad, program, device_);
-    if (!schedule) return std::nullopt;
-    own.plan = PlanWeightGrad(grad, program, own.draws_in ? axes : JoinAxes(small, {small}), *schedule, device_);
-    return own;
   }
 
   Part MakeData(const GradShape& shape) const {
@@ -399,12 +251,10 @@ class CudaConvGrad : public Kernel {
       part.zeros = Zeros(shape.x, node_.dtype(), device_);
       return part;
     }
-    if (std::optional<Part> own = OwnData(shape)) return *own;
+    part.own = FindOwnData(node_, shape, device_);
+    if (part.own) return part;
     if (node_.data_algorithm == "own") WarnOfOwn("dX");
-    const cudnn::Problem problem = DataProblem(shape);
-    const cudnn::Found found = Find(problem, node_.data_algorithm);
-    if (found.plan == nullptr) Fail(cudnn::Version(), " has no plan for ", problem.ToString(), ": ", found.refusal);
-    part.plan = found.plan;
+    FindPlan({DataProblem(node_, shape)}, node_.data_algorithm, &part);
     return part;
   }
 
@@ -417,39 +267,21 @@ class CudaConvGrad : public Kernel {
       return part;
     }
     if (node_.weight_algorithm == "own") WarnOfOwn("dW");
-    std::string refusal;
-    const auto find = [&](DType from, DType to) {
-      const cudnn::Problem problem = WeightProblem(shape, from, to);
-      const cudnn::Found found = Find(problem, node_.weight_algorithm);
-      part.plan = found.plan;
-      if (found.plan == nullptr) refusal += (refusal.empty() ? "" : "; ") + problem.ToString() + ": " + found.refusal;
-      return found.plan != nullptr;
-    };
-    const auto convert_result = [&](DType from) {
-      part.result = Convert(shape.w, from, wanted, device_);
-      part.made_bytes = Bytes(shape.w, from);
-    };
-    const bool narrow = SizeOf(given) == 2;
-    // cuDNN rounds partial sums of grouped gradients to bfloat16.
-    const bool is_coarse = given == DType::kBFloat16 && node_.group > 1;
-    if (given == wanted && !is_coarse) {
-      find(given, given);
-    } else if (!narrow || is_coarse || wanted != DType::kFloat || !find(given, wanted)) {
-      // Sums that keep their digits come of float32 operands.
-      const DType made = narrow ? DType::kFloat : given;
-      if (narrow) {
-        const Shape &large = node_.transposed ? shape.z : shape.x, &small = node_.transposed ? shape.x : shape.z;
-        part.first = Convert(large, given, made, device_);
-        part.second = Convert(small, given, made, device_);
-      }
-      find(made, made);
-      if (made != wanted) convert_result(made);
+    const std::vector<cudnn::Problem> problems = WeightProblems(node_, shape);
+    const cudnn::Problem& problem = problems[FindPlan(problems, node_.weight_algorithm, &part)];
+    const DType made = problem.dtype;
+    const Shape &large = node_.transposed ? shape.z : shape.x, &small = node_.transposed ? shape.x : shape.z;
+    if (made != given) {
+      part.first = Convert(large, given, made, device_);
+      part.second = Convert(small, given, made, device_);
     }
-    if (part.plan == nullptr) Fail(cudnn::Version(), " has no plan for ", refusal);
-    const cudnn::Problem problem = ProblemOf(shape);
-    if (IsUneven(problem))
-      part.padding = Pad(node_.transposed ? shape.z : shape.x, node_.channels_last, problem.pads_begin,
-                         problem.pads_end, part.first ? DType::kFloat : given, device_);
+    if (problem.program == nullptr && made != wanted) {
+      part.result = Convert(shape.w, made, wanted, device_);
+      part.made_bytes = Bytes(shape.w, made);
+    }
+    const cudnn::Problem forward = ForwardProblem(node_, shape);
+    if (IsUneven(forward))
+      part.padding = Pad(large, node_.channels_last, forward.pads_begin, forward.pads_end, made, device_);
     return part;
   }
 
@@ -458,7 +290,7 @@ class CudaConvGrad : public Kernel {
     plan->shape = FitGrad(node_, shapes);
     const GradShape& shape = plan->shape;
     const std::vector<Shape> given(shapes.begin() + static_cast<std::ptrdiff_t>(node_.operands()), shapes.end());
-    plan->own_weight = FindOwnWeight(shape, shapes);
+    plan->own_weight = FindOwnWeight(node_, shape, shapes, device_);
     const bool draws_in = plan->own_weight && plan->own_weight->draws_in;
     if (draws_in) {
       // Nothing is left to do for dZ and dB.
@@ -514,7 +346,7 @@ class CudaConvGrad : public Kernel {
     void* const db = node_.wants_b ? addresses[next++] : nullptr;
     const void* z = addresses[operands];
     std::vector<void*> results;
-    const std::optional<OwnWeight>& own = plan.own_weight;
+    const std::optional<OwnWeightGrad>& own = plan.own_weight;
     const bool draws_in = own && own->draws_in;
     if (draws_in ? own->stores_z : node_.stores_z()) {
       results.push_back(node_.wants_z ? addresses[next++] : z_memory);
@@ -545,12 +377,12 @@ class CudaConvGrad : public Kernel {
   void RunPart(const Part& part, cuda::Stream stream, const void* first, const void* second, void* result,
                char* scratch) const {
     if (part.zeros) RunSums(*part.zeros, device_, stream, {nullptr}, {result}, scratch);
-    if (part.own != nullptr) {
-      std::vector<uint64_t> numbers = part.arguments;
+    if (part.own) {
+      std::vector<uint64_t> numbers = part.own->arguments;
       const void* const addresses[] = {first, second, result};
       for (size_t i = 0; i < 3; ++i) numbers[i] = reinterpret_cast<uintptr_t>(addresses[i]);
       void* parameters[] = {numbers.data()};
-      cuda::LaunchNext(device_, part.own, part.launch, stream, parameters);
+      cuda::LaunchNext(device_, part.own->kernel, part.own->launch, stream, parameters);
     }
     if (part.plan == nullptr) return;
     cudnn::Arguments arguments{};

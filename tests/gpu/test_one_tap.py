@@ -1,0 +1,154 @@
+"""Our kernel for convolutions of one element, plain and transposed: equal to the reference for tiles, slices and chunks
+of every form and all kinds of programs; infinite elements reach no result that they don't belong to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import conv_transpose_cases
+import numpy as np
+import pytest
+from conv_transpose_cases import BIAS_RELU, RESIDUAL
+from node_cases import typed
+
+import ortplugin
+from gpu.device import at_offset, host, make, run, run_bound, same_bits
+from gpu.sessions import check_graph
+from gpu.test_conv import BARE, RELU, SCALED, SEVERAL, SPLIT, WIDENED, Conv, algorithms
+from ortplugin.ops.conv import reference
+from ortplugin.ops.conv_transpose import OPERATOR
+
+cupy = pytest.importorskip("cupy")
+
+FLOATS = ["float16", "bfloat16"]
+# x, filters: less than a tile, a line and a slice; several groups, slices and chunks; what none of them divides.
+SHAPES = [
+    ((1, 8, 1, 3), 8),
+    ((1, 64, 8, 8), 64),
+    ((3, 72, 9, 11), 40),
+    ((2, 200, 13, 5), 136),
+    ((2, 128, 7, 7), 320),
+    ((1, 640, 6, 9), 64),
+    ((5, 16, 10, 10), 1000),
+    ((1, 1000, 4, 5), 24),
+    ((8, 64, 128, 97), 256),
+    ((9, 256, 90, 101), 72),
+    ((12, 384, 80, 75), 192),
+]
+
+
+@pytest.fixture(autouse=True)
+def _hopper() -> None:
+    if cupy.cuda.Device().compute_capability != "90":
+        pytest.skip("its instructions are Hopper's")
+
+
+def own(conv: Conv) -> Conv:
+    """The same by our own kernel, which must exist."""
+    assert "own" in algorithms(conv, conv.arrays()), conv
+    return replace(conv, attributes={**conv.attributes, "algorithm": "own"})
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("x", "filters"), SHAPES)
+def test_equals_the_reference(library: Path, x: tuple[int, ...], filters: int, dtype: str) -> None:
+    conv = own(Conv(BARE, dtype, "NHWC", x, filters, (1, 1), attributes={}))
+    conv.run()
+    for number, program in enumerate((RELU, SCALED, SEVERAL, WIDENED, SPLIT)):
+        replace(conv, program=program, constant=number % 2 == 0).run()
+
+
+# x, filters, attributes
+UP: tuple[tuple[tuple[int, ...], int, dict[str, Any]], ...] = (
+    ((2, 64, 5, 6), 64, {"strides": [2, 2], "output_padding": [1, 1]}),
+    ((2, 72, 5, 6), 136, {"strides": [2, 2]}),
+    ((1, 200, 9, 4), 40, {"strides": [3, 1], "output_padding": [2, 0]}),
+    ((3, 16, 3, 7), 96, {"strides": [1, 4], "output_padding": [0, 1]}),
+    ((2, 512, 11, 9), 256, {"strides": [2, 2], "output_padding": [0, 1]}),
+    ((2, 64, 8, 8), 64, {}),
+    ((8, 128, 96, 100), 64, {"strides": [2, 2], "output_padding": [1, 1]}),
+)
+
+OF_IMAGES = """(T c, T b, T r, float g) => (T y, float z) {
+  s = Add(c, b)
+  t = Add(s, r)
+  y = Gelu(t)
+  w = Cast<to=float>(c)
+  z = Mul(w, g)
+}"""
+
+
+def up(number: int, dtype: str, text: str, operands: tuple[Any, ...]) -> conv_transpose_cases.Case:
+    x, filters, attributes = UP[number]
+    name, constant = f"{x} to {filters}, {dtype}", number % 2 == 0
+    more = attributes | {"algorithm": "own"}
+    w = (x[1], filters, 1, 1)
+    return conv_transpose_cases.Case(name, typed(text, dtype), x, w, operands, "NHWC", more, constant)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("number", range(len(UP)))
+def test_transposed(library: Path, capfd: pytest.CaptureFixture[str], number: int, dtype: str) -> None:
+    bias, image = (UP[number][1], 1, 1), (UP[number][0][0], 1, 1, 1)
+    for text, operands in (
+        (BARE, ()),
+        (BIAS_RELU, (bias,)),
+        (RESIDUAL, (bias, None)),
+        (OF_IMAGES, (bias, None, image)),
+    ):
+        case = up(number, dtype, text, operands)
+        conv_transpose_cases.check(case, run(make(case.model()), case))
+    assert "the algorithm 'own' is not used" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_infinite_elements_stay_where_they_are(library: Path, value: float) -> None:
+    for x, filters in (SHAPES[2], SHAPES[3], SHAPES[6]):
+        the = own(Conv(BARE, "float16", "NHWC", x, filters, (1, 1), constant=False, attributes={}))
+        for name, element in (("x", 5), ("x", -3), ("w", 7), ("w", -1)):
+            arrays = the.arrays()
+            arrays[name].reshape(-1)[element] = value
+            (found,) = host(ortplugin.run(make(the.model(arrays)), the.feeds(arrays)))
+            node = the.node()
+            with np.errstate(invalid="ignore"):
+                (wanted,) = reference(node, [arrays[each] for each in node.input])
+            assert not np.isfinite(wanted).all()
+            assert np.isfinite(wanted).any()
+            np.testing.assert_array_equal(np.isfinite(found), np.isfinite(wanted))
+
+
+def test_infinite_pixels_of_a_transposed_one_stay_where_they_are(library: Path) -> None:
+    case = replace(up(1, "float16", BARE, ()), constant_weights=False)
+    arrays = case.inputs()
+    arrays[0].reshape(-1)[arrays[0].size // 2] = np.nan
+    (found,) = host(ortplugin.run(make(case.model()), dict(zip(case.names, arrays, strict=True))))
+    (wanted,) = OPERATOR.reference(case.node(), arrays)
+    assert not np.isfinite(wanted).all()
+    np.testing.assert_array_equal(np.isfinite(found), np.isfinite(wanted))
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_tensors_may_start_anywhere(library: Path, number: int) -> None:
+    case = replace(up(number, "float16", RESIDUAL, ((UP[number][1], 1, 1), None)), constant_weights=False)
+    session, arrays = make(case.model()), case.inputs()
+    wanted = OPERATOR.reference(case.node(), arrays)
+    inputs = [at_offset(array, 1) for array in arrays]
+    outputs = [at_offset(np.full_like(array, np.nan), 3) for array in wanted]
+    run_bound(session, inputs, outputs)
+    conv_transpose_cases.check(case, [cupy.asnumpy(array) for array in outputs])
+
+
+@pytest.mark.parametrize("attributes", [{"strides": [2, 2]}, {"pads": [1, 1, 1, 1]}])
+def test_others_are_not_taken(library: Path, attributes: dict[str, Any]) -> None:
+    conv = Conv(RELU, "float16", "NHWC", (2, 64, 9, 11), 64, (1, 1), attributes=attributes)
+    assert "own" not in algorithms(conv, conv.arrays())
+    conv.run()
+
+
+def test_runs_are_bit_identical(library: Path) -> None:
+    for x, filters in (SHAPES[2], SHAPES[8]):
+        conv = own(Conv(RELU, "float16", "NHWC", x, filters, (1, 1), attributes={}))
+        assert same_bits(conv.run(), conv.run())
+        check_graph(conv.model(conv.arrays()), [conv.trial(f"replay {number}") for number in range(3)])

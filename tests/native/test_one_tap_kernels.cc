@@ -1,0 +1,135 @@
+// Compiles our kernel for convolutions of one element, and fails where the compiler spills registers to local memory or
+// makes the tensor cores wait for each product. Needs NVRTC but no GPU.
+//
+//   test_one_tap_kernels sm_90     VERBOSE=1 shows each variant
+
+#include <cstdlib>
+#include <iostream>
+#include <sstream>
+
+#include "ortplugin/ops/conv/one_tap.h"
+#include "tests/native/check.h"
+#include "tests/native/kernel_remarks.h"
+
+using namespace ortplugin;
+
+namespace {
+
+constexpr DType kHalf = DType::kFloat16, kBrain = DType::kBFloat16, kFloat = DType::kFloat;
+
+const char* const kBare = "(float16 c) => (float16 c) {}";
+const char* const kRelu = "(float16 c, float16 b) => (float16 y) {\n  s = Add(c, b)\n  y = Relu(s)\n}";
+const char* const kResidual =
+    "(float16 c, float16 b, float16 r) => (float16 y) {\n  s = Add(c, b)\n  t = Add(s, r)\n  y = Relu(t)\n}";
+// Two results, a residual, an operand of each image, one of each row, mixed dtypes.
+const char* const kMixed =
+    "(bfloat16 c, bfloat16 b, bfloat16 r, float g, float h) => (bfloat16 y, float z) {\n  s = Add(c, b)\n"
+    "  t = Add(s, r)\n  u = Gelu(t)\n  z = Cast<to=float>(u)\n  v = Mul(z, g)\n  w = Mul(v, h)\n"
+    "  y = Cast<to=bfloat16>(w)\n}";
+
+ConvProblem Layer(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t stride = 1) {
+  ConvProblem problem;
+  problem.dtype = dtype;
+  problem.transposed = stride > 1;
+  problem.batch = batch;
+  problem.height = problem.width = size;
+  problem.channels = channels;
+  problem.filters = filters;
+  problem.strides = {stride, stride};
+  problem.out_height = problem.out_width = size * stride;
+  problem.constant_weights = batch > 1;
+  return problem;
+}
+
+struct Case {
+  const char* program;
+  ConvProblem problem;
+};
+
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const int64_t batch : {1, 8, 256}) {
+    cases.push_back({kBare, Layer(kHalf, batch, 56, 64, 64)});
+    cases.push_back({kRelu, Layer(kHalf, batch, 56, 256, 64)});
+    cases.push_back({kResidual, Layer(kHalf, batch, 56, 64, 256)});
+    cases.push_back({kResidual, Layer(kHalf, batch, 28, 512, 256, 2)});
+    cases.push_back({kRelu, Layer(kHalf, batch, 28, 128, 512)});
+    cases.push_back({kMixed, Layer(kBrain, batch, 14, 200, 72)});
+    cases.push_back({kMixed, Layer(kBrain, batch, 9, 8, 264, 3)});
+  }
+  for (Case& the : cases) {
+    const ConvProblem& problem = the.problem;
+    if (the.program != kBare) the.problem.operands = {{problem.filters}};
+    if (the.program == kResidual) the.problem.operands.push_back(problem.output_shape());
+    if (the.program == kMixed)
+      the.problem.operands = {{problem.filters},
+                              problem.output_shape(),
+                              {problem.batch, 1, 1, problem.filters},
+                              {problem.out_height, 1, 1}};
+  }
+  return cases;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) return test::AskForArchitecture(argv[0]);
+  const std::string architecture = argv[1];
+  const cuda::DeviceFacts device = test::DeviceOf(architecture);
+  const bool exists = architecture == "sm_90";
+  for (const Case& the : Cases()) {
+    const Program program = Program::Parse(the.program);
+    CHECK(FitsOneTap(program, the.problem, device) == exists);
+    if (!exists) continue;
+    const OneTapSchedule schedule = ScheduleOneTap(program, the.problem, device);
+    const cuda::LaunchShape launch = OneTapLaunch(the.problem, schedule, device);
+    const std::string source = OneTapSource(program, the.problem, schedule);
+    std::string log, code, failure;
+    try {
+      code = cuda::Compile(source, "sm_90a", &log);
+    } catch (const Error& error) {
+      failure = std::string(error.what()).substr(0, 3000);
+    }
+    const auto variant = [&] {
+      std::ostringstream text;
+      text << NameOf(the.problem.dtype) << " " << the.problem.channels << " to " << ToString(the.problem.output_shape())
+           << ": chunk " << schedule.chunk << " group " << schedule.group << " slice " << schedule.slice << " stages "
+           << schedule.stages << " early " << schedule.early << ", " << launch.blocks << "x" << launch.threads
+           << " with " << launch.shared_bytes << " bytes, registers " << test::Registers(log) << " spilled "
+           << test::Spilled(log) << " bytes " << failure;
+      return text.str();
+    };
+    if (std::getenv("VERBOSE") != nullptr) std::cout << variant() << "\n";
+    CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, variant());
+    CHECK_WITH(test::Spilled(log) == 0 && test::Local(log) == 0, variant());
+    CHECK_WITH(log.find("serialized") == std::string::npos, log);
+    CHECK(launch.shared_bytes <= 227u << 10 && launch.blocks > 0 && launch.blocks <= 132);
+    if (!the.problem.constant_weights) CHECK_WITH(test::BeforeWait(source).empty(), test::BeforeWait(source));
+  }
+  if (!exists) return test::Summary();
+
+  const Program program = Program::Parse(kBare);
+  const ConvProblem known = Layer(kHalf, 8, 28, 128, 256, 2);
+  CHECK(FitsOneTap(program, known, device) && IsOneTapFast(program, Layer(kHalf, 8, 56, 64, 64), device));
+  CHECK(!IsOneTapFast(program, Layer(kHalf, 256, 14, 512, 1024), device));
+  const auto refused = [&](const char* what, void (*change)(ConvProblem*)) {
+    ConvProblem other = known;
+    change(&other);
+    CHECK_WITH(!FitsOneTap(program, other, device), what);
+  };
+  refused("float32", [](ConvProblem* the) { the->dtype = kFloat; });
+  refused("groups", [](ConvProblem* the) { the->group = 2; });
+  refused("12 channels", [](ConvProblem* the) { the->channels = 12; });
+  refused("12 filters", [](ConvProblem* the) { the->filters = 12; });
+  refused("a larger kernel", [](ConvProblem* the) { the->kernel_width = 2; });
+  refused("pads", [](ConvProblem* the) { the->pads = {1, 0, 0, 0}; });
+  refused("a plain one with strides", [](ConvProblem* the) { the->transposed = false; });
+  refused("rows of Y behind the last of X", [](ConvProblem* the) { the->out_height += 1; });
+  refused("a stride of five", [](ConvProblem* the) {
+    the->strides = {5, 5};
+    the->out_height = the->out_width = 28 * 5;
+  });
+  refused("Y with channels first", [](ConvProblem* the) { the->y_channels_first = true; });
+  refused("weights that fill shared memory", [](ConvProblem* the) { the->channels = 2048; });
+  return test::Summary();
+}
