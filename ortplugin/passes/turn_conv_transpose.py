@@ -4,10 +4,12 @@
 
     v[m, c, k] = w[c, m, K - 1 - k] in each group, K the kernel's size; pads (K - 1) * dilation - pads
 
-Both compute the same sums. What pays was measured on an H200: a depthwise one gets a kernel of ours; one of 16 bits
-with bias and Relu is a ready-made kernel of cuDNN's, where it compiles one for a transposed convolution that takes 1 to
-25% longer with many products, and up to twice as long with a kernel of one element. Others stay: alone, or with few
-products, cuDNN's transposed convolutions are as fast, or faster.
+Both compute the same sums. What pays was measured on an H200: a depthwise one gets a kernel of ours, and so does one
+of a single element in 16 bits, with or without a program, if it has few products for each element of its tensors, which
+then need not turn its weights in every run; one of 16 bits with bias and Relu is a ready-made kernel of cuDNN's, where
+it compiles one for a transposed convolution that takes 1 to 25% longer with many products, and up to twice as long with
+a kernel of one element. Others stay: alone, or with few products, cuDNN's transposed convolutions are as fast, or
+faster.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from ortplugin.passes.fused_conv import conv_dtype, conv_node, is_channels_last,
 from ortplugin.program import parse
 
 MANY_PRODUCTS = 1 << 31  # from which on a convolution with a program pays, whatever its kernel
+FEW_PRODUCTS = 210  # of an element, up to which our kernel for one element may be the fastest (conv/one_tap.cc)
 FEW_CHANNELS = 8  # of the result; kernels for fewer have their own ways
 DEPTHWISE_KERNELS = (3, 5, 7)  # square ones, of which our kernel is
 UNKNOWN = "only with channels last, and depthwise or in 16 bits, a convolution is known to be faster"
@@ -96,17 +99,20 @@ def _loss(scope: Scope, node: gs.Node, weights: npt.NDArray[Any], group: int) ->
         return None
     if conv_dtype(scope, node) not in ("float16", "bfloat16"):
         return UNKNOWN
-    if not parse(str(node.attrs["program"])).statements:
-        return "nothing follows it"
     if columns < FEW_CHANNELS:
         return f"its result has {columns} channels in a group"
+    rows = weights.shape[0] // group
+    if not parse(str(node.attrs["program"])).statements and (
+        prod(kernel) > 1 or group > 1 or rows * columns > FEW_PRODUCTS * (rows + columns)
+    ):
+        return "nothing follows it"
     if prod(kernel) == 1:
         return None
     shape = scope.shape(node.outputs[0])
     sizes = [] if shape is None else [each for each in shape if isinstance(each, int)]
     if shape is None or len(sizes) < len(shape):
         return f"its result's shape {show(shape)} is not known"
-    products = prod(sizes) * (weights.shape[0] // group) * prod(kernel)
+    products = prod(sizes) * rows * prod(kernel)
     return None if products >= MANY_PRODUCTS else f"it has {products} products, few enough to be as fast as it is"
 
 

@@ -55,9 +55,11 @@ std::optional<OneTapSchedule> Schedule(const Program& program, const ConvProblem
   // With many tiles for each multiprocessor the weights are copied seldom, and many filters meet each copy of X; with
   // few the copies of the weights count, and that there is work for all.
   const bool many = Tiles(problem) >= int64_t{8} * device.multiprocessors;
-  const bool wide = many && (problem.channels < 128 || OperandRegisters(program, problem) > 0);
-  const int64_t most_slice = wide ? 256 : 128, most_weights = (many ? 128 : 64) << 10;
+  // Without operands of pixels results are what takes time: slices as wide as X, and without a program fewer warps.
+  const bool has_operands = OperandRegisters(program, problem) > 0, is_bare = program.statements().empty();
   const int64_t channels = RoundUp(problem.channels, kLine), filters = RoundUp(problem.filters, kLine);
+  const int64_t most_slice = many && has_operands ? 256 : many ? std::min<int64_t>(channels, 128) : 128;
+  const int64_t most_weights = (many ? 128 : 64) << 10;
   OneTapSchedule best{};
   for (int64_t slices = 1; best.slice == 0 || best.slice * channels * 2 > most_weights; ++slices) {
     if (slices > filters / kLine) break;
@@ -68,6 +70,7 @@ std::optional<OneTapSchedule> Schedule(const Program& program, const ConvProblem
   while (best.slice % best.group != 0) best.group -= kLine;
   const auto complete = [&](int64_t chunk) {
     best.chunk = static_cast<int>(chunk);
+    if (many && is_bare) return Complete(program, problem, 8, static_cast<int>(384 / chunk), &best);
     return Complete(program, problem, many ? 16 : 12, many ? 2 : 4, &best);
   };
   // Several groups meet a chunk, so it is all channels.

@@ -126,9 +126,10 @@ def test_where_it_pays() -> None:
         assert operators(optimized) == ["Transpose", op, "Transpose"]
 
 
-def test_a_kernel_of_one_element(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("follows", [False, True])
+def test_a_kernel_of_one_element(follows: bool, rng: np.random.Generator) -> None:
     """A matrix product, whatever its size."""
-    original = up(("N", 16, 6, 5), (16, 8, 1, 1))
+    original = up(("N", 16, 6, 5), (16, 8, 1, 1), follows=follows)
     optimized, result = run_pass(before(original), TURN_CONV_TRANSPOSE)
     assert len(result.changes) == 1
     assert attributes_of(optimized)["pads"] == [0, 0, 0, 0]
@@ -154,6 +155,8 @@ MISSES = {
     "output_shape": (up(output_shape=[7, 6]), "its pads depend on the shape"),
     "output padding": (up(dilations=[2, 2], output_padding=[1, 0]), "it has output_padding of [1, 0]"),
     "alone": (up(follows=False), "nothing follows it"),
+    "many channels, alone": (up((1, 1024, 2, 3), (1024, 512, 1, 1), follows=False), "nothing follows it"),
+    "groups, alone": (up(w=(16, 8, 1, 1), follows=False, group=2), "nothing follows it"),
     "float": (up(dtype="float32"), "only with channels last, and depthwise or in 16 bits"),
     "any batch": (up(("N", 16, 6, 5)), "is not known"),
     "few channels": (up(w=(16, 3, 3, 3)), "its result has 3 channels in a group"),
