@@ -955,7 +955,9 @@ std::string Program::ToString() const {
 }
 
 // Whether pointwise.cuh has a cheaper form of it that is precise enough for float16.
-static bool HasHalfForm(Op op) { return op == Op::kSigmoid || op == Op::kSwish || op == Op::kQuickGelu; }
+static bool HasHalfForm(Op op) {
+  return op == Op::kSigmoid || op == Op::kSwish || op == Op::kQuickGelu || op == Op::kGelu;
+}
 
 std::string EmitCuda(const Program& program, const std::vector<uint32_t>& statements, const std::string& indent) {
   std::string text;

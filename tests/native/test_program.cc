@@ -593,6 +593,14 @@ void TestCuda() {
         "  const double v1 = op_LeakyRelu(v0, 0x1.47ae14p-7);\n");
   CHECK(emit("(float x) => (float y) { z = Gelu(x) y = Gelu<approximate=\"tanh\">(z) }") ==
         "  const float v1 = op_Gelu(v0, false);\n  const float v2 = op_Gelu(v1, true);\n");
+  // What float16 has a cheaper form of; a float that is cast to it is none.
+  CHECK(emit("(float16 x) => (float16 y) { z = Gelu(x) y = Gelu<approximate=\"tanh\">(z) }") ==
+        "  const float v1 = op_Gelu16(v0, false);\n  const float v2 = op_Gelu16(v1, true);\n");
+  CHECK(emit("(float16 x) => (float16 y) { a = Sigmoid(x) b = Swish<alpha=2>(a) y = QuickGelu<alpha=1>(b) }") ==
+        "  const float v1 = op_Sigmoid16(v0);\n  const float v2 = op_Swish16(v1, 0x1p+1f);\n"
+        "  const float v3 = op_QuickGelu16(v2, 0x1p+0f);\n");
+  CHECK(emit("(bfloat16 x) => (float16 y) { z = Gelu(x) y = Cast<to=float16>(z) }") ==
+        "  const float v1 = op_Gelu(v0, false);\n  const float v2 = op_CastFloat16(v1);\n");
   CHECK(emit("(double x, bool c) => (bool f, bfloat16 g, float h, double i) { a = Cast<to=float16>(x) f = "
              "Cast<to=bool>(a)\n"
              "g = Cast<to=bfloat16>(c) h = Cast<to=float>(g) j = Less(x, 1) i = Where(j, x, 0) }") ==
