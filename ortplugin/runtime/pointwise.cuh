@@ -400,3 +400,5 @@ __device__ __forceinline__ float op_Gelu16(float x, bool approximate) {
   if (!approximate) return x * op_NormalCdf16(x);
   return x * op_Sigmoid16(1.59576912160573071176f * (x + 0.044715f * (x * x * x)));
 }
+// 1 + erf(x scale / sqrt(2)), which is how exporters write Gelu.
+__device__ __forceinline__ float op_OnePlusErf16(float x, float scale) { return 2.0f * op_NormalCdf16(x * scale); }

@@ -37,12 +37,16 @@ def ex2(x: Array, off: float) -> Array:
     return np.where(power < 2.0**-126, 0, power).astype(np.float32)
 
 
-def exact(x: Array, off: float) -> Array:
+def normal_cdf(x: Array, off: float) -> Array:
     a = np.abs(x)
     power = np.full_like(a, coefficients()[0])
     for coefficient in coefficients()[1:]:  # a product of two floats is exact in float64
         power = (power.astype(np.float64) * a.astype(np.float64) + np.float64(coefficient)).astype(np.float32)
-    return x * np.abs(np.where(x < 0, np.float32(0), np.float32(1)) - ex2(power, off))
+    return np.abs(np.where(x < 0, np.float32(0), np.float32(1)) - ex2(power, off))
+
+
+def exact(x: Array, off: float) -> Array:
+    return x * normal_cdf(x, off)
 
 
 def tanh(x: Array, off: float) -> Array:
@@ -70,11 +74,11 @@ def test_every_float16_value(approximate: str, form: object, end: float, off: fl
         found, right = form(EVERY, off), wanted(EVERY, approximate)
         half = found.astype(np.float16)
     finite = np.isfinite(EVERY)
-    precise = finite & (EVERY + end >= 0) & (EVERY != 0)
+    precise = finite & np.greater_equal(EVERY, -end) & (EVERY != 0)
     error = np.abs(found[precise] - right[precise]) / np.abs(right[precise])
     assert error.max() < 2.0**-17
     # Further down there is nothing left in float16, and nothing comes back.
-    below = finite & (EVERY + end < 0)
+    below = finite & np.less(EVERY, -end)
     assert (np.abs(right[below]) < 2.0**-25).all()
     assert (half[below] == 0).all()
     assert (found[below] <= 0).all()
@@ -96,3 +100,13 @@ def test_values_beyond_float16(approximate: str, form: object, end: float) -> No
     np.testing.assert_allclose(found, reference, rtol=2.0**-17)
     number = ~np.isnan(x) & (x != -np.inf)
     assert (np.signbit(found[number]) == np.signbit(reference[number])).all()
+
+
+@pytest.mark.parametrize("off", [-APPROXIMATE, 0, APPROXIMATE])
+@pytest.mark.parametrize("root", [math.sqrt(2), float(np.float16(math.sqrt(2)))])
+def test_gelu_written_with_erf(root: float, off: float) -> None:
+    """op_OnePlusErf16: x (1 + erf(x / root)) / 2, where root is a float16 in most models."""
+    x = EVERY[np.isfinite(EVERY) & (EVERY > -6) & (EVERY != 0)]
+    found = x * (np.float32(2) * normal_cdf(x * np.float32(math.sqrt(2) / root), off)) * np.float32(0.5)
+    right = np.array([0.5 * v * math.erfc(-v / root) for v in x.astype(float)])
+    assert (np.abs(found - right) / np.abs(right)).max() < 2.0**-17
