@@ -115,6 +115,7 @@ LERP = """(T x, T y, T w) => (T z) {
 }"""
 LERP_DIFFERENCE = "(T x, T y, T w) => (T z) { d = Sub(y, x) s = Mul(d, w) z = Add(x, s) }"
 SILU = "(T x) => (T y) { s = Sigmoid(x) y = Mul(x, s) }"
+ERF_GELU = "(T x) => (T y) { d = Div(x, 1.4142135) e = Erf(d) p = Add(e, 1) m = Mul(x, p) y = Mul(m, 0.5) }"
 CHAIN = """(T x, T a, T b) => (T y) {
   u = Mul(x, a)
   v = Add(u, b)
@@ -268,6 +269,8 @@ def _functions() -> list[Case]:
           a = Asin(t) b = Acos(t) c = Log(q) d = Reciprocal(q) e = Pow(q, x) f = Acosh(q) h = Mul(t, 0.5) g = Atanh(h)
         }"""
         cases.append(Case(f"functions of domains, {dtype}", typed(domains, dtype), ((515,),)))
+    for dtype in ("float16", "float"):  # ONNX Runtime has no Erf of double
+        cases.append(Case(f"Gelu written with Erf, {dtype}", typed(ERF_GELU, dtype), (FULL,)))
     return cases
 
 

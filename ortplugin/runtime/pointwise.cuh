@@ -378,3 +378,27 @@ __device__ __forceinline__ T op_Gelu(T x, bool approximate) {
   if (!approximate) return x * op_NormalCdf(x);
   return x * op_Sigmoid(T(1.59576912160573071176) * (x + T(0.044715) * (x * x * x)));
 }
+// Phi(x) of float16 values, without branches and in a fifth of the instructions. Phi(-|x|) is 2 to the power of a
+// polynomial in |x|, whose coefficients are fitted to its least relative error from 0 to 6: within 2^-17 of the value
+// there, what float and the instruction lose included. Beyond, x Phi(x) of negative x rounds to 0, and the polynomial
+// falls on, to -infinity.
+__device__ __forceinline__ float op_NormalCdf16(float x) {
+  const float a = fabsf(x);
+  float power = -1.8348054e-06f;
+  power = __fmaf_rn(power, a, 6.15981626e-05f);
+  power = __fmaf_rn(power, a, -0.000930523733f);
+  power = __fmaf_rn(power, a, 0.00850788597f);
+  power = __fmaf_rn(power, a, -0.0539600588f);
+  power = __fmaf_rn(power, a, -0.458464414f);
+  power = __fmaf_rn(power, a, -1.15125108f);
+  power = __fmaf_rn(power, a, -0.999995291f);
+  float tail;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(tail) : "f"(power));
+  return fabsf((x < 0.0f ? 0.0f : 1.0f) - tail);
+}
+__device__ __forceinline__ float op_Gelu16(float x, bool approximate) {
+  if (!approximate) return x * op_NormalCdf16(x);
+  return x * op_Sigmoid16(1.59576912160573071176f * (x + 0.044715f * (x * x * x)));
+}
+// 1 + erf(x scale / sqrt(2)), which is how exporters write Gelu.
+__device__ __forceinline__ float op_OnePlusErf16(float x, float scale) { return 2.0f * op_NormalCdf16(x * scale); }

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 
@@ -955,7 +956,53 @@ std::string Program::ToString() const {
 }
 
 // Whether pointwise.cuh has a cheaper form of it that is precise enough for float16.
-static bool HasHalfForm(Op op) { return op == Op::kSigmoid || op == Op::kSwish || op == Op::kQuickGelu; }
+static bool HasHalfForm(Op op) {
+  return op == Op::kSigmoid || op == Op::kSwish || op == Op::kQuickGelu || op == Op::kGelu;
+}
+
+// What makes a value, if that is one of the statements.
+static const Statement* Among(const Program& program, const std::vector<uint32_t>& statements, ValueId id) {
+  const Value& value = program.value(id);
+  if (value.kind != Value::Kind::kResult) return nullptr;
+  const bool found = std::find(statements.begin(), statements.end(), value.index) != statements.end();
+  return found ? &program.statements()[value.index] : nullptr;
+}
+
+// Of the product or quotient of a value and a literal: the value, and what it is multiplied by.
+static std::optional<std::pair<ValueId, double>> AsScaled(const Program& program, const Statement& statement) {
+  if (statement.op != Op::kMul && statement.op != Op::kDiv) return std::nullopt;
+  const bool divides = statement.op == Op::kDiv;
+  const size_t at = !divides && program.value(statement.operands[0]).kind == Value::Kind::kLiteral ? 0 : 1;
+  const Value& literal = program.value(statement.operands[at]);
+  const ValueId scaled = statement.operands[1 - at];
+  if (literal.kind != Value::Kind::kLiteral || program.value(scaled).kind == Value::Kind::kLiteral) return std::nullopt;
+  const double number = RoundTo(literal.dtype, literal.literal);
+  return std::pair(scaled, divides ? 1 / number : number);
+}
+
+// Gelu is often written with Erf: 1 + Erf(x / 1.414) of float16 is computed from x at once. What stands between is
+// emitted all the same; the compiler drops it where nothing else reads it. "" where the statement is not that.
+static std::string OnePlusErf(const Program& program, const std::vector<uint32_t>& statements,
+                              const Statement& statement) {
+  if (statement.op != Op::kAdd || program.value(statement.result).dtype != DType::kFloat16) return "";
+  for (const size_t i : {0, 1}) {
+    const Value& one = program.value(statement.operands[1 - i]);
+    const Statement* erf = Among(program, statements, statement.operands[i]);
+    if (one.kind != Value::Kind::kLiteral || RoundTo(one.dtype, one.literal) != 1) continue;
+    if (erf == nullptr || erf->op != Op::kErf) continue;
+    ValueId x = erf->operands[0];
+    if (program.value(x).kind == Value::Kind::kLiteral) continue;
+    double scale = 1.41421356237309504880;
+    const Statement* inner = Among(program, statements, x);
+    const auto scaled = inner != nullptr ? AsScaled(program, *inner) : std::nullopt;
+    if (scaled && std::isnormal(static_cast<float>(scale * scaled->second))) {
+      x = scaled->first;
+      scale *= scaled->second;
+    }
+    return "op_OnePlusErf16(v" + std::to_string(x) + ", " + CudaNumber(scale, DType::kFloat) + ");\n";
+  }
+  return "";
+}
 
 std::string EmitCuda(const Program& program, const std::vector<uint32_t>& statements, const std::string& indent) {
   std::string text;
@@ -965,6 +1012,10 @@ std::string EmitCuda(const Program& program, const std::vector<uint32_t>& statem
     if (IsCore(statement.op)) Fail("program: ", row.name, " is a core operator, EmitCuda writes pointwise ones only");
     const DType result = program.value(statement.result).dtype;
     text += indent + "const " + RowOf(result).compute + " v" + std::to_string(statement.result) + " = ";
+    if (const std::string whole = OnePlusErf(program, statements, statement); !whole.empty()) {
+      text += whole;
+      continue;
+    }
     text += statement.op == Op::kCast ? RowOf(result).cast : std::string("op_") + row.name;
     if (result == DType::kFloat16 && HasHalfForm(statement.op)) text += "16";
     for (size_t i = 0; i < statement.operands.size(); ++i) {

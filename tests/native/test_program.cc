@@ -593,6 +593,36 @@ void TestCuda() {
         "  const double v1 = op_LeakyRelu(v0, 0x1.47ae14p-7);\n");
   CHECK(emit("(float x) => (float y) { z = Gelu(x) y = Gelu<approximate=\"tanh\">(z) }") ==
         "  const float v1 = op_Gelu(v0, false);\n  const float v2 = op_Gelu(v1, true);\n");
+  // What float16 has a cheaper form of; a float that is cast to it is none.
+  CHECK(emit("(float16 x) => (float16 y) { z = Gelu(x) y = Gelu<approximate=\"tanh\">(z) }") ==
+        "  const float v1 = op_Gelu16(v0, false);\n  const float v2 = op_Gelu16(v1, true);\n");
+  CHECK(emit("(float16 x) => (float16 y) { a = Sigmoid(x) b = Swish<alpha=2>(a) y = QuickGelu<alpha=1>(b) }") ==
+        "  const float v1 = op_Sigmoid16(v0);\n  const float v2 = op_Swish16(v1, 0x1p+1f);\n"
+        "  const float v3 = op_QuickGelu16(v2, 0x1p+0f);\n");
+  const auto last = [&](const std::string& text) {
+    const std::string emitted = emit(text);
+    return emitted.substr(emitted.rfind('=', emitted.size() - 2) + 2);
+  };
+  // 1.414 is 0x1.6ap+0 in float16, and 0.7071 is 0x1.6ap-1.
+  CHECK(emit("(float16 x) => (float16 y) { a = Div(x, 1.41421356) b = Erf(a) y = Add(b, 1) }") ==
+        "  const float v2 = op_Div(v0, 0x1.6ap+0f);\n  const float v3 = op_Erf(v2);\n"
+        "  const float v5 = op_OnePlusErf16(v0, 0x1.0007p+0f);\n");
+  CHECK(last("(float16 x) => (float16 y) { a = Mul(0.70710678, x) b = Erf(a) y = Add(1, b) }") ==
+        "op_OnePlusErf16(v0, 0x1.fff2p-1f);\n");
+  CHECK(last("(float16 x) => (float16 y) { b = Erf(x) y = Add(b, 1) }") == "op_OnePlusErf16(v0, 0x1.6a09e6p+0f);\n");
+  CHECK(last("(float16 x) => (float16 y) { a = Div(x, 0) b = Erf(a) y = Add(b, 1) }") ==
+        "op_OnePlusErf16(v2, 0x1.6a09e6p+0f);\n");
+  CHECK(last("(float16 x) => (float16 y) { a = Div(2, x) b = Erf(a) y = Add(b, 1) }") ==
+        "op_OnePlusErf16(v2, 0x1.6a09e6p+0f);\n");
+  CHECK(last("(float16 x, float16 s) => (float16 y) { a = Mul(x, s) b = Erf(a) y = Add(b, 1) }") ==
+        "op_OnePlusErf16(v2, 0x1.6a09e6p+0f);\n");
+  CHECK(last("(float16 x) => (float16 y) { b = Erf(x) y = Add(b, 2) }") == "op_Add(v1, 0x1p+1f);\n");
+  CHECK(last("(float16 x) => (float16 y) { b = Erf(x) y = Sub(b, 1) }") == "op_Sub(v1, 0x1p+0f);\n");
+  CHECK(last("(float x) => (float y) { b = Erf(x) y = Add(b, 1) }") == "op_Add(v1, 0x1p+0f);\n");
+  const Program apart = Program::Parse("(float16 x) => (float16 y) { b = Erf(x) y = Add(b, 1) }");
+  CHECK(EmitCuda(apart, {1}, "") == "const float v3 = op_Add(v1, 0x1p+0f);\n");  // Erf is made elsewhere
+  CHECK(emit("(bfloat16 x) => (float16 y) { z = Gelu(x) y = Cast<to=float16>(z) }") ==
+        "  const float v1 = op_Gelu(v0, false);\n  const float v2 = op_CastFloat16(v1);\n");
   CHECK(emit("(double x, bool c) => (bool f, bfloat16 g, float h, double i) { a = Cast<to=float16>(x) f = "
              "Cast<to=bool>(a)\n"
              "g = Cast<to=bfloat16>(c) h = Cast<to=float>(g) j = Less(x, 1) i = Where(j, x, 0) }") ==
