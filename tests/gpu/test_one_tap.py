@@ -56,7 +56,8 @@ def own(conv: Conv) -> Conv:
 def test_equals_the_reference(library: Path, x: tuple[int, ...], filters: int, dtype: str) -> None:
     conv = own(Conv(BARE, dtype, "NHWC", x, filters, (1, 1), attributes={}))
     conv.run()
-    for number, program in enumerate((RELU, SCALED, SEVERAL, WIDENED, SPLIT)):
+    large = np.prod(x) * filters > 1 << 27
+    for number, program in enumerate((SCALED,) if large else (RELU, SCALED, SEVERAL, WIDENED, SPLIT)):
         replace(conv, program=program, constant=number % 2 == 0).run()
 
 

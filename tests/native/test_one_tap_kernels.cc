@@ -112,6 +112,9 @@ int main(int argc, char** argv) {
   const ConvProblem known = Layer(kHalf, 8, 28, 128, 256, 2);
   CHECK(FitsOneTap(program, known, device) && IsOneTapFast(program, Layer(kHalf, 8, 56, 64, 64), device));
   CHECK(!IsOneTapFast(program, Layer(kHalf, 256, 14, 512, 1024), device));
+  const Program gelu = Program::Parse("(float16 c) => (float16 y) {\n  y = Gelu(c)\n}");
+  CHECK(IsOneTapFast(gelu, Layer(kHalf, 64, 28, 192, 768), device));
+  CHECK(!IsOneTapFast(program, Layer(kHalf, 64, 28, 192, 768), device));
   const auto refused = [&](const char* what, void (*change)(ConvProblem*)) {
     ConvProblem other = known;
     change(&other);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <sstream>
 
+#include "ortplugin/runtime/cudnn.h"
 #include "ortplugin/runtime/kernel_sources.h"
 #include "ortplugin/runtime/round_up.h"
 
@@ -21,6 +22,10 @@ int64_t SharedBytes(const ConvProblem& problem, const OneTapSchedule& schedule) 
 
 int64_t Tiles(const ConvProblem& problem) { return DivideUp(problem.batch * problem.height * problem.width, kRows); }
 
+bool HasManyTiles(const ConvProblem& problem, const cuda::DeviceFacts& device) {
+  return Tiles(problem) >= int64_t{8} * device.multiprocessors;
+}
+
 // The pixels of Y that one of X becomes.
 int64_t Patch(const ConvProblem& problem) { return problem.transposed ? problem.strides[0] * problem.strides[1] : 1; }
 
@@ -33,6 +38,13 @@ int64_t OperandRegisters(const Program& program, const ConvProblem& problem) {
   for (size_t i = 0; i < problem.operands.size(); ++i)
     if (IsOfPixel(problem.operands[i])) bytes += 8 * SizeOf(program.value(program.parameters()[i + 1]).dtype);
   return DivideUp(bytes, 4);
+}
+
+// Whether a program takes a kernel of its own behind cuDNN's.
+bool IsApart(const Program& program) {
+  const auto is_apart = [](const Statement& each) { return each.op == Op::kGelu || each.op == Op::kErf; };
+  return std::any_of(program.statements().begin(), program.statements().end(), is_apart) ||
+         !cudnn::RefusalOf(program).empty();
 }
 
 // Sets the most warps and stages that there are registers and shared memory for. False: there are too few.
@@ -54,11 +66,11 @@ std::optional<OneTapSchedule> Schedule(const Program& program, const ConvProblem
   // Found on an H200 among all that are possible, for 64 to 512 channels and filters: within 3% of the best on average.
   // With many tiles for each multiprocessor the weights are copied seldom, and many filters meet each copy of X; with
   // few the copies of the weights count, and that there is work for all.
-  const bool many = Tiles(problem) >= int64_t{8} * device.multiprocessors;
+  const bool many = HasManyTiles(problem, device);
   // Without operands of pixels results are what takes time: slices as wide as X, and without a program fewer warps.
   const bool has_operands = OperandRegisters(program, problem) > 0, is_bare = program.statements().empty();
   const int64_t channels = RoundUp(problem.channels, kLine), filters = RoundUp(problem.filters, kLine);
-  const int64_t most_slice = many && has_operands ? 256 : many ? std::min<int64_t>(channels, 128) : 128;
+  const int64_t most_slice = !many ? 128 : has_operands ? 256 : std::min<int64_t>(channels, 192);
   const int64_t most_weights = (many ? 128 : 64) << 10;
   OneTapSchedule best{};
   for (int64_t slices = 1; best.slice == 0 || best.slice * channels * 2 > most_weights; ++slices) {
@@ -70,7 +82,7 @@ std::optional<OneTapSchedule> Schedule(const Program& program, const ConvProblem
   while (best.slice % best.group != 0) best.group -= kLine;
   const auto complete = [&](int64_t chunk) {
     best.chunk = static_cast<int>(chunk);
-    if (many && is_bare) return Complete(program, problem, 8, static_cast<int>(384 / chunk), &best);
+    if (many && is_bare) return Complete(program, problem, 8, 3, &best);
     return Complete(program, problem, many ? 16 : 12, many ? 2 : 4, &best);
   };
   // Several groups meet a chunk, so it is all channels.
@@ -98,14 +110,16 @@ bool FitsOneTap(const Program& program, const ConvProblem& problem, const cuda::
 }
 
 bool IsOneTapFast(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
-  // Measured on an H200 against cuDNN with the program in its kernel, for 1 to 256 images of 60 layers.
+  // Measured on an H200 against cuDNN, for 1 to 256 images of 60 layers.
   const int64_t tiles = Tiles(problem), patch = Patch(problem);
   if (patch > 1 && OperandRegisters(program, problem) > 0) return false;  // pixels between have no products to wait for
   if (patch > 1 && problem.channels > 256 && tiles < int64_t{16} * device.multiprocessors) return false;
+  if (problem.filters < kLine / 2 && HasManyTiles(problem, device)) return false;
   const int64_t products = problem.channels * problem.filters, elements = problem.channels + patch * problem.filters;
   if (products <= 96 * elements) return problem.channels <= (patch > 1 ? 512 : 384);
-  // With more products cuDNN's kernels win, but where there are few tiles, more than some.
-  return products <= 210 * elements && problem.channels <= 256 && tiles >= 24 && tiles <= device.multiprocessors;
+  if (products > 210 * elements || problem.channels > 256) return false;
+  // With more products cuDNN's kernels win, but where they leave the program to another kernel, or have few tiles.
+  return IsApart(program) || (tiles >= 24 && tiles <= device.multiprocessors);
 }
 
 OneTapSchedule ScheduleOneTap(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
