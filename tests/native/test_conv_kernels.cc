@@ -149,6 +149,11 @@ void TestShuffles(const std::string& architecture) {
   CHECK(!fits([](ConvCase* the) { the->attributes.dilations = {1, 2}; }));
   CHECK(!fits([](ConvCase* the) { the->attributes.groups = 2; }));
   CHECK(!fits([](ConvCase* the) {
+    the->attributes.strides = {1, 1};
+    the->attributes.kernel_shape = {1, 1};
+    the->shapes[1] = {256, 1, 1, 128};
+  }));
+  CHECK(!fits([](ConvCase* the) {
     the->attributes.channels_last = false;
     the->shapes = {{8, 256, 32, 32}, {256, 128, 2, 2}, {128, 1, 1}};
   }));

@@ -27,6 +27,8 @@ bool FitsPixelShuffle(const ConvCase& the, const ConvShape& shape) {
     if (window.kernel > window.stride || (window.kernel > 1 && window.dilation > 1)) return false;
     products *= window.size * window.kernel;
   }
+  // With stride 1 every pixel is where it belongs.
+  if (shape.windows[0].stride == 1 && shape.windows[1].stride == 1) return false;
   return products < int64_t{1} << 30 && IsOrdinary(*the.program, OwnProblem(the, shape));
 }
 
