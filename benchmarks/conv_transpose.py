@@ -9,7 +9,7 @@ ConvTranspose (with bias and Relu), for data that has its channels last: one nod
     torch fused             PyTorch's transposed convolution with bias, then Relu
     fused, fused tuned      ours with bias and Relu
 
-Tuned: of what `--tune` times, the first --tuned algorithms (two thirds of them with bias and Relu) are timed one after
+Tuned: of what `--tune` times, the first --tuned algorithms (a third of them with bias and Relu) are timed one after
 another, and the best of them is a contender of the row beside the default; where it is no faster, the default stands
 for it. Every step has tensors of its own. Every output is compared with PyTorch's in float32 without TF32. Writes
 results/conv_transpose.json; --readme fills the table in docs/benchmarks.md from the results.
@@ -291,7 +291,7 @@ if __name__ == "__main__":
         "--layers": {**several, "default": list(range(len(LAYERS))), "help": "numbers of layers"},
         "--tuned": {
             "type": int,
-            "default": 12,
+            "default": 16,
             "help": "algorithms to try for each layer alone, a third with bias and Relu",
         },
     }
