@@ -55,7 +55,8 @@ inline int Local(const std::string& log) {
 inline std::string BeforeWait(const std::string& source) {
   const std::string ptx = ortplugin::cuda::Compile(source, "compute_90", nullptr);
   const std::string entry = ".entry ", wait = "griddepcontrol.wait;";
-  const std::regex access("\\b(ld|st|atom|red|ldu|prefetch)\\.(?!param|const|shared|local)\\S*");
+  const std::regex access(
+      "\\b(ld|st|atom|red|ldu|prefetch)\\.(?!param|const|shared|local)\\S*|\\bcp\\.async\\S*global\\S*");
   for (size_t at = ptx.find(entry); at != std::string::npos; at = ptx.find(entry, at + 1)) {
     const size_t end = std::min(ptx.find(entry, at + 1), ptx.size()), waits = ptx.find(wait, at);
     const std::string name = ptx.substr(at, ptx.find('(', at) - at);

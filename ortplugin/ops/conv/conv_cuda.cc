@@ -305,7 +305,7 @@ class CudaConv : public Kernel {
   // A matrix product and our kernel after it. Returns why there is none, or nothing.
   std::string FindShuffle(const ConvCase& the, const ConvShape& shape, Plan* plan) const {
     if (!IsShuffled(the, shape))
-      return "its kernel overlaps, or its layout, groups or dtype are not those of a shuffle";
+      return "its kernel overlaps, or its strides, layout, groups or dtype are not those of a shuffle";
     const cudnn::PlanText* text = algorithm_.plan ? &*algorithm_.plan : nullptr;
     const cudnn::Found found = cudnn::FindPlan(device_, ProductsProblem(the, shape), cudnn::kMostWorkspace, text);
     if (found.plan == nullptr) return found.refusal;

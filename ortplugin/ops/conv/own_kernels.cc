@@ -66,9 +66,10 @@ bool IsOrdinary(const Program& program, const ConvProblem& problem) {
   if (program.parameters().size() != problem.operands.size() + 1) return false;
   const int64_t x = problem.batch * problem.height * problem.width * problem.channels;
   const int64_t y = ElementCount(problem.output_shape());
+  const int64_t w = problem.filters * problem.kernel_height * problem.kernel_width * (problem.channels / problem.group);
   // Indices run a little past the end before they are compared with it.
   constexpr int64_t kMost = (int64_t{1} << 31) - (int64_t{1} << 20);
-  return x > 0 && y > 0 && x < kMost && y < kMost;
+  return x > 0 && y > 0 && x < kMost && y < kMost && w < kMost;
 }
 
 std::string ConvPreamble(const Program& program, const ConvProblem& problem) {

@@ -1,6 +1,6 @@
-// Transposed convolutions whose kernels do not overlap (kernel <= stride), channels last: a matrix product, each row of
-// which has the kernel's whole result for one pixel of X, and a kernel of ours that puts these pixels in their places,
-// with the program.
+// Transposed convolutions whose kernels do not overlap (kernel <= stride, some stride above 1), channels last: a matrix
+// product, each row of which has the kernel's whole result for one pixel of X, and a kernel of ours that puts these
+// pixels in their places, with the program.
 //
 //   P[n, i, j, (k, l, m)] = sum over c of X[n, i, j, c] W[c, k, l, m]      cuDNN's
 //   Y[n, i SH + k - top, j SW + l - left, m] = program(P[n, i, j, (k, l, m)]), program(0) where there is no such k or l
