@@ -119,6 +119,14 @@ std::string RefusalOf(const Program& program) {
   return MapProgram(program, &why) ? "" : why;
 }
 
+bool HasErf(const Program& program) {
+  std::string why;
+  const std::optional<PointwiseGraph> mapped = MapProgram(program, &why);
+  return mapped && std::any_of(mapped->nodes.begin(), mapped->nodes.end(), [](const PointwiseNode& node) {
+           return node.mode == abi::PointwiseMode::kGelu || node.mode == abi::PointwiseMode::kErf;
+         });
+}
+
 Found FindPlan(const cuda::DeviceFacts& device, const Problem& problem, size_t workspace_limit, const PlanText* text) {
   Check(problem);
   const std::shared_ptr<Answer> answer =

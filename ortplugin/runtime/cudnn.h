@@ -55,6 +55,9 @@ void Check(const Problem& problem);
 // Why cuDNN has no pointwise operation for a part of the program; empty where it has all of them. Needs no cuDNN.
 std::string RefusalOf(const Program& program);
 
+// Whether it has Erf, also as Gelu: which only kernels have that cuDNN compiles, and slowly. Needs no cuDNN.
+bool HasErf(const Program& program);
+
 // "engine=3;k2=1;k14=4": the engine's number and its knobs, each by number, in ascending order.
 struct PlanText {
   int64_t engine;

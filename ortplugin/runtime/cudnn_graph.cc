@@ -37,18 +37,7 @@ Graph::Graph(const Problem& problem, abi::Handle handle) : problem_(Lifted(probl
   graph_.Finalize("the graph of operations");
 }
 
-// A program that only hands the value on is none.
-bool Graph::HasEpilogue() const {
-  const Program* program = problem_.program.get();
-  return program != nullptr && !(program->statements().empty() && program->results().size() == 1 &&
-                                 program->results()[0] == program->parameters()[0]);
-}
-
-bool Graph::HasErf() const {
-  return std::any_of(pointwise_.nodes.begin(), pointwise_.nodes.end(), [](const PointwiseNode& node) {
-    return node.mode == abi::PointwiseMode::kGelu || node.mode == abi::PointwiseMode::kErf;
-  });
-}
+bool Graph::HasEpilogue() const { return problem_.program != nullptr && !IsBare(*problem_.program); }
 
 std::vector<const void*> Graph::Addresses(const Arguments& arguments) const {
   std::vector<const void*> addresses;

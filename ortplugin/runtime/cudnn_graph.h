@@ -22,7 +22,6 @@ class Graph {
   const Descriptor& descriptor() const { return graph_; }
   const Problem& problem() const { return problem_; }
   bool HasEpilogue() const;
-  bool HasErf() const;  // in the epilogue, also as Gelu
 
   // The tensors that a run gives addresses for, and these addresses.
   const std::vector<int64_t>& ids() const { return ids_; }

@@ -184,7 +184,7 @@ class GraphPlan : public Plan {
 // convolution alone, and a pointwise kernel after it, took 0.5 to 0.8 of the time. Null where it may be.
 const char* WhyApart(const Graph& graph, const Target& target) {
   if (!graph.HasEpilogue()) return nullptr;
-  if (graph.HasErf()) return "Gelu and Erf are faster apart than in the kernels that cuDNN compiles";
+  if (HasErf(*graph.problem().program)) return "Gelu and Erf are faster apart than in the kernels that cuDNN compiles";
   if (IsSlowWithEpilogue(graph.problem())) return "strided data gradients like this are faster without an epilogue";
   // These kernels do not divide a sum among multiprocessors.
   constexpr int64_t kLongSum = 2048, kTile = 128;
@@ -239,7 +239,8 @@ Found Search(const Target& target, const Problem& problem, size_t workspace_limi
   size_t tried = 0, too_large = 0;
   std::string first;
   const char* apart = text == nullptr ? WhyApart(*graph, target) : nullptr;
-  if (apart != nullptr && graph->HasErf()) return {nullptr, apart};  // which no engine has that is not compiled here
+  if (apart != nullptr && HasErf(*problem.program))
+    return {nullptr, apart};  // which no engine has that is not compiled here
   const auto attempt = [&](const PlanText& candidate, bool is_compiled_here) {
     if (is_compiled_here && apart != nullptr) return false;
     ++tried;

@@ -955,6 +955,10 @@ std::string Program::ToString() const {
   return text + "}";
 }
 
+bool IsBare(const Program& program) {
+  return program.results().size() == 1 && program.results()[0] == program.parameters()[0];
+}
+
 // Whether pointwise.cuh has a cheaper form of it that is precise enough for float16.
 static bool HasHalfForm(Op op) {
   return op == Op::kSigmoid || op == Op::kSwish || op == Op::kQuickGelu || op == Op::kGelu;

@@ -17,6 +17,8 @@ import ortplugin
 from gpu.device import at_offset, host, make, run, run_bound, same_bits
 from gpu.sessions import check_graph
 from gpu.test_conv import BARE, RELU, SCALED, SEVERAL, SPLIT, WIDENED, Conv, algorithms
+from gpu.test_conv_own import own
+from gpu.test_few_filters import NOT_TAKEN
 from ortplugin.ops.conv import reference
 from ortplugin.ops.conv_transpose import OPERATOR
 
@@ -43,12 +45,6 @@ SHAPES = [
 def _hopper() -> None:
     if cupy.cuda.Device().compute_capability != "90":
         pytest.skip("its instructions are Hopper's")
-
-
-def own(conv: Conv) -> Conv:
-    """The same by our own kernel, which must exist."""
-    assert "own" in algorithms(conv, conv.arrays()), conv
-    return replace(conv, attributes={**conv.attributes, "algorithm": "own"})
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -101,7 +97,7 @@ def test_transposed(library: Path, capfd: pytest.CaptureFixture[str], number: in
     ):
         case = up(number, dtype, text, operands)
         conv_transpose_cases.check(case, run(make(case.model()), case))
-    assert "the algorithm 'own' is not used" not in capfd.readouterr().err
+    assert NOT_TAKEN not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])

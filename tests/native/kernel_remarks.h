@@ -24,6 +24,17 @@ inline ortplugin::cuda::DeviceFacts DeviceOf(const std::string& architecture) {
   return {0, number / 10, number % 10, 132, 60 << 20};
 }
 
+// Machine code and NVRTC's remarks, or why there is none.
+inline std::string Compile(const std::string& source, const std::string& architecture, std::string* log,
+                           std::string* failure) {
+  try {
+    return ortplugin::cuda::Compile(source, architecture, log);
+  } catch (const ortplugin::Error& error) {
+    *failure = std::string(error.what()).substr(0, 3000);
+    return "";
+  }
+}
+
 // Bytes of registers that are kept in local memory for want of registers.
 inline int Spilled(const std::string& log) {
   int bytes = 0;

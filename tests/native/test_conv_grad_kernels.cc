@@ -75,12 +75,8 @@ void CheckWeights(const WeightGrad& given, const char* program_text, const std::
         << given.images << " " << s.chunks << " " << s.blocks << " " << s.sums << " " << s.adders << " " << s.threads
         << " " << (program_text == kScaled ? 1 : 0) << " " << program.parameters().size() << "\n";
   }
-  std::string log, code, failure;
-  try {
-    code = cuda::Compile(source, architecture, &log);
-  } catch (const Error& error) {
-    failure = std::string(error.what()).substr(0, 3000);
-  }
+  std::string log, failure;
+  const std::string code = test::Compile(source, architecture, &log, &failure);
   std::ostringstream variant;
   variant << architecture << " " << dtype << " " << ToString(full) << " of " << given.channels << " channels, kernel "
           << given.kernel[0] << ": images " << s.images << " rows " << s.rows << " maps " << s.maps << " of "

@@ -172,12 +172,8 @@ int main(int argc, char** argv) {
     CHECK(own.has_value() == (device.major >= 8 || !is_stem));  // Turing's tensor cores lack what a stem takes
     if (!own) continue;
     CHECK(own->arguments.size() == the.problem.operands.size() + 3 + program.results().size());
-    std::string log, code, failure;
-    try {
-      code = cuda::Compile(own->source, architecture, &log);
-    } catch (const Error& error) {
-      failure = std::string(error.what()).substr(0, 3000);
-    }
+    std::string log, failure;
+    const std::string code = test::Compile(own->source, architecture, &log, &failure);
     const auto variant = [&] {
       std::ostringstream text;
       text << architecture << " " << own->entry << " " << NameOf(the.problem.dtype) << " "

@@ -77,12 +77,9 @@ int main(int argc, char** argv) {
     CHECK(found.has_value());
     if (!found) continue;
     const DirectSchedule& schedule = *found;
-    std::string log, code, failure;
-    try {
-      code = cuda::Compile(DirectSource(the.conv, program, axes, schedule), architecture, &log);
-    } catch (const Error& error) {
-      failure = std::string(error.what()).substr(0, 3000);
-    }
+    std::string log, failure;
+    const std::string code =
+        test::Compile(DirectSource(the.conv, program, axes, schedule), architecture, &log, &failure);
     const auto variant = [&] {
       std::ostringstream text;
       text << architecture << " " << ToString(full) << " of " << the.conv.channels << " channels: images "

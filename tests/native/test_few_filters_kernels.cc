@@ -65,12 +65,8 @@ int main(int argc, char** argv) {
     if (!own) continue;
     const FewFiltersSchedule schedule = ScheduleFewFilters(program, problem, device);
     CHECK(own->arguments.size() == problem.operands.size() + 3 + program.results().size());
-    std::string log, code, failure;
-    try {
-      code = cuda::Compile(own->source, architecture, &log);
-    } catch (const Error& error) {
-      failure = std::string(error.what()).substr(0, 3000);
-    }
+    std::string log, failure;
+    const std::string code = test::Compile(own->source, architecture, &log, &failure);
     const auto variant = [&] {
       std::ostringstream text;
       text << architecture << " " << NameOf(problem.dtype) << " " << problem.channels << " to "

@@ -89,12 +89,8 @@ int main(int argc, char** argv) {
     const NormShape shape = FitShapes(norm, the.inputs);
     const NormSchedule schedule = ScheduleLayerNorm(norm, shape, {132, 60 << 20}, true);
     const std::string source = LayerNormSource(norm, shape, schedule);
-    std::string log, code, failure;
-    try {
-      code = cuda::Compile(source, argument, &log);
-    } catch (const Error& error) {
-      failure = std::string(error.what()).substr(0, 3000);
-    }
+    std::string log, failure;
+    const std::string code = test::Compile(source, argument, &log, &failure);
     const auto variant = [&] {
       std::ostringstream text;
       text << argument << " rows " << shape.rows << " width " << shape.width << " vector " << schedule.vector

@@ -164,12 +164,8 @@ int main(int argc, char** argv) {
       return 0;
     }
     const auto start = std::chrono::steady_clock::now();
-    std::string log, code, failure;
-    try {
-      code = cuda::Compile(source, argument, &log);
-    } catch (const Error& error) {
-      failure = std::string(error.what()).substr(0, 3000);
-    }
+    std::string log, failure;
+    const std::string code = test::Compile(source, argument, &log, &failure);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     std::ostringstream text;
     text << argument << " " << the.name << ": vector " << schedule.vector << " items " << schedule.items << " modes '"

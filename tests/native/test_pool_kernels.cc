@@ -124,12 +124,8 @@ int main(int argc, char** argv) {
       if (the.name == argument) std::cout << the.source;
       continue;
     }
-    std::string log, code, failure;
-    try {
-      code = cuda::Compile(the.source, argument, &log);
-    } catch (const Error& error) {
-      failure = std::string(error.what()).substr(0, 3000);
-    }
+    std::string log, failure;
+    const std::string code = test::Compile(the.source, argument, &log, &failure);
     std::ostringstream text;
     text << argument << " " << the.name << ": vector " << the.vector << " wide " << the.wide << " blocks " << the.blocks
          << " cluster " << the.cluster << " registers " << test::Registers(log) << " spilled " << test::Spilled(log)

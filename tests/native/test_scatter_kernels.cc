@@ -66,12 +66,8 @@ void CompileAll(const std::string& architecture, Problem problem, ort::ElementTy
                                                             {problem.alignment, problem.alignment});
           const std::string source = ScatterSource(attributes, type, variant);
           if (!compiled.insert(source).second) continue;
-          std::string log, code, failure;
-          try {
-            code = cuda::Compile(source, architecture, &log);
-          } catch (const Error& error) {
-            failure = std::string(error.what()).substr(0, 3000);
-          }
+          std::string log, failure;
+          const std::string code = test::Compile(source, architecture, &log, &failure);
           const auto describe = [&] {
             std::ostringstream text;
             text << architecture << " " << problem.name << " " << NameOfOrt(type) << " reduction "

@@ -125,12 +125,8 @@ int main(int argc, char** argv) {
         std::cout << source;
         continue;
       }
-      std::string log, code, failure;
-      try {
-        code = cuda::Compile(source, argument, &log);
-      } catch (const Error& error) {
-        failure = std::string(error.what()).substr(0, 3000);
-      }
+      std::string log, failure;
+      const std::string code = test::Compile(source, argument, &log, &failure);
       const int threads = schedule.kept_threads * schedule.summed_threads;
       const int64_t resident = std::min(2048 / threads, 65536 / std::max(1, test::Registers(log) * threads));
       const SumPieces pieces = CutSums(groups[g], schedule, resident * gpu.multiprocessors);

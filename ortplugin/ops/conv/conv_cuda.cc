@@ -76,10 +76,6 @@ std::optional<OwnKernel> FindOwn(const ConvCase& the, const ConvShape& shape, co
 
 }  // namespace
 
-bool IsBare(const Program& program) {
-  return program.results().size() == 1 && program.results()[0] == program.parameters()[0];
-}
-
 ConvProblem OwnProblem(const ConvCase& the, const ConvShape& shape) {
   const Window &rows = shape.windows[0], &columns = shape.windows[1];
   ConvProblem problem;

@@ -28,9 +28,6 @@ struct ConvCase {
   std::vector<bool> constant_operands = {};
 };
 
-// Nothing is done with the convolution's value.
-bool IsBare(const Program& program);
-
 // What kernels of ours are made for, of two dimensions and channels last.
 ConvProblem OwnProblem(const ConvCase& the, const ConvShape& shape);
 

@@ -41,11 +41,7 @@ int64_t OperandRegisters(const Program& program, const ConvProblem& problem) {
 }
 
 // Whether a program takes a kernel of its own behind cuDNN's.
-bool IsApart(const Program& program) {
-  const auto is_apart = [](const Statement& each) { return each.op == Op::kGelu || each.op == Op::kErf; };
-  return std::any_of(program.statements().begin(), program.statements().end(), is_apart) ||
-         !cudnn::RefusalOf(program).empty();
-}
+bool IsApart(const Program& program) { return cudnn::HasErf(program) || !cudnn::RefusalOf(program).empty(); }
 
 // Sets the most warps and stages that there are registers and shared memory for. False: there are too few.
 bool Complete(const Program& program, const ConvProblem& problem, int most_warps, int most_stages,
@@ -68,7 +64,7 @@ std::optional<OneTapSchedule> Schedule(const Program& program, const ConvProblem
   // few the copies of the weights count, and that there is work for all.
   const bool many = HasManyTiles(problem, device);
   // Without operands of pixels results are what takes time: slices as wide as X, and without a program fewer warps.
-  const bool has_operands = OperandRegisters(program, problem) > 0, is_bare = program.statements().empty();
+  const bool has_operands = OperandRegisters(program, problem) > 0, is_bare = IsBare(program);
   const int64_t channels = RoundUp(problem.channels, kLine), filters = RoundUp(problem.filters, kLine);
   const int64_t most_slice = !many ? 128 : has_operands ? 256 : std::min<int64_t>(channels, 192);
   const int64_t most_weights = (many ? 128 : 64) << 10;

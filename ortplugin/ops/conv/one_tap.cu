@@ -21,11 +21,6 @@
 #define THREADS (WARPS * 32)
 #define IMAGE (IMAGE_H * IMAGE_W)
 
-__device__ __forceinline__ void copy_async(storage_t* to, const storage_t* from, bool exists) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from),
-               "r"(exists ? 16 : 0)
-               : "memory");
-}
 __device__ __forceinline__ void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N>
 __device__ __forceinline__ void await_copies() {

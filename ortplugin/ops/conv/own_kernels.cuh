@@ -29,3 +29,12 @@ __device__ __forceinline__ void load_shared(Vector<T, N>& x, const T* p) {
 #pragma unroll
   for (int i = 0; i < x.kBytes / x.kStep; ++i) x.chunks[i] = ((const typename Vector<T, N>::chunk_t*)p)[i];
 }
+
+#if __CUDA_ARCH__ >= 800
+// 16 bytes to shared memory, or zeros where they do not exist, which ends with the group that is committed next.
+__device__ __forceinline__ void copy_async(void* to, const void* from, bool exists) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from),
+               "r"(exists ? 16 : 0)
+               : "memory");
+}
+#endif

@@ -85,8 +85,7 @@ __device__ __forceinline__ void copy_part(storage_t* part, const storage_t* imag
     const storage_t* const from =
         exists ? image + ((tile.n * IMAGE_H + y) * IMAGE_W + x) * CHANNELS + chunk * CHUNK + at : image;
 #if __CUDA_ARCH__ >= 800
-    const unsigned to = (unsigned)__cvta_generic_to_shared(part + pixel * PITCH + at);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(exists ? 16 : 0) : "memory");
+    copy_async(part + pixel * PITCH + at, from, exists);
 #else
     uint4 vector = make_uint4(0, 0, 0, 0);
     load_if(exists, vector, from);
