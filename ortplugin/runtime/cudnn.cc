@@ -10,6 +10,9 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
+#include <set>
+#include <string>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -112,6 +115,33 @@ Builders& TheBuilders() {
   return *builders;
 }
 
+// All that cuDNN's heuristics propose.
+std::vector<PlanText> Propose(const Target& target, const Problem& problem) {
+  std::vector<PlanText> texts;
+  try {
+    const Graph graph(problem, target.handle);
+    ForEachCandidate(graph, target, [&](const PlanText& text, bool) {
+      texts.push_back(text);
+      return false;
+    });
+  } catch (const Refused&) {
+    texts.clear();  // no graph, no plans
+  }
+  return texts;
+}
+
+// The first of each list, then the second ones, and so on, each once.
+std::vector<PlanText> Alternate(const std::vector<std::vector<PlanText>>& lists) {
+  std::vector<PlanText> all;
+  std::set<std::string> seen;
+  size_t longest = 0;
+  for (const std::vector<PlanText>& list : lists) longest = std::max(longest, list.size());
+  for (size_t i = 0; i < longest; ++i)
+    for (const std::vector<PlanText>& list : lists)
+      if (i < list.size() && seen.insert(list[i].ToString()).second) all.push_back(list[i]);
+  return all;
+}
+
 }  // namespace
 
 std::string RefusalOf(const Program& program) {
@@ -155,28 +185,28 @@ void Prepare(const cuda::DeviceFacts& device, const Problem& problem, size_t wor
 std::vector<PlanText> ListPlans(const cuda::DeviceFacts& device, const Problem& problem, size_t workspace_limit,
                                 size_t most) {
   Check(problem);
-  const auto proposed = OnDevice(device, [&](const Target& target) {
-    std::vector<PlanText> texts;
-    try {
-      const Graph graph(problem, target.handle);
-      ForEachCandidate(graph, target, [&](const PlanText& text, bool) {
-        texts.push_back(text);
-        return false;
-      });
-    } catch (const Refused&) {
-      texts.clear();  // no graph, no plans
-    }
-    return texts;
+  std::vector<std::vector<PlanText>> proposed;
+  OnDevice(device, [&](const Target& target) {
+    proposed.push_back(Propose(target, problem));
+    if (!TakesIdentity(problem)) return;
+    proposed.push_back(Propose(target, WithIdentity(problem)));
+    // The tiles that suit the same sums of a forward convolution suit a gradient's too, but are not proposed for it.
+    if (const std::optional<Problem> turned = TurnedAround(problem))
+      proposed.back() = Alternate({proposed.back(), Propose(target, WithIdentity(*turned))});
   });
-  for (size_t i = 0; i < std::min(most, proposed.size()); ++i)
-    Prepare(device, problem, workspace_limit, &proposed[i]);  // several at a time
-  std::vector<PlanText> built;
-  for (const PlanText& text : proposed) {
-    if (built.size() == most) break;
-    const Found found = FindPlan(device, problem, workspace_limit, &text);
-    if (found.plan != nullptr && found.plan->is_deterministic()) built.push_back(text);
+  for (const std::vector<PlanText>& texts : proposed)
+    for (size_t i = 0; i < std::min(most, texts.size()); ++i)
+      Prepare(device, problem, workspace_limit, &texts[i]);  // several at a time
+  for (std::vector<PlanText>& texts : proposed) {
+    std::vector<PlanText> built;
+    for (const PlanText& text : texts) {
+      if (built.size() == most) break;
+      const Found found = FindPlan(device, problem, workspace_limit, &text);
+      if (found.plan != nullptr && found.plan->is_deterministic()) built.push_back(text);
+    }
+    texts = std::move(built);
   }
-  return built;
+  return Alternate(proposed);
 }
 
 Found FindPlanFor(const std::string& device_properties, const Problem& problem, size_t workspace_limit,

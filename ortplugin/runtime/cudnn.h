@@ -59,9 +59,12 @@ std::string RefusalOf(const Program& program);
 bool HasErf(const Program& program);
 
 // "engine=3;k2=1;k14=4": the engine's number and its knobs, each by number, in ascending order.
+// "engine=4;k24=1;identity": a plan for a problem without an epilogue, in whose graph an operation that changes nothing
+// follows the convolution: other kernels of cuDNN's take such a graph.
 struct PlanText {
   int64_t engine;
   std::vector<std::pair<int64_t, int64_t>> knobs;
+  bool has_identity = false;
   std::string ToString() const;
   // Throws Error with what was found and what was expected.
   static PlanText Parse(const std::string& text);
@@ -108,7 +111,8 @@ struct Found {
 // and fallback propose, in this order, but last what may give other bits in every run and, only without an epilogue,
 // cuDNN's reference engine, which is tens of times slower. Engines that accumulate in less than fp32, or that round
 // fp32 operands without allow_tf32, or with which a NaN spreads to elements that do not see it, are left out, and, with
-// an epilogue, those known to be slower than the convolution and the epilogue apart. With `text`, only that plan. Kept
+// an epilogue, those known to be slower than the convolution and the epilogue apart. Plans that have an identity come
+// first where they are known to be faster, else not at all. With `text`, only that plan. Kept
 // for the process: equal questions, from any thread and whatever their programs' names, have one answer that is worked
 // out once; plans are not undone.
 // Throws Error where cuDNN can't be opened or is older than 9. Don't ask while a graph is being captured.
@@ -125,8 +129,8 @@ void Prepare(const cuda::DeviceFacts& device, const Problem& problem, size_t wor
 Found FindPlanFor(const std::string& device_properties, const Problem& problem, size_t workspace_limit,
                   const PlanText* text = nullptr);
 
-// At most `most` of the plans that FindPlan tries, in its order: those that can be built, and are, and that give the
-// same bits in every run.
+// At most `most` of the plans that cuDNN's heuristics propose, in the order of FindPlan: those that can be built, and
+// are, and that give the same bits in every run; without an epilogue in 16 bits, as many with an identity among them.
 std::vector<PlanText> ListPlans(const cuda::DeviceFacts& device, const Problem& problem, size_t workspace_limit,
                                 size_t most);
 

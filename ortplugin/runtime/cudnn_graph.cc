@@ -37,7 +37,7 @@ Graph::Graph(const Problem& problem, abi::Handle handle) : problem_(Lifted(probl
   graph_.Finalize("the graph of operations");
 }
 
-bool Graph::HasEpilogue() const { return problem_.program != nullptr && !IsBare(*problem_.program); }
+bool Graph::HasEpilogue() const { return problem_.program != nullptr; }
 
 std::vector<const void*> Graph::Addresses(const Arguments& arguments) const {
   std::vector<const void*> addresses;

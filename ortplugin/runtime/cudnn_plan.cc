@@ -9,7 +9,6 @@
 
 #include "ortplugin/runtime/cudnn_problem.h"
 #include "ortplugin/runtime/error.h"
-#include "ortplugin/runtime/round_up.h"
 
 namespace ortplugin::cudnn {
 namespace {
@@ -58,6 +57,7 @@ struct Candidate {
 
 std::vector<Candidate> Propose(const Graph& graph, const Target& target, abi::HeuristicMode mode) {
   std::vector<Candidate> candidates;
+  const bool has_identity = HasIdentity(graph.problem());
   try {
     Descriptor heuristic(abi::kHeuristic);
     heuristic.SetDescriptor(abi::kHeuristicGraph, graph.descriptor());
@@ -90,6 +90,7 @@ std::vector<Candidate> Propose(const Graph& graph, const Target& target, abi::He
         choice.Get(abi::kKnobChoiceValue, abi::kTypeInt64, 1, &value);
         text.knobs.emplace_back(type, value);
       }
+      text.has_identity = has_identity;
       std::sort(text.knobs.begin(), text.knobs.end());
       candidates.push_back({std::move(text), Notes(engine)});
     }
@@ -180,23 +181,16 @@ class GraphPlan : public Plan {
   bool is_deterministic_ = true, is_compiled_here_ = false;
 };
 
+// Those of an H200 where there is no device.
+int Multiprocessors(const Target& target) { return target.device != nullptr ? target.device->multiprocessors : 132; }
+
 // Why an epilogue is not worth a plan whose kernels are compiled for it, measured on an H200 with cuDNN 9.19: the
 // convolution alone, and a pointwise kernel after it, took 0.5 to 0.8 of the time. Null where it may be.
 const char* WhyApart(const Graph& graph, const Target& target) {
   if (!graph.HasEpilogue()) return nullptr;
   if (HasErf(*graph.problem().program)) return "Gelu and Erf are faster apart than in the kernels that cuDNN compiles";
   if (IsSlowWithEpilogue(graph.problem())) return "strided data gradients like this are faster without an epilogue";
-  // These kernels do not divide a sum among multiprocessors.
-  constexpr int64_t kLongSum = 2048, kTile = 128;
-  const Problem& problem = graph.problem();
-  const Tensor& value = ValueOf(problem);
-  int64_t rows = 1, sum = 1;
-  for (const int64_t dim : value.dims) rows *= dim;
-  rows /= value.dims[1];
-  for (size_t i = 1; i < problem.w.dims.size(); ++i) sum *= problem.w.dims[i];
-  const int64_t tiles = DivideUp(rows, kTile) * DivideUp(value.dims[1], kTile);
-  const int64_t multiprocessors = target.device != nullptr ? target.device->multiprocessors : 132;
-  if (problem.direction == Direction::kForward && sum >= kLongSum && 2 * tiles < multiprocessors)
+  if (graph.problem().direction == Direction::kForward && HasLongSums(graph.problem(), Multiprocessors(target)))
     return "long sums for few elements are faster without an epilogue";
   return nullptr;
 }
@@ -229,6 +223,16 @@ void ForEachCandidate(const Graph& graph, const Target& target,
 }
 
 Found Search(const Target& target, const Problem& problem, size_t workspace_limit, const PlanText* text) {
+  const bool is_hopper = target.device == nullptr || target.device->major == 9;
+  if (text == nullptr && is_hopper && IsFasterWithIdentity(problem, Multiprocessors(target))) {
+    Found found = Search(target, WithIdentity(problem), workspace_limit, nullptr);
+    if (found.plan != nullptr) return found;
+  }
+  if (text != nullptr && text->has_identity && !HasIdentity(problem)) {
+    if (!TakesIdentity(problem))
+      return {nullptr, "an identity follows only convolutions and data gradients in 16 bits"};
+    return Search(target, WithIdentity(problem), workspace_limit, text);
+  }
   std::shared_ptr<const Graph> graph;
   try {
     graph = std::make_shared<const Graph>(problem, target.handle);

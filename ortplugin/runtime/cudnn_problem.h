@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,24 @@ Problem Lifted(Problem problem);
 // Whether it is a strided data gradient for which the kernels that cuDNN compiles with an epilogue are known to take
 // longer than its ready-made ones without, and the epilogue in a kernel after it.
 bool IsSlowWithEpilogue(const Problem& problem);
+
+// Sums of more elements than this, for so few elements that their tiles leave half of the multiprocessors idle, are
+// divided among multiprocessors by cuDNN's ready-made kernels, but not by those that it compiles.
+bool HasLongSums(const Problem& problem, int multiprocessors);
+
+// Whether an identity may follow the convolution (PlanText): it has no epilogue, and 16 bits.
+bool TakesIdentity(const Problem& problem);
+
+// The problem with an identity as its epilogue, and whether it is one.
+Problem WithIdentity(Problem problem);
+bool HasIdentity(const Problem& problem);
+
+// Whether plans with an identity are known to be faster.
+bool IsFasterWithIdentity(const Problem& problem, int multiprocessors);
+
+// The forward convolution, with weights turned around, whose sums are those of a data gradient of stride 1 and one
+// group.
+std::optional<Problem> TurnedAround(const Problem& gradient);
 
 // Equal for problems that have the same plans: all but the names in the program.
 std::string Signature(const Problem& problem);

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -174,9 +175,90 @@ void TestSlowGradients() {
   CHECK(!cudnn::IsSlowWithEpilogue(forward));
 }
 
+// A data gradient, or a forward convolution, of float16 with channels last.
+Problem Layer(Direction direction, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t kernel,
+              int64_t stride) {
+  Problem problem;
+  problem.direction = direction;
+  problem.dtype = DType::kFloat16;
+  problem.x = cudnn::ChannelsLast({batch, channels, size, size});
+  problem.w = cudnn::ChannelsLast({filters, channels, kernel, kernel});
+  problem.y = cudnn::ChannelsLast({batch, filters, size / stride, size / stride});
+  problem.pads_begin = problem.pads_end = {kernel / 2, kernel / 2};
+  if (stride > 1) problem.pads_end = {kernel / 2 - 1, kernel / 2 - 1};
+  problem.strides = {stride, stride};
+  problem.dilations = {1, 1};
+  Check(problem);
+  return problem;
+}
+
+void TestIdentities() {
+  const Direction forward = Direction::kForward, gradient = Direction::kDataGradient;
+  struct Case {
+    Problem problem;
+    bool is_faster;
+  };
+  std::vector<Case> cases = {{Layer(gradient, 8, 56, 64, 64, 3, 1), true},
+                             {Layer(gradient, 1, 28, 128, 128, 3, 1), true},
+                             {Layer(gradient, 128, 28, 32, 128, 3, 1), true},
+                             {Layer(gradient, 128, 56, 32, 128, 3, 1), false},  // too many products
+                             {Layer(gradient, 1, 7, 512, 512, 3, 1), false},    // long sums
+                             {Layer(gradient, 32, 14, 256, 256, 3, 1), true},   // long, but of many elements
+                             {Layer(gradient, 8, 14, 1024, 512, 1, 1), false},  // one element
+                             {Layer(gradient, 8, 56, 128, 128, 3, 2), false},
+                             {Layer(gradient, 8, 56, 8, 64, 3, 1), false},
+                             {Layer(forward, 8, 56, 64, 64, 3, 1), true},
+                             {Layer(forward, 1, 56, 64, 64, 3, 1), false},  // too few products
+                             {Layer(forward, 128, 56, 64, 64, 3, 1), false},
+                             {Layer(Direction::kWeightGradient, 8, 56, 64, 64, 3, 1), false}};
+  const Problem fast = cases[0].problem;
+  const auto add = [&](const std::function<void(Problem*)>& change) {
+    cases.push_back({fast, false});
+    change(&cases.back().problem);
+    Check(cases.back().problem);
+  };
+  add([](Problem* problem) { *problem = cudnn::WithIdentity(*problem); });
+  add([](Problem* problem) { problem->dtype = DType::kFloat; });
+  add([](Problem* problem) { problem->x = cudnn::ChannelsFirst(problem->x.dims); });
+  add([](Problem* problem) {
+    problem->groups = 2;
+    problem->w = cudnn::ChannelsLast({64, 32, 3, 3});
+  });
+  for (const Case& each : cases)
+    CHECK_WITH(cudnn::IsFasterWithIdentity(each.problem, 132) == each.is_faster, each.problem.ToString());
+
+  CHECK(cudnn::TakesIdentity(fast) && !cudnn::HasIdentity(fast));
+  const Problem identity = cudnn::WithIdentity(fast);
+  CHECK(!cudnn::TakesIdentity(identity) && cudnn::HasIdentity(identity));
+  CHECK(identity.results.size() == 1 && identity.results[0].strides == fast.x.strides);
+  std::string why;
+  CHECK(cudnn::MapProgram(*identity.program, &why).value().nodes.at(0).mode == Mode::kIdentity);
+}
+
+void TestTurning() {
+  Problem gradient = Layer(Direction::kDataGradient, 2, 9, 24, 40, 3, 1);
+  gradient.pads_begin = {0, 1};  // of 3 by 3: y is 9 by 9 with these
+  gradient.pads_end = {2, 1};
+  Check(gradient);
+  const std::optional<Problem> turned = cudnn::TurnedAround(gradient);
+  CHECK(turned.has_value());
+  Check(*turned);
+  CHECK(turned->direction == Direction::kForward && turned->x.dims == gradient.y.dims);
+  CHECK(turned->y.dims == gradient.x.dims && turned->w.dims == std::vector<int64_t>({24, 40, 3, 3}));
+  CHECK(turned->w.strides == cudnn::ChannelsLast({24, 40, 3, 3}).strides);
+  CHECK(turned->pads_begin == std::vector<int64_t>({2, 1}) && turned->pads_end == std::vector<int64_t>({0, 1}));
+  CHECK(!cudnn::TurnedAround(*turned));
+  CHECK(!cudnn::TurnedAround(Layer(Direction::kDataGradient, 2, 8, 24, 40, 3, 2)));
+  gradient.pads_begin = {3, 3};  // cut off more than the kernel adds
+  CHECK(!cudnn::TurnedAround(gradient));
+}
+
 void TestPlanTexts() {
-  for (const char* text : {"engine=0", "engine=52;k2=5", "engine=7;k2=0;k13=1;k24=-1"})
-    CHECK(PlanText::Parse(text).ToString() == text);
+  for (const char* text :
+       {"engine=0", "engine=52;k2=5", "engine=7;k2=0;k13=1;k24=-1", "engine=4;identity", "engine=4;k24=1;identity"}) {
+    const PlanText plan = PlanText::Parse(text);
+    CHECK(plan.ToString() == text && plan.has_identity == Contains(text, "identity"));
+  }
   const PlanText plan = PlanText::Parse("engine=10;k2=5;k14=3");
   CHECK(plan.engine == 10 && plan.knobs == std::vector<std::pair<int64_t, int64_t>>{{2, 5}, {14, 3}});
   std::string long_text = "engine=1", many = "engine=1";
@@ -202,6 +284,9 @@ void TestPlanTexts() {
                                                           "engine=99999999999999999999",
                                                           "engine=1;k2=99999999999999999999",
                                                           "Engine=1",
+                                                          "engine=1;identity;k2=1",
+                                                          "engine=1;identity;identity",
+                                                          "engine=1;Identity",
                                                           std::string("engine=1\0", 9),
                                                           long_text,
                                                           many}) {
@@ -318,6 +403,8 @@ int main(int argc, char** argv) {
   TestProblems();
   TestSlowGradients();
   TestPlanTexts();
+  TestIdentities();
+  TestTurning();
   TestPrograms();
   return test::Summary();
 }
