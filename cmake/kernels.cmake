@@ -14,6 +14,8 @@ set(kernel_files
   kDepthwiseSource=${root}/ortplugin/ops/conv/depthwise.cu
   kStemSource=${root}/ortplugin/ops/conv/stem.cu
   kOneTapSource=${root}/ortplugin/ops/conv/one_tap.cu
+  kWgmmaSource=${root}/ortplugin/ops/conv/wgmma.cuh
+  kFewPixelsSource=${root}/ortplugin/ops/conv/few_pixels.cu
   kVectorConvSource=${root}/ortplugin/ops/conv/vector.cu
   kPixelShuffleSource=${root}/ortplugin/ops/conv_transpose/pixel_shuffle.cu
   kFewFiltersSource=${root}/ortplugin/ops/conv_transpose/few_filters.cu

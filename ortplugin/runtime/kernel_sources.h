@@ -20,6 +20,8 @@ extern const char kOwnKernelSource[];       // ops/conv/own_kernels.cuh
 extern const char kDepthwiseSource[];       // ops/conv/depthwise.cu
 extern const char kStemSource[];            // ops/conv/stem.cu
 extern const char kOneTapSource[];          // ops/conv/one_tap.cu
+extern const char kWgmmaSource[];           // ops/conv/wgmma.cuh
+extern const char kFewPixelsSource[];       // ops/conv/few_pixels.cu
 extern const char kVectorConvSource[];      // ops/conv/vector.cu
 extern const char kPixelShuffleSource[];    // ops/conv_transpose/pixel_shuffle.cu
 extern const char kFewFiltersSource[];      // ops/conv_transpose/few_filters.cu

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <sstream>
 
+#include "ortplugin/ops/conv/wgmma.h"
 #include "ortplugin/runtime/cudnn.h"
 #include "ortplugin/runtime/kernel_sources.h"
 #include "ortplugin/runtime/round_up.h"
@@ -127,13 +128,7 @@ std::string OneTapSource(const Program& program, const ConvProblem& problem, con
   const Shape full = problem.output_shape();
   const bool of_image = std::any_of(problem.operands.begin(), problem.operands.end(),
                                     [&](const Shape& shape) { return Size(shape, 0) > 1 && !IsOfPixel(shape); });
-  const std::string type = problem.dtype == DType::kFloat16 ? "f16" : "bf16";
-  const int sums = schedule.group / 2;
-  std::ostringstream text, registers, operands;
-  for (int i = 0; i < sums; ++i) {
-    registers << (i > 0 ? ", %" : "%") << i;
-    operands << (i > 0 ? ", " : "") << "\"+f\"(sums[" << i << "])";
-  }
+  std::ostringstream text;
   text << ConvPreamble(program, problem) << "#define TRANSPOSED " << problem.transposed << "\n"
        << "#define UP_H " << (problem.transposed ? problem.strides[0] : 1) << "\n"
        << "#define UP_W " << (problem.transposed ? problem.strides[1] : 1) << "\n"
@@ -144,18 +139,8 @@ std::string OneTapSource(const Program& program, const ConvProblem& problem, con
        << "#define SLICES " << DivideUp(problem.filters, schedule.slice) << "\n"
        << "#define STAGES " << schedule.stages << "\n"
        << "#define WARPS " << schedule.warps << "\n"
-       << "#define EARLY " << schedule.early
-       << "\n\n"
-       // Their operands are one by one in the text, so it is made here.
-       << "__device__ __forceinline__ void multiply(float (&sums)[" << sums
-       << "], unsigned long long left, unsigned long long right, bool adds) {\n"
-          "  asm volatile(\"{\\n\\t.reg .pred adds;\\n\\tsetp.ne.b32 adds, %"
-       << sums + 2 << ", 0;\\n\\twgmma.mma_async.sync.aligned.m64n" << schedule.group << "k16.f32." << type << "."
-       << type << " {" << registers.str() << "}, %" << sums << ", %" << sums + 1
-       << ", adds, 1, 1, 0, 0;\\n\\t}\" : " << operands.str() << " : \"l\"(left), \"l\"(right), \"r\"((int)adds));\n}\n"
-       << "__device__ __forceinline__ void await_products(float (&sums)[" << sums
-       << "]) {\n  asm volatile(\"wgmma.commit_group.sync.aligned;\\n\\twgmma.wait_group.sync.aligned 0;\" : "
-       << operands.str() << " : : \"memory\");\n}\n\n"
+       << "#define EARLY " << schedule.early << "\n\n"
+       << WgmmaSource(problem.dtype, schedule.group) << "\n"
        << kOneTapSource;
   return text.str();
 }

@@ -2,16 +2,15 @@
 // y[q, m] = program(sum over c of x[p, c] w[c, m]) for the pixel q = p stride, program(0) for those between
 //
 // The text in front of this one is generated for the node at hand (one_tap.cc, own_kernels.cc): the sizes as macros,
-// the operands and `apply`, the program; and `multiply` and `await_products`, for Hopper's tensor cores (wgmma).
+// the operands and `apply`, the program; and what wgmma.cuh has for Hopper's tensor cores.
 //
 // A matrix product that is to run at the memory's speed. Each block keeps the weights of SLICE filters in shared memory
 // for as long as it lives. Each of its warpgroups works for itself: it takes tiles of ROWS pixels, CHUNK channels at a
 // time, copied STAGES - 1 ahead into shared memory of its own, and sums GROUP filters at once. Either the chunk is all
 // channels, or the group all filters of the slice, so that nothing is copied twice.
 //
-// In shared memory 64 channels are one matrix, [row][64], with the octets of row r at octet ^ (r % 8): neither copies
-// nor the tensor cores meet conflicts. The filters of a group are in an order in which a thread, which has two
-// neighbouring columns of each eight, ends with eight neighbours of y.
+// The filters of a group are in an order in which a thread, which has two neighbouring columns of each eight, ends with
+// eight neighbours of y.
 
 #define ROWS 64
 #define WIDE ((CHANNELS + 63) / 64 * 64)  // with zeros behind the channels
@@ -20,24 +19,6 @@
 #define TEAMS (WARPS / 4)  // warpgroups
 #define THREADS (WARPS * 32)
 #define IMAGE (IMAGE_H * IMAGE_W)
-
-__device__ __forceinline__ void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N>
-__device__ __forceinline__ void await_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-// What this thread wrote to shared memory is there for the tensor cores.
-__device__ __forceinline__ void show_to_tensor_cores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-__device__ __forceinline__ void meet_team(int team) { asm volatile("bar.sync %0, 128;" ::"r"(team + 1) : "memory"); }
-
-// The offset of an octet of channels in a matrix of `rows` rows, in elements.
-__device__ __forceinline__ int place_of(int row, int octet, int rows) {
-  return (octet / 8 * rows + row) * 64 + (octet % 8 ^ row % 8) * 8;
-}
-// Such a matrix for `multiply`, from its first 16 channels or later ones: eight rows are 1024 bytes, swizzled over 128.
-__device__ __forceinline__ unsigned long long descriptor(const storage_t* matrix) {
-  return __cvta_generic_to_shared(matrix) >> 4 | 1ull << 16 | 64ull << 32 | 1ull << 62;
-}
 
 // The row of filter m of a slice: thread t of four ends with the columns 2 t, 2 t + 1 of each eight.
 __device__ __forceinline__ int row_of(int m) { return m / 32 * 32 + m % 8 / 2 * 8 + m % 32 / 8 * 2 + m % 2; }

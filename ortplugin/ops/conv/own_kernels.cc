@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "ortplugin/ops/conv/depthwise.h"
+#include "ortplugin/ops/conv/few_pixels.h"
 #include "ortplugin/ops/conv/one_tap.h"
 #include "ortplugin/ops/conv/stem.h"
 #include "ortplugin/ops/conv/vector_conv.h"
@@ -169,7 +170,14 @@ std::optional<OwnKernel> FindOwnKernel(const Program& program, const ConvProblem
     return OwnKernel{VectorConvSource(program, problem, schedule), "vector_conv", VectorConvLaunch(problem, schedule),
                      ConvArguments(program, problem)};
   }
-  if (FitsOneTap(program, problem, device) && (!only_where_fast || IsOneTapFast(program, problem, device))) {
+  const bool fits_one_tap = FitsOneTap(program, problem, device);
+  if (FitsFewPixels(program, problem, device) &&
+      (IsFewPixelsFast(problem, device) || (!fits_one_tap && !only_where_fast))) {
+    const FewPixelsSchedule schedule = ScheduleFewPixels(problem, device);
+    return OwnKernel{FewPixelsSource(program, problem, schedule), "few_pixels", FewPixelsLaunch(problem, schedule),
+                     ConvArguments(program, problem)};
+  }
+  if (fits_one_tap && (!only_where_fast || IsOneTapFast(program, problem, device))) {
     const OneTapSchedule schedule = ScheduleOneTap(program, problem, device);
     return OwnKernel{OneTapSource(program, problem, schedule), "one_tap", OneTapLaunch(problem, schedule, device),
                      ConvArguments(program, problem)};

@@ -136,6 +136,22 @@ def test_a_kernel_of_one_element(follows: bool, rng: np.random.Generator) -> Non
     assert_same_outputs(original, optimized, rng)
 
 
+@pytest.mark.parametrize("follows", [False, True])
+@pytest.mark.parametrize(
+    ("x", "w"),
+    [
+        (("N", 512, 4, 3), (512, 8, 3, 3)),  # very long sums, of any batch
+        ((4, 240, 14, 14), (240, 8, 3, 3)),  # long ones for few pixels
+        ((1, 2048, 7, 7), (2048, 2048, 1, 1)),
+    ],
+)
+def test_long_sums(x: Dims, w: tuple[int, ...], follows: bool) -> None:
+    original = up(x, w, follows=follows)
+    optimized, result = run_pass(before(original), TURN_CONV_TRANSPOSE)
+    assert len(result.changes) == 1
+    assert attributes_of(optimized)["pads"] == [w[2] - 1] * 4
+
+
 def test_alone_between_transposes() -> None:
     """Data that has its channels last already: the Transposes meet their inverses, and nothing follows the layer."""
     alone = up((256, 56, 56, 64), (64, 64, 3, 3), follows=False, pads=[1, 1, 1, 1])
@@ -157,6 +173,11 @@ MISSES = {
     "alone": (up(follows=False), "nothing follows it"),
     "many channels, alone": (up((1, 1024, 2, 3), (1024, 512, 1, 1), follows=False), "nothing follows it"),
     "groups, alone": (up(w=(16, 8, 1, 1), follows=False, group=2), "nothing follows it"),
+    "long sums of many pixels": (
+        up((5, 240, 14, 14), (240, 8, 3, 3), follows=False),
+        "nothing follows it, and 2160 elements are a short sum for 1280 pixels",
+    ),
+    "long sums in groups": (up((1, 1024, 4, 4), (1024, 16, 3, 3), follows=False, group=2), "nothing follows it"),
     "float": (up(dtype="float32"), "only with channels last, and depthwise or in 16 bits"),
     "any batch": (up(("N", 16, 6, 5)), "is not known"),
     "few channels": (up(w=(16, 3, 3, 3)), "its result has 3 channels in a group"),

@@ -1,0 +1,147 @@
+// Compiles our kernel for convolutions of few pixels, and fails where the compiler spills registers to local memory or
+// makes the tensor cores wait for each product. Needs NVRTC but no GPU.
+//
+//   test_few_pixels_kernels sm_90     VERBOSE=1 shows each variant
+
+#include <cstdlib>
+#include <iostream>
+#include <sstream>
+
+#include "ortplugin/ops/conv/few_pixels.h"
+#include "tests/native/check.h"
+#include "tests/native/kernel_remarks.h"
+
+using namespace ortplugin;
+
+namespace {
+
+constexpr DType kHalf = DType::kFloat16, kBrain = DType::kBFloat16, kFloat = DType::kFloat;
+
+const char* const kBare = "(float16 c) => (float16 c) {}";
+const char* const kRelu = "(float16 c, float16 b) => (float16 y) {\n  s = Add(c, b)\n  y = Relu(s)\n}";
+const char* const kResidual =
+    "(float16 c, float16 b, float16 r) => (float16 y) {\n  s = Add(c, b)\n  t = Add(s, r)\n  y = Relu(t)\n}";
+// Two results, a residual, an operand of each image, one of each row, mixed dtypes.
+const char* const kMixed =
+    "(bfloat16 c, bfloat16 b, bfloat16 r, float g, float h) => (bfloat16 y, float z) {\n  s = Add(c, b)\n"
+    "  t = Add(s, r)\n  u = Gelu(t)\n  z = Cast<to=float>(u)\n  v = Mul(z, g)\n  w = Mul(v, h)\n"
+    "  y = Cast<to=bfloat16>(w)\n}";
+
+ConvProblem Layer(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t kernel,
+                  int64_t stride = 1) {
+  ConvProblem problem;
+  problem.dtype = dtype;
+  problem.batch = batch;
+  problem.height = problem.width = size;
+  problem.channels = channels;
+  problem.filters = filters;
+  problem.kernel_height = problem.kernel_width = kernel;
+  problem.pads.fill(kernel / 2);
+  problem.strides = {stride, stride};
+  problem.out_height = problem.out_width = (size + kernel / 2 * 2 - kernel) / stride + 1;
+  problem.constant_weights = batch > 1;
+  return problem;
+}
+
+struct Case {
+  const char* program;
+  ConvProblem problem;
+};
+
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const int64_t batch : {1, 8}) {
+    cases.push_back({kBare, Layer(kHalf, batch, 7, 512, 512, 3)});
+    cases.push_back({kRelu, Layer(kHalf, batch, 14, 256, 256, 3)});
+    cases.push_back({kRelu, Layer(kHalf, batch, 28, 128, 128, 3)});
+    cases.push_back({kRelu, Layer(kHalf, batch, 56, 64, 64, 3)});
+    cases.push_back({kResidual, Layer(kHalf, batch, 7, 512, 2048, 1)});
+    cases.push_back({kRelu, Layer(kHalf, batch, 14, 1024, 256, 1)});
+    cases.push_back({kRelu, Layer(kHalf, batch, 28, 256, 256, 3, 2)});
+    cases.push_back({kMixed, Layer(kBrain, batch, 14, 200, 72, 5)});
+  }
+  for (Case& the : cases) {
+    const ConvProblem& problem = the.problem;
+    if (the.program != kBare) the.problem.operands = {{problem.filters}};
+    if (the.program == kResidual) the.problem.operands.push_back(problem.output_shape());
+    if (the.program == kMixed)
+      the.problem.operands = {{problem.filters},
+                              problem.output_shape(),
+                              {problem.batch, 1, 1, problem.filters},
+                              {problem.out_height, 1, 1}};
+  }
+  return cases;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) return test::AskForArchitecture(argv[0]);
+  const std::string architecture = argv[1];
+  const cuda::DeviceFacts device = test::DeviceOf(architecture);
+  const bool exists = architecture == "sm_90";
+  for (const Case& the : Cases()) {
+    const Program program = Program::Parse(the.program);
+    CHECK(FitsFewPixels(program, the.problem, device) == exists);
+    if (!exists) continue;
+    const FewPixelsSchedule schedule = ScheduleFewPixels(the.problem, device);
+    const cuda::LaunchShape launch = FewPixelsLaunch(the.problem, schedule);
+    const std::string source = FewPixelsSource(program, the.problem, schedule);
+    std::string log, failure;
+    const std::string code = test::Compile(source, "sm_90a", &log, &failure);
+    const auto variant = [&] {
+      std::ostringstream text;
+      text << NameOf(the.problem.dtype) << " " << the.problem.channels << " to " << ToString(the.problem.output_shape())
+           << ": columns " << schedule.columns << " split " << schedule.split << " warps " << schedule.warps
+           << " stages " << schedule.stages << ", " << launch.blocks << "x" << launch.threads << " with "
+           << launch.shared_bytes << " bytes, registers " << test::Registers(log) << " spilled " << test::Spilled(log)
+           << " bytes " << failure;
+      return text.str();
+    };
+    if (std::getenv("VERBOSE") != nullptr) std::cout << variant() << "\n";
+    CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, variant());
+    CHECK_WITH(test::Spilled(log) == 0 && test::Local(log) == 0, variant());
+    CHECK_WITH(log.find("serialized") == std::string::npos, log);
+    CHECK(launch.shared_bytes <= 227u << 10 && launch.blocks > 0 && launch.blocks % schedule.split == 0);
+    // Weights are read early where they are constant; else nothing is.
+    const std::string early = test::BeforeWait(source);
+    CHECK_WITH(early.empty() == !the.problem.constant_weights, variant() + early);
+  }
+  if (!exists) return test::Summary();
+
+  const Program program = Program::Parse(kBare);
+  const auto is_fast = [&](const ConvProblem& problem) { return IsFewPixelsFast(problem, device); };
+  CHECK(is_fast(Layer(kHalf, 1, 56, 64, 64, 3)) && is_fast(Layer(kHalf, 4, 7, 512, 512, 3)));
+  CHECK(is_fast(Layer(kHalf, 8, 7, 512, 512, 3)));
+  CHECK(is_fast(Layer(kHalf, 1, 7, 2048, 512, 1)) && is_fast(Layer(kHalf, 8, 14, 1024, 2048, 1, 2)));
+  CHECK(!is_fast(Layer(kHalf, 8, 56, 64, 64, 3)));    // more tiles than multiprocessors
+  CHECK(!is_fast(Layer(kHalf, 8, 14, 256, 256, 3)));  // too many products for each
+  CHECK(!is_fast(Layer(kHalf, 8, 7, 2048, 512, 1)));  // of one element pay with fewer
+  // It goes before the kernel of one element where it is fast, and only then.
+  const auto entry = [&](const ConvProblem& problem) {
+    return std::string(FindOwnKernel(program, problem, device, false)->entry);
+  };
+  CHECK(entry(Layer(kHalf, 1, 14, 240, 80, 1)) == "few_pixels" && entry(Layer(kHalf, 8, 56, 64, 64, 1)) == "one_tap");
+  CHECK(entry(Layer(kHalf, 64, 56, 64, 64, 3)) == "few_pixels");
+  CHECK(!FindOwnKernel(program, Layer(kHalf, 64, 56, 64, 64, 3), device, true));
+
+  const ConvProblem known = Layer(kHalf, 2, 14, 128, 256, 3);
+  CHECK(FitsFewPixels(program, known, device));
+  const auto refused = [&](const char* what, void (*change)(ConvProblem*)) {
+    ConvProblem other = known;
+    change(&other);
+    CHECK_WITH(!FitsFewPixels(program, other, device), what);
+  };
+  refused("float32", [](ConvProblem* the) { the->dtype = kFloat; });
+  refused("groups", [](ConvProblem* the) { the->group = 2; });
+  refused("12 channels", [](ConvProblem* the) { the->channels = 12; });
+  refused("12 filters", [](ConvProblem* the) { the->filters = 12; });
+  refused("a transposed one", [](ConvProblem* the) { the->transposed = true; });
+  refused("X with channels first", [](ConvProblem* the) { the->x_channels_first = true; });
+  refused("no images", [](ConvProblem* the) { the->batch = 0; });
+  refused("more weights than 31 bits count", [](ConvProblem* the) {
+    the->filters = 1 << 21;
+    the->batch = the->out_height = the->out_width = 1;
+  });
+  return test::Summary();
+}
