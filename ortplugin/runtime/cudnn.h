@@ -41,7 +41,8 @@ struct Problem {
 
   // The epilogue, none where `program` is null. The program's first parameter is the convolution's value, which is then
   // not rounded and not stored; `operands` belong to the other parameters, `results` to its results. Every result has
-  // the value's dims. A result may lie where an operand of the same dims, strides and dtype does.
+  // the value's dims. A result may lie where an operand of the same dims, strides and dtype does. A program that does
+  // nothing is an identity (PlanText), not none.
   std::shared_ptr<const Program> program;
   std::vector<Tensor> operands, results;
 
@@ -111,10 +112,10 @@ struct Found {
 // and fallback propose, in this order, but last what may give other bits in every run and, only without an epilogue,
 // cuDNN's reference engine, which is tens of times slower. Engines that accumulate in less than fp32, or that round
 // fp32 operands without allow_tf32, or with which a NaN spreads to elements that do not see it, are left out, and, with
-// an epilogue, those known to be slower than the convolution and the epilogue apart. Plans that have an identity come
-// first where they are known to be faster, else not at all. With `text`, only that plan. Kept
-// for the process: equal questions, from any thread and whatever their programs' names, have one answer that is worked
-// out once; plans are not undone.
+// an epilogue, those known to be slower than the convolution and the epilogue apart. Plans with an identity come first
+// where they are known to be faster, else not at all. With `text`, only that plan. Kept for the process: equal
+// questions, from any thread and whatever their programs' names, have one answer that is worked out once; plans are not
+// undone.
 // Throws Error where cuDNN can't be opened or is older than 9. Don't ask while a graph is being captured.
 Found FindPlan(const cuda::DeviceFacts& device, const Problem& problem, size_t workspace_limit,
                const PlanText* text = nullptr);
@@ -125,12 +126,14 @@ void Prepare(const cuda::DeviceFacts& device, const Problem& problem, size_t wor
              const PlanText* text = nullptr);
 
 // The same for a GPU that is not there, described in the JSON of cuDNN's device properties (since cuDNN 9.8). The plan
-// is built anew and can't run.
+// is built anew and can't run; it has an identity only where `text` says so.
 Found FindPlanFor(const std::string& device_properties, const Problem& problem, size_t workspace_limit,
                   const PlanText* text = nullptr);
 
-// At most `most` of the plans that cuDNN's heuristics propose, in the order of FindPlan: those that can be built, and
-// are, and that give the same bits in every run; without an epilogue in 16 bits, as many with an identity among them.
+// At most `most` of the plans that cuDNN's heuristics propose, in the order in which FindPlan tries them: those that
+// can be built, and are, and that give the same bits in every run. Without an epilogue in 16 bits also at most `most`
+// with an identity, in turn with the others; for a data gradient of stride 1 these include tiles proposed for the
+// forward convolution of the same sums.
 std::vector<PlanText> ListPlans(const cuda::DeviceFacts& device, const Problem& problem, size_t workspace_limit,
                                 size_t most);
 

@@ -144,7 +144,7 @@ void Graph::AddConvolution() {
     else if (HasEpilogue())
       made = AddTensor(kFirstVirtual, DenseLike(tensors[i]->dims, problem_.results[0]), math_, true);
     else
-      made = AddTensor(kFirstResult, problem_.results.empty() ? *tensors[i] : problem_.results[0], problem_.dtype);
+      made = AddTensor(kFirstResult, *tensors[i], problem_.dtype);
     if (i == names.value) made_[{Operand::Kind::kConvolution, 0}] = {made, tensors[i]->dims};
     operation.SetDescriptor(names.tensors[i], descriptors_[made]);
   }

@@ -223,14 +223,14 @@ void ForEachCandidate(const Graph& graph, const Target& target,
 }
 
 Found Search(const Target& target, const Problem& problem, size_t workspace_limit, const PlanText* text) {
-  const bool is_hopper = target.device == nullptr || target.device->major == 9;
-  if (text == nullptr && is_hopper && IsFasterWithIdentity(problem, Multiprocessors(target))) {
+  const bool is_hopper = target.device != nullptr && target.device->major == 9;
+  if (text == nullptr && is_hopper && IsFasterWithIdentity(problem, target.device->multiprocessors)) {
     Found found = Search(target, WithIdentity(problem), workspace_limit, nullptr);
-    if (found.plan != nullptr) return found;
+    if (found.plan != nullptr && found.plan->is_deterministic()) return found;
   }
   if (text != nullptr && text->has_identity && !HasIdentity(problem)) {
     if (!TakesIdentity(problem))
-      return {nullptr, "an identity follows only convolutions and data gradients in 16 bits"};
+      return {nullptr, "an identity follows only convolutions and data gradients in 16 bits without an epilogue"};
     return Search(target, WithIdentity(problem), workspace_limit, text);
   }
   std::shared_ptr<const Graph> graph;

@@ -113,6 +113,15 @@ std::string ProgramSignature(const Program* program) {
   return text.str();
 }
 
+// Elements of a sum of a forward convolution, or a data gradient of stride 1.
+int64_t SumLength(const Problem& problem) {
+  int64_t sum = problem.direction == Direction::kForward ? problem.w.dims[1] : problem.w.dims[0] / problem.groups;
+  for (size_t i = 2; i < problem.w.dims.size(); ++i) sum *= problem.w.dims[i];
+  return sum;
+}
+
+constexpr char kIdentity[] = ";identity";  // in a plan's text
+
 }  // namespace
 
 const Tensor& ValueOf(const Problem& problem) {
@@ -137,17 +146,6 @@ bool IsSlowWithEpilogue(const Problem& problem) {
   const int64_t sum = problem.w.dims[0] / problem.groups * kernel / stride;
   return problem.w.dims[1] <= kNarrow || sum >= kLongSum || products * kernel >= kManyProducts;
 }
-
-namespace {
-
-// Elements of a sum of a forward convolution, or a data gradient of stride 1.
-int64_t SumLength(const Problem& problem) {
-  int64_t sum = problem.direction == Direction::kForward ? problem.w.dims[1] : problem.w.dims[0] / problem.groups;
-  for (size_t i = 2; i < problem.w.dims.size(); ++i) sum *= problem.w.dims[i];
-  return sum;
-}
-
-}  // namespace
 
 bool HasLongSums(const Problem& problem, int multiprocessors) {
   constexpr int64_t kLongSum = 2048, kTile = 128;
@@ -178,7 +176,8 @@ bool IsFasterWithIdentity(const Problem& problem, int multiprocessors) {
   constexpr int64_t kMostProducts = int64_t{1} << 32, kLeastForward = int64_t{1} << 29, kNarrow = 32;
   const Tensor& value = ValueOf(problem);
   if (!TakesIdentity(problem) || problem.groups != 1 || value.dims.size() != 4 || value.strides[1] != 1) return false;
-  if (std::count(problem.strides.begin(), problem.strides.end(), 1) != 2) return false;
+  for (const std::vector<int64_t>* each : {&problem.strides, &problem.dilations})
+    if (std::count(each->begin(), each->end(), 1) != 2) return false;
   if (problem.w.dims[2] * problem.w.dims[3] == 1 || value.dims[1] < kNarrow) return false;
   int64_t products = SumLength(problem);
   for (const int64_t dim : value.dims) products *= dim;
@@ -295,8 +294,6 @@ void Check(const Problem& problem) {
   CheckEpilogue(problem);
 }
 
-static constexpr char kIdentity[] = ";identity";
-
 std::string PlanText::ToString() const {
   std::string text = "engine=" + std::to_string(engine);
   for (const auto& [type, value] : knobs) text += ";k" + std::to_string(type) + "=" + std::to_string(value);
@@ -334,7 +331,7 @@ PlanText PlanText::Parse(const std::string& text) {
       plan.has_identity = true;
       break;
     }
-    skip(";k", "\";k\" and a knob's number");
+    skip(";k", "\";k\" and a knob's number, or \";identity\" at the end,");
     const int64_t type = number(0, 1000000, "the knob's number");
     if (plan.knobs.size() == kMaxKnobs || (!plan.knobs.empty() && plan.knobs.back().first >= type))
       fail("at most 64 knobs in ascending order before this");

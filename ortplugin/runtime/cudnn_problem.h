@@ -25,11 +25,12 @@ Problem Lifted(Problem problem);
 // longer than its ready-made ones without, and the epilogue in a kernel after it.
 bool IsSlowWithEpilogue(const Problem& problem);
 
-// Sums of more elements than this, for so few elements that their tiles leave half of the multiprocessors idle, are
-// divided among multiprocessors by cuDNN's ready-made kernels, but not by those that it compiles.
+// Whether sums have 2048 elements or more, for so few results that their tiles leave half of the multiprocessors idle:
+// cuDNN's ready-made kernels divide such sums among multiprocessors, but not those that it compiles.
 bool HasLongSums(const Problem& problem, int multiprocessors);
 
-// Whether an identity may follow the convolution (PlanText): it has no epilogue, and 16 bits.
+// Whether an identity may follow the convolution (PlanText): it has no epilogue, and 16 bits, and is no weight
+// gradient.
 bool TakesIdentity(const Problem& problem);
 
 // The problem with an identity as its epilogue, and whether it is one.

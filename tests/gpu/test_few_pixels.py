@@ -21,8 +21,9 @@ from ortplugin.ops.conv import reference
 cupy = pytest.importorskip("cupy")
 
 SAME: dict[str, Any] = {"pads": [1, 1, 1, 1]}
-# x, filters, kernel, attributes: one block and clusters of two to six, one to four parts, tiles that pixels or filters
-# do not fill, chunks that channels do not fill, more blocks than multiprocessors.
+# x, filters, kernel, attributes: on 132 multiprocessors blocks alone and clusters of two to six, one to four
+# warpgroups, tiles of 32, 64 and 128 filters, tiles that pixels or filters do not fill, chunks that channels do not
+# fill, more blocks than multiprocessors.
 CASES: list[tuple[tuple[int, ...], int, tuple[int, int], dict[str, Any]]] = [
     ((1, 8, 1, 3), 8, (1, 1), {}),
     ((1, 64, 7, 7), 64, (3, 3), SAME),
@@ -38,6 +39,11 @@ CASES: list[tuple[tuple[int, ...], int, tuple[int, int], dict[str, Any]]] = [
     ((1, 2048, 7, 7), 512, (1, 1), {}),
     ((2, 320, 5, 9), 1280, (1, 1), {"pads": [0, 1, 1, 0]}),
     ((9, 16, 40, 33), 24, (3, 3), SAME),
+    ((1, 128, 14, 14), 224, (3, 3), {}),
+    ((1, 128, 14, 14), 416, (3, 3), {}),
+    ((1, 192, 5, 5), 32, (1, 1), {}),
+    ((1, 64, 28, 28), 384, (2, 2), {}),
+    ((1, 320, 28, 28), 352, (3, 3), SAME),
 ]
 
 

@@ -79,4 +79,15 @@ inline std::string BeforeWait(const std::string& source) {
   return "";
 }
 
+// How many copies of 16 bytes to shared memory the only kernel of `source` has before it waits.
+inline size_t CopiesBeforeWait(const std::string& source) {
+  const std::string ptx = ortplugin::cuda::Compile(source, "compute_90", nullptr);
+  const size_t entry = ptx.find(".entry ");
+  const std::string before = ptx.substr(entry, ptx.find("griddepcontrol.wait;") - entry);
+  const std::string copy = "cp.async.cg.shared.global";
+  size_t count = 0;
+  for (size_t at = before.find(copy); at != std::string::npos; at = before.find(copy, at + 1)) ++count;
+  return count;
+}
+
 }  // namespace test

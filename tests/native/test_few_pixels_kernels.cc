@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <iostream>
 #include <sstream>
+#include <string>
 
 #include "ortplugin/ops/conv/few_pixels.h"
 #include "tests/native/check.h"
@@ -102,14 +103,33 @@ int main(int argc, char** argv) {
     CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, variant());
     CHECK_WITH(test::Spilled(log) == 0 && test::Local(log) == 0, variant());
     CHECK_WITH(log.find("serialized") == std::string::npos, log);
-    CHECK(launch.shared_bytes <= 227u << 10 && launch.blocks > 0 && launch.blocks % schedule.split == 0);
-    // Weights are read early where they are constant; else nothing is.
-    const std::string early = test::BeforeWait(source);
-    CHECK_WITH(early.empty() == !the.problem.constant_weights, variant() + early);
+    // Weights are read early where they are constant, 16 rows of them by each copy; else nothing is.
+    const size_t weights = the.problem.constant_weights ? (schedule.stages - 1) * schedule.columns / 16 : 0;
+    CHECK_WITH(test::BeforeWait(source).empty() == (weights == 0), variant());
+    CHECK_WITH(test::CopiesBeforeWait(source) == weights, variant() + std::to_string(test::CopiesBeforeWait(source)));
   }
   if (!exists) return test::Summary();
 
+  // Schedules of all sizes: they fit, and no part is empty.
   const Program program = Program::Parse(kBare);
+  for (const int64_t batch : {1, 3, 8, 64})
+    for (const int64_t size : {1, 7, 14, 33, 56})
+      for (const int64_t channels : {8, 64, 72, 512, 4096})
+        for (const int64_t filters : {8, 40, 64, 136, 512, 4096})
+          for (const int64_t kernel : {1, 3, 7})
+            for (const int multiprocessors : {1, 7, 114, 132}) {
+              cuda::DeviceFacts other = device;
+              other.multiprocessors = multiprocessors;
+              const ConvProblem problem = Layer(kHalf, batch, size, channels, filters, kernel);
+              const FewPixelsSchedule schedule = ScheduleFewPixels(problem, other);
+              const cuda::LaunchShape launch = FewPixelsLaunch(problem, schedule);
+              const int64_t chunks = kernel * kernel * ((channels + 63) / 64);
+              CHECK_WITH(launch.shared_bytes <= 227u << 10 && launch.blocks > 0 && launch.threads >= 128 &&
+                             launch.threads <= 512 && schedule.split <= 6 && schedule.stages >= 2 &&
+                             schedule.split * (schedule.warps / 4) <= chunks,
+                         ToString(problem.output_shape()));
+            }
+
   const auto is_fast = [&](const ConvProblem& problem) { return IsFewPixelsFast(problem, device); };
   CHECK(is_fast(Layer(kHalf, 1, 56, 64, 64, 3)) && is_fast(Layer(kHalf, 4, 7, 512, 512, 3)));
   CHECK(is_fast(Layer(kHalf, 8, 7, 512, 512, 3)));
@@ -138,6 +158,10 @@ int main(int argc, char** argv) {
   refused("12 filters", [](ConvProblem* the) { the->filters = 12; });
   refused("a transposed one", [](ConvProblem* the) { the->transposed = true; });
   refused("X with channels first", [](ConvProblem* the) { the->x_channels_first = true; });
+  refused("Y with channels first", [](ConvProblem* the) { the->y_channels_first = true; });
+  refused("double", [](ConvProblem* the) { the->dtype = DType::kDouble; });
+  refused("an operand that the program lacks", [](ConvProblem* the) { the->operands = {{256}}; });
+  refused("a reach beyond 29 bits", [](ConvProblem* the) { the->dilations[0] = 1 << 28; });
   refused("no images", [](ConvProblem* the) { the->batch = 0; });
   refused("more weights than 31 bits count", [](ConvProblem* the) {
     the->filters = 1 << 21;

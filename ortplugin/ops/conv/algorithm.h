@@ -14,6 +14,8 @@ namespace ortplugin {
 // "split"         cuDNN's first plan of the bare convolution, then our pointwise kernel;    "split:engine=3;k2=1"
 // "shuffle"       of a transposed convolution without overlap: cuDNN's first plan of a matrix product, then our kernel
 //                 that puts its pixels in their places, with the program;   "shuffle:engine=3;k2=1"
+// "fused:engine=4;k24=1;identity", "split:..;identity": a plan of another kind for a kernel without the program
+// (cudnn::PlanText).
 // A choice that the shapes, the GPU or the cuDNN at hand don't have is "auto".
 struct ConvAlgorithm {
   enum class Kind : uint8_t { kAuto, kOwn, kFused, kSplit, kShuffle };

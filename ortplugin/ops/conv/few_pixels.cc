@@ -67,6 +67,8 @@ bool FitsFewPixels(const Program& program, const ConvProblem& problem, const cud
   if (!IsOrdinary(program, problem) || problem.dtype == DType::kFloat || problem.group != 1) return false;
   if (device.major != 9 || device.minor != 0 || problem.transposed) return false;  // the only ones with these products
   if (problem.channels % 8 != 0 || problem.filters % 8 != 0) return false;
+  constexpr int64_t kMostReach = 1 << 29;  // a row of X that does not exist is this far above the first, twice
+  if ((problem.kernel_height - 1) * problem.dilations[0] >= kMostReach || problem.pads[0] >= kMostReach) return false;
   return !problem.x_channels_first && !problem.y_channels_first;
 }
 

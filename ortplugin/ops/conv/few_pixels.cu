@@ -1,14 +1,13 @@
-// y[p, m] = program(sum over taps and c of x[p at tap, c] w[m, tap, c]), a convolution whose sums are long and whose
-// pixels are few
+// y[p, m] = program(sum over taps and c of x[p at tap, c] w[m, tap, c]), a convolution of few pixels
 //
 // The text in front of this one is generated for the node at hand (few_pixels.cc, own_kernels.cc): the sizes as macros,
 // the operands and `apply`, the program; and what wgmma.cuh has for Hopper's tensor cores.
 //
-// A matrix product that is to keep all multiprocessors at work, so each sum is divided. A cluster of SPLIT blocks makes
-// a tile of ROWS pixels and COLUMNS filters; each of its warpgroups sums a part of its own, 64 channels of a tap at a
-// time, copied STAGES - 1 ahead into shared memory of its own, and gives the sums to the blocks of the cluster: each
-// adds those of its share of the pixels, always in the same order, and runs the program. Weights that are constant are
-// copied while the kernel in front ends.
+// A matrix product that is to keep all multiprocessors at work, and not to wait for memory in turns, so each sum is
+// divided. A cluster of SPLIT blocks makes a tile of ROWS pixels and COLUMNS filters; each of its warpgroups sums a
+// part of its own, 64 channels of a tap at a time, copied STAGES - 1 ahead into shared memory of its own, and gives the
+// sums to the blocks of the cluster: each adds those of its share of the pixels, always in the same order, and runs the
+// program. Weights that are constant are copied while the kernel in front ends.
 
 #define ROWS 64
 #define TEAMS (WARPS / 4)  // warpgroups

@@ -1,5 +1,5 @@
-// Convolutions in 16 bits with long sums for few pixels, channels last: small images of deep layers in small batches.
-// One of the kernels of own_kernels.h.
+// Convolutions in 16 bits, channels last, that are little work for a GPU: small images in small batches. Their sums are
+// divided. One of the kernels of own_kernels.h.
 #pragma once
 
 #include "ortplugin/ops/conv/own_kernels.h"

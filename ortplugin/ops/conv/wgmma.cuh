@@ -18,5 +18,6 @@ __device__ __forceinline__ int place_of(int row, int octet, int rows) {
 }
 // Such a matrix for `multiply`, from its first 16 channels or later ones: eight rows are 1024 bytes, swizzled over 128.
 __device__ __forceinline__ unsigned long long descriptor(const storage_t* matrix) {
-  return __cvta_generic_to_shared(matrix) >> 4 | 1ull << 16 | 64ull << 32 | 1ull << 62;
+  constexpr unsigned long long kOffset = (1 << 18) - 1;  // an address in a cluster has the block's number above it
+  return (__cvta_generic_to_shared(matrix) & kOffset) >> 4 | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }

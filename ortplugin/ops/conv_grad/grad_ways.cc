@@ -170,7 +170,7 @@ std::vector<cudnn::Problem> WeightProblems(const GradNode& node, const GradShape
 
 std::vector<std::string> ListGradAlgorithms(const GradNode& node, const std::vector<Shape>& shapes,
                                             const cuda::DeviceFacts& gpu) {
-  constexpr size_t kMostPlans = 8;  // of a problem
+  constexpr size_t kMostPlans = 8;  // of a problem, and of dX in 16 bits as many with an identity
   const GradShape shape = FitGrad(node, shapes);
   std::vector<std::string> lines;
   if (ElementCount(shape.z) == 0) return lines;

@@ -141,15 +141,16 @@ def test_a_kernel_of_one_element(follows: bool, rng: np.random.Generator) -> Non
     ("x", "w"),
     [
         (("N", 512, 4, 3), (512, 8, 3, 3)),  # very long sums, of any batch
-        ((4, 240, 14, 14), (240, 8, 3, 3)),  # long ones for few pixels
+        ((4, 240, 14, 14), (240, 8, 3, 3)),  # long ones with few products
         ((1, 2048, 7, 7), (2048, 2048, 1, 1)),
     ],
 )
-def test_long_sums(x: Dims, w: tuple[int, ...], follows: bool) -> None:
+def test_long_sums(x: Dims, w: tuple[int, ...], follows: bool, rng: np.random.Generator) -> None:
     original = up(x, w, follows=follows)
     optimized, result = run_pass(before(original), TURN_CONV_TRANSPOSE)
     assert len(result.changes) == 1
     assert attributes_of(optimized)["pads"] == [w[2] - 1] * 4
+    assert_same_outputs(original, optimized, rng)
 
 
 def test_alone_between_transposes() -> None:
@@ -173,11 +174,22 @@ MISSES = {
     "alone": (up(follows=False), "nothing follows it"),
     "many channels, alone": (up((1, 1024, 2, 3), (1024, 512, 1, 1), follows=False), "nothing follows it"),
     "groups, alone": (up(w=(16, 8, 1, 1), follows=False, group=2), "nothing follows it"),
-    "long sums of many pixels": (
-        up((5, 240, 14, 14), (240, 8, 3, 3), follows=False),
-        "nothing follows it, and 2160 elements are a short sum for 1280 pixels",
+    "long sums, many products": (
+        up((5, 240, 14, 14), (240, 256, 3, 3), follows=False),
+        "nothing follows it, and sums of 2160 elements are too short for 707788800 products",
     ),
-    "long sums in groups": (up((1, 1024, 4, 4), (1024, 16, 3, 3), follows=False, group=2), "nothing follows it"),
+    "long sums of any batch": (up(("N", 240, 4, 4), (240, 8, 3, 3), follows=False), "is not known"),
+    "sums that are not so long": (
+        up((1, 224, 4, 4), (224, 8, 3, 3), follows=False),
+        "nothing follows it, and its sums have 2016 elements in 1 groups",
+    ),
+    "long sums in groups": (
+        up((1, 1024, 4, 4), (1024, 16, 3, 3), follows=False, group=2),
+        "nothing follows it, and its sums have 4608 elements in 2 groups",
+    ),
+    "long sums of volumes": (up((1, 256, 3, 3, 3), (256, 8, 3, 3, 3), follows=False), "nothing follows it"),
+    "long sums of 12 filters": (up((1, 512, 4, 4), (512, 12, 3, 3), follows=False), "nothing follows it"),
+    "long sums of 500 channels": (up((1, 500, 4, 4), (500, 8, 3, 3), follows=False), "nothing follows it"),
     "float": (up(dtype="float32"), "only with channels last, and depthwise or in 16 bits"),
     "any batch": (up(("N", 16, 6, 5)), "is not known"),
     "few channels": (up(w=(16, 3, 3, 3)), "its result has 3 channels in a group"),
