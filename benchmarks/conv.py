@@ -1,10 +1,11 @@
 """FusedConv: convolutions alone and with what follows them, on cuDNN and on kernels of our own.
 
-Three tables, each of microseconds of one convolution, all columns measured in one run:
+Four tables, each of microseconds of one convolution, all columns measured in one run:
 
     few      float32, channels first, few channels (Flux issue 558): alone, and with bias and Relu
     resnet   every convolution of ResNet-50 at batch 8, float16, channels last: alone, with bias, Relu and residual, and
              with the fastest of the algorithms that --tune would try
+    small    the same at batch 1, on cuDNN and as they are done by default
     own      depthwise convolutions and stems, float16, channels last: our kernels against cuDNN
 
 Beside them stand PyTorch's convolution, alone and with the operators after it (channels last where ours are, cuDNN's
@@ -193,13 +194,13 @@ class Case:
             raise SystemExit(f"{self.name}, {self.epilogue}: {name} is off by {error:.1e}")
 
 
-def resnet50(batch: int) -> list[Case]:
+def resnet50(table: str, batch: int) -> list[Case]:
     """The 53 convolutions, those that are equal once, with what follows them."""
     found: dict[Case, int] = {}
 
     def add(channels: int, size: int, filters: int, kernel: int, stride: int, epilogue: str) -> None:
         name = f"{channels}x{size}x{size} to {filters}, {kernel}x{kernel}" + (f" / {stride}" if stride > 1 else "")
-        case = Case("resnet", name, "float16", batch, channels, size, filters, kernel, stride, epilogue)
+        case = Case(table, name, "float16", batch, channels, size, filters, kernel, stride, epilogue)
         found[case] = found.get(case, 0) + 1
 
     add(3, 224, 64, 7, 2, "bias, Relu")
@@ -224,7 +225,7 @@ def cases() -> list[Case]:
         for channels, size, filters in ((1, 28, 16), (16, 14, 32), (32, 7, 32)):
             name = f"{channels} to {filters}, {size}x{size}, batch {batch}"
             made.append(Case("few", name, "float", batch, channels, size, filters, 3, 1, "bias, Relu"))
-    made += resnet50(8)
+    made += resnet50("resnet", 8) + resnet50("small", 1)
     # MobileNet-v3, EfficientNet-B0 and ConvNeXt-tiny: depthwise; ResNet's and EfficientNet's stems.
     for channels, size, kernel, stride, epilogue in (
         (16, 112, 3, 1, "bias, Relu"),
@@ -328,6 +329,9 @@ def measure(case: Case, tuned: int) -> dict[str, Any]:
     elif case.table == "own":
         ours("own", case, "own")
         ours("fused", case, "fused")
+    elif case.table == "small":
+        ours("cudnn", case, "fused")
+        ours("fused", case, "auto")
     else:
         ours("bare", bare, "auto")
         ours("fused", case, "auto")
@@ -405,6 +409,7 @@ COLUMNS = {
         "fused": "**fused**",
         "tuned": "**fused, tuned**",
     },
+    "small": {"torch bare": "torch, bare", "torch": "torch, all", "cudnn": "cuDNN", "fused": "**ours**"},
     "own": {"torch": "torch", "fused": "cuDNN, fused", "own": "**our kernel**"},
 }
 
@@ -422,7 +427,7 @@ def table(record: dict[str, Any], name: str) -> str:
     for row in rows:
         cells = " | ".join(f"{row['microseconds'][key]:.1f}" for key in columns)
         lines.append(f"| {row['case']} | {row['epilogue']} | {row['count']} | {cells} |")
-    if name == "resnet":
+    if name in ("resnet", "small"):
         total = {key: sum(row["count"] * row["microseconds"][key] for row in rows) for key in columns}
         cells = " | ".join(f"{value:.0f}" for value in total.values())
         lines.append(f"| all | | {sum(row['count'] for row in rows)} | {cells} |")

@@ -291,7 +291,7 @@ if __name__ == "__main__":
         "--layers": {**several, "default": list(range(len(LAYERS))), "help": "numbers of layers"},
         "--tuned": {
             "type": int,
-            "default": 20,
+            "default": 26,
             "help": "algorithms to try for each layer alone, a third with bias and Relu",
         },
     }

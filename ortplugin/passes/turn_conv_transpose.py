@@ -4,13 +4,14 @@
 
     v[m, c, k] = w[c, m, K - 1 - k] in each group, K the kernel's size; pads (K - 1) * dilation - pads
 
-Both compute the same sums. What pays was measured on an H200: a depthwise one gets a kernel of ours, and so does one
-of a single element in 16 bits, with or without a program, if it has few products for each element of its tensors, which
+Both compute the same sums. What pays was measured on an H200: a depthwise one gets a kernel of ours, and so does one of
+a single element in 16 bits, with or without a program, if it has few products for each element of its tensors, which
 then need not turn its weights in every run; in 16 bits long sums do, whatever follows: with few products they have a
-kernel of ours, up to twice as fast, and very long ones have kernels of cuDNN's as fast, or 4% faster with --tune; one
-of 16 bits with bias and Relu is a ready-made kernel of cuDNN's, where it compiles one for a transposed convolution that
-takes 1 to 25% longer with many products, and up to twice as long with a kernel of one element. Others stay: alone, or
-with few products, cuDNN's transposed convolutions are as fast, or faster.
+kernel of ours, up to twice as fast, and very long ones have kernels of cuDNN's as fast, or 4% faster with --tune; so do
+many sums for 64 or 96 channels, where cuDNN's gradients take 5 to 20% longer, or three times as long; one of 16 bits
+with bias and Relu is a ready-made kernel of cuDNN's, where it compiles one for a transposed convolution that takes 1 to
+25% longer with many products, and up to twice as long with a kernel of one element. Others stay: alone, or with few
+products, cuDNN's transposed convolutions are as fast, or faster.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ FEW_PRODUCTS = 210  # of an element, up to which our kernel for one element may 
 VERY_LONG_SUM = 4096  # elements of a sum, from which on it pays
 LONG_SUM = 2048  # and with so few products that our kernel for few pixels is the fastest (conv/few_pixels.cc)
 SMALL_WORK = 1 << 29
+NARROW = range(64, 128)  # channels of the result, of which much work pays
+HUGE_WORK = 1 << 32  # where cuDNN has no faster gradients (IsFasterWithIdentity)
 FEW_CHANNELS = 8  # of the result; kernels for fewer have their own ways
 DEPTHWISE_KERNELS = (3, 5, 7)  # square ones, of which our kernel is
 UNKNOWN = "only with channels last, and depthwise or in 16 bits, a convolution is known to be faster"
@@ -111,11 +114,12 @@ def _loss(scope: Scope, node: gs.Node, weights: npt.NDArray[Any], group: int) ->
         return None
     sum_length = rows * prod(kernel)
     # What cuDNN, and our kernel, were measured for.
-    is_long = sum_length >= LONG_SUM and group == 1 and len(kernel) == 2 and rows % 8 == 0 and columns % 8 == 0
+    is_measured = group == 1 and len(kernel) == 2 and rows % 8 == 0 and columns % 8 == 0
+    is_long, is_narrow = is_measured and sum_length >= LONG_SUM, is_measured and columns in NARROW and prod(kernel) > 1
     if is_long and sum_length >= VERY_LONG_SUM:
         return None
-    if is_bare and not is_long:
-        return f"nothing follows it, and its sums have {sum_length} elements in {group} groups"
+    if is_bare and not is_long and not is_narrow:
+        return f"nothing follows it, and its {columns} sums have {sum_length} elements in {group} groups"
     shape = scope.shape(node.outputs[0])
     sizes = [] if shape is None else [each for each in shape if isinstance(each, int)]
     if shape is None or len(sizes) < len(shape):
@@ -123,8 +127,8 @@ def _loss(scope: Scope, node: gs.Node, weights: npt.NDArray[Any], group: int) ->
     products = prod(sizes) * sum_length
     if is_long and products <= SMALL_WORK:
         return None
-    if is_bare:
-        return f"nothing follows it, and sums of {sum_length} elements are too short for {products} products"
+    if is_bare and not (is_narrow and products >= HUGE_WORK):
+        return f"nothing follows it, and it has {products} products"
     return None if products >= MANY_PRODUCTS else f"it has {products} products, few enough to be as fast as it is"
 
 

@@ -102,7 +102,9 @@ def test_it_is_taken_where_it_is_fast(library: Path) -> None:
     for number in (2, 5, 11):
         the = case(number, RELU)
         auto = replace(the, attributes={name: value for name, value in the.attributes.items() if name != "algorithm"})
-        assert same_bits(the.run(), auto.run())
+        arrays = the.arrays()
+        found = [host(ortplugin.run(make(each.model(arrays)), each.feeds(arrays))) for each in (the, auto)]
+        assert same_bits(*found)
     many = Conv(RELU, "float16", "NHWC", (32, 64, 56, 56), 64, (3, 3), attributes=SAME)
     assert "own" in algorithms(many, many.arrays())
 

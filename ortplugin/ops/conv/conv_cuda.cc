@@ -493,6 +493,7 @@ std::string ChannelsLastSource(size_t element_bytes) {
 std::vector<std::string> ListConvAlgorithms(const ConvCase& the, const cuda::DeviceFacts& gpu) {
   // cuDNN's heuristics come in their order: what they put far behind is hardly ever the fastest, and takes its time.
   constexpr size_t kMostFused = 8, kMostSplit = 4;
+  const size_t fused = IsBare(*the.program) ? kMostFused + kMostSplit : kMostFused;
   const ConvShape shape = FitConv(the.attributes, the.shapes[0], the.shapes[1]);
   std::vector<std::string> texts;
   if (FindOwn(the, shape, gpu, false)) texts.push_back("own");
@@ -500,7 +501,7 @@ std::vector<std::string> ListConvAlgorithms(const ConvCase& the, const cuda::Dev
     for (const cudnn::PlanText& plan : cudnn::ListPlans(gpu, problem, cudnn::kMostWorkspace, most))
       texts.push_back(ConvAlgorithm{kind, plan}.ToString());
   };
-  if (cudnn::RefusalOf(*the.program).empty()) add(ConvAlgorithm::Kind::kFused, FusedProblem(the, shape), kMostFused);
+  if (cudnn::RefusalOf(*the.program).empty()) add(ConvAlgorithm::Kind::kFused, FusedProblem(the, shape), fused);
   if (!IsBare(*the.program)) add(ConvAlgorithm::Kind::kSplit, BareProblem(the, shape), kMostSplit);
   if (FitsPixelShuffle(the, shape)) add(ConvAlgorithm::Kind::kShuffle, ProductsProblem(the, shape), kMostSplit);
   return texts;
