@@ -95,11 +95,19 @@ def _output(*command: str) -> str:
 
 
 def write(name: str, record: Mapping[str, Any], folder: Path = RESULTS) -> Path:
-    """Writes `<folder>/<name>.json`."""
+    """Writes `<folder>/<name>.json`, numbers with six digits."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    path.write_text(json.dumps(_shortened(record), indent=1) + "\n")
     return path
+
+
+def _shortened(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, Mapping):
+        return {key: _shortened(each) for key, each in value.items()}
+    return [_shortened(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def fill_readme(name: str, table: str) -> None:
