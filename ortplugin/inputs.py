@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx.inliner
 from onnx import AttributeProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
 from .errors import UsageError, near_names, one_line
+from .inline import inlined
 from .input_shapes import Shapes
 from .modelcheck import skeleton, walk_graphs
 
@@ -323,7 +323,7 @@ def _inlined(model: ModelProto) -> ModelProto:
     light = skeleton(model)
     if light.functions:
         try:
-            return onnx.inliner.inline_local_functions(light)
+            return inlined(light)
         except Exception:  # then indices inside functions are not seen, and --inputs remains
             return light
     return light

@@ -14,6 +14,7 @@ from onnx import ModelProto
 from . import verify as verification
 from .errors import ModelError, OrtPluginError, UsageError, VerificationError, near_names, one_line
 from .graph.model import annotate, export_model, import_model
+from .inline import inline_functions
 from .input_shapes import Shapes, fix_input_shapes
 from .inputs import CANDIDATES, as_wanted, generate, load_inputs
 from .modelcheck import check_structure, check_tensors
@@ -330,7 +331,8 @@ def optimize(
     report.input = None if path is None else str(path)
     report.before = count_operators(original)
     with _timed(report, "passes"):
-        start = upgraded = upgrade(original)
+        inlined, functions, misses = inline_functions(original)
+        start = upgraded = upgrade(inlined)
         if input_shapes:
             start = ModelProto()
             start.CopyFrom(upgraded)
@@ -341,8 +343,10 @@ def optimize(
             request = Request(target, frozenset(precision_skip or ()), _peaks(target, original, start, inputs, tell))
             stages = make_stages(passes, request, precision_io)
         optimized, report.changes, report.near_misses = run_stages(start, stages, limit, tell)
-        if upgraded is not original and (report.changes or input_shapes):
-            report.opset = (opset(original), opset(upgraded))
+        report.near_misses = [*misses, *report.near_misses]
+        if report.changes or input_shapes:
+            report.functions = functions
+            report.opset = None if upgraded is inlined else (opset(inlined), opset(upgraded))
         elif upgraded is not original:  # nothing to do is nothing changed
             optimized = ModelProto()
             optimized.CopyFrom(original)

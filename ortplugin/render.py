@@ -27,6 +27,9 @@ def print_report(report: Report, console: Console, explain: bool = False) -> Non
         console.print(_tuning(report))
     if report.opset is not None:
         console.print(f"Upgraded from opset {report.opset[0]} to {report.opset[1]}.")
+    if report.functions:
+        names = ", ".join(f"{escape(name)} ({count})" for name, count in report.functions.items())
+        console.print(f"Local functions whose calls became their bodies: {names}.")
     for result in report.verification:
         _print_verification(result, console)
     if report.action == "restore":

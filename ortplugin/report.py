@@ -7,6 +7,7 @@
     input, output     paths, or null for models in memory
     operators         {"before": {"domain::Type": count}, "after": {...}}; the standard domain is "ai.onnx"
     opset             [before, after] where the model was upgraded, else null
+    functions         {"domain::name": count}, of the calls of local functions that became their bodies
     precision         {"name": "fp16", "converted": count of operators, "kept": count of those that stay in their dtype,
                       and why stands under near_misses} of --precision, or null
     rewrites          {"name": count}, of the rewrites that fired
@@ -102,6 +103,7 @@ class Report:
     before: dict[str, int] = field(default_factory=dict)
     after: dict[str, int] = field(default_factory=dict)
     opset: tuple[int, int] | None = None  # of ai.onnx, before and after an upgrade
+    functions: dict[str, int] = field(default_factory=dict)  # calls that became bodies
     precision: str | None = None  # of a conversion
     changes: list[Change] = field(default_factory=list)
     near_misses: list[NearMiss] = field(default_factory=list)
@@ -152,6 +154,7 @@ class Report:
             "output": self.output,
             "operators": {"before": self.before, "after": self.after},
             "opset": self.opset,
+            "functions": self.functions,
             "precision": None
             if self.precision is None
             else {"name": self.precision, "converted": self.converted, "kept": len(self.kept)},

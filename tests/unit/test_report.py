@@ -88,6 +88,7 @@ def test_json_has_the_documented_keys_and_no_others() -> None:
         "output",
         "operators",
         "opset",
+        "functions",
         "precision",
         "rewrites",
         "changes",

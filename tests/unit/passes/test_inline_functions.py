@@ -1,0 +1,182 @@
+"""Local functions: their bodies stand where they were called, with equal outputs; what can't be replaced stays."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from onnx import ModelProto, helper, numpy_helper
+from pass_helpers import assert_same_outputs, operators
+
+from ortplugin import optimize
+from ortplugin.errors import ModelError
+from ortplugin.inline import inline_functions
+from ortplugin.modelcheck import HEAVY
+
+NORM = """<domain: "local", opset_import: ["" : 17, "local" : 1]>
+norm <eps: float = 0.5, axis> (x, w) => (y) {
+  s = local.square(x)
+  m = ReduceMean<axes: ints = @axis, keepdims = 1>(s)
+  e = Constant<value_float: float = @eps>()
+  v = Add(m, e)
+  d = Sqrt(v)
+  n = Div(x, d)
+  y = Mul(n, w)
+}
+<domain: "local", opset_import: ["" : 17]>
+square (x) => (y) { y = Mul(x, x) }
+"""
+
+
+def model(nodes: str, functions: str, imports: str = '"" : 17, "local" : 1') -> ModelProto:
+    text = f"""<ir_version: 10, opset_import: [{imports}]>
+    g (float[2,8] x, bool m) => (float[2,8] y) <float[8] w = {{1, 2, 3, 4, 5, 6, 7, 8}}> {{ {nodes} }}
+    {functions}"""
+    return onnx.parser.parse_model(text)
+
+
+def test_nested_calls_in_bodies_too(rng: np.random.Generator) -> None:
+    original = model(
+        """a = local.norm<eps = 0.25, axis = [-1]>(x, w)
+           b = local.norm<axis = [0]>(a, w)
+           y = If (m) <then_branch = t () => (float[2,8] r) { r = local.norm<axis = [-1]>(b, w) },
+                       else_branch = e () => (float[2,8] s) { s = Neg(b) }>""",
+        NORM,
+    )
+    before = original.SerializeToString()
+    result, calls, misses = inline_functions(original)
+    assert calls == {"local::norm": 3}
+    assert not misses
+    assert not result.functions
+    assert {node.domain for node in result.graph.node} == {""}
+    assert original.SerializeToString() == before
+    assert_same_outputs(original, result, rng)
+
+
+def test_passes_see_their_operators(rng: np.random.Generator) -> None:
+    """A normalisation in a function, whose weights are the graph's, is fused with what the graph adds."""
+    original = model("a = local.norm<eps = 0.25, axis = [-1]>(x, w) b = Relu(a) y = Add(b, x)", NORM)
+    optimized, report = optimize(original, verify=True)
+    assert report.functions == {"local::norm": 1}
+    assert report.fused
+    assert not optimized.functions
+    assert "local::norm" in report.before
+    assert "local::norm" not in report.after
+    assert_same_outputs(original, optimized, rng)
+
+
+def test_nothing_to_rewrite_leaves_calls() -> None:
+    original = model(
+        "y = local.shift(x)", '<domain: "local", opset_import: ["" : 17]> shift (x) => (y) { y = Softmax(x) }'
+    )
+    optimized, report = optimize(original)
+    assert optimized.SerializeToString() == original.SerializeToString()
+    assert not report.functions
+    assert optimize(original, limit=0)[0].SerializeToString() == original.SerializeToString()
+    assert inline_functions(onnx.ModelProto()) == (onnx.ModelProto(), {}, [])
+
+
+def test_versions_and_domains_of_functions(rng: np.random.Generator) -> None:
+    """Sqrt is the same in versions 13 and 17; the model itself does not import the domain of Gelu."""
+    original = model(
+        "a = local.root(x) y = local.gelu(a)",
+        """<domain: "local", opset_import: ["" : 13]>
+        root (x) => (y) { z = Mul(x, x) y = Sqrt(z) }
+        <domain: "local", opset_import: ["com.microsoft" : 1]>
+        gelu (x) => (y) { y = com.microsoft.Gelu(x) }""",
+    )
+    result, calls, misses = inline_functions(original)
+    assert calls == {"local::root": 1, "local::gelu": 1}
+    assert not misses
+    assert operators(result) == ["Mul", "Sqrt", "Gelu"]
+    assert_same_outputs(original, result, rng)
+
+
+def test_inputs_that_a_call_leaves_out(rng: np.random.Generator) -> None:
+    original = model(
+        "l = Constant<value_float = 0.0>() a, b = local.both(x, l) c, d = local.both(b) y = Add(a, d)",
+        """<domain: "local", opset_import: ["" : 17]>
+        both (x, low, high) => (y, z) { y = Clip(x, low, high) z = Neg(y) }""",
+    )
+    result, _, misses = inline_functions(original)
+    assert not misses
+    assert_same_outputs(original, result, rng)
+
+
+def test_a_function_of_another_version_stays() -> None:
+    functions = """<domain: "local", opset_import: ["" : 17, "other" : 2]>
+    odd (x) => (y) { y = other.Thing(x) }
+    <domain: "local", opset_import: ["" : 17]>
+    square (x) => (y) { y = Mul(x, x) }"""
+    original = model("a = local.odd(x) y = local.square(a)", functions, '"" : 17, "local" : 1, "other" : 1')
+    result, calls, misses = inline_functions(original)
+    assert calls == {"local::square": 1}
+    assert [(miss.rewrite, miss.node) for miss in misses] == [("inline-functions", "local::odd")]
+    assert misses[0].reason == "it imports version 2 of the domain 'other', the model version 1"
+    assert [each.name for each in result.functions] == ["odd"]
+    assert operators(result) == ["odd", "Mul"]
+    alone = model("y = local.odd(x)", functions, '"" : 17, "local" : 1, "other" : 1')
+    result, calls, misses = inline_functions(alone)
+    assert result is alone
+    assert not calls
+    assert len(misses) == 1
+
+
+def shared(calls: int, depth: int) -> ModelProto:
+    """Functions f0 to f<depth>, each but the first calling the one before so many times."""
+    functions = ['<domain: "local", opset_import: ["" : 17, "local" : 1]> f0 (x) => (y) { y = Neg(x) }']
+    for number in range(1, depth + 1):
+        body = " ".join(f"v{i + 1} = local.f{number - 1}(v{i})" for i in range(calls))
+        functions.append(
+            f'<domain: "local", opset_import: ["" : 17, "local" : 1]> f{number} (v0) => (v{calls}) {{ {body} }}'
+        )
+    return model(f"y = local.f{depth}(x)", "\n".join(functions))
+
+
+CYCLE = """<domain: "local", opset_import: ["" : 17, "local" : 1]> f (x) => (y) { z = local.g(x) y = Neg(z) }
+<domain: "local", opset_import: ["" : 17, "local" : 1]> g (x) => (y) { z = local.f(x) y = Neg(z) }"""
+
+
+@pytest.mark.parametrize(
+    ("original", "reason"),
+    [
+        (shared(2, 40), "its local functions stand for 1099511627776 nodes, more than 1048576: export"),
+        (shared(1, 70), "its local functions call each other more than 64 deep"),
+        (model("y = local.f(x)", CYCLE), "its local function 'local::f' calls itself"),
+    ],
+)
+def test_functions_that_stand_for_too_much_are_refused(original: ModelProto, reason: str) -> None:
+    """Shape inference would never end."""
+    with pytest.raises(ModelError, match=reason):
+        inline_functions(original)
+    with pytest.raises(ModelError):
+        optimize(original)
+
+
+def test_many_small_functions() -> None:
+    result, calls, _ = inline_functions(shared(2, 10))
+    assert calls == {"local::f10": 1}
+    assert operators(result) == ["Neg"] * 1024
+
+
+@pytest.mark.parametrize("overridable", [False, True])
+def test_large_weights_stay_where_they_are(overridable: bool, rng: np.random.Generator) -> None:
+    width = HEAVY // 4 + 8
+    function = onnx.parser.parse_function(
+        '<domain: "local", opset_import: ["" : 17]> scale (x, w) => (y) { z = Mul(x, w) y = Neg(z) }'
+    )
+    value = helper.make_tensor_value_info
+    inputs = [value("x", 1, (1, width)), *([value("w", 1, (width,))] if overridable else [])]
+    weights = numpy_helper.from_array(rng.standard_normal(width, np.float32), "w")
+    graph = helper.make_graph(
+        [helper.make_node("scale", ["x", "w"], ["y"], "call", domain="local")],
+        "g", inputs, [value("y", 1, (1, width))], [weights],
+    )  # fmt: skip
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
+    original = helper.make_model(graph, functions=[function], opset_imports=imports, ir_version=10)
+    result, calls, _ = inline_functions(original)
+    assert calls == {"local::scale": 1}
+    assert list(result.graph.input) == inputs
+    assert list(result.graph.initializer) == [weights]
+    assert_same_outputs(original, result, rng)
