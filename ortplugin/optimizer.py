@@ -21,6 +21,7 @@ from .modelcheck import check_structure, check_tensors
 from .passes.allow_tf32 import ALLOW_TF32
 from .passes.base import Change, NearMiss, Pass, PassResult
 from .passes.batch_norm_pointwise import BATCH_NORM_POINTWISE
+from .passes.cast_like import CAST_LIKE
 from .passes.channel_shuffle import CHANNEL_SHUFFLE
 from .passes.channels_last import CHANNELS_LAST, CHANNELS_LAST_ALWAYS
 from .passes.common_subexpressions import COMMON_SUBEXPRESSIONS
@@ -70,7 +71,8 @@ from .upgrade import opset, upgrade
 
 # Each pass in its place, and why it stands there. To add a rewrite, add a line.
 PIPELINE: tuple[Pass, ...] = (
-    REMOVE_IDENTITIES,  # first: exporters put Identity and empty Casts between the nodes that patterns look for
+    CAST_LIKE,  # before Casts are removed and folded
+    REMOVE_IDENTITIES,  # early: exporters put Identity and empty Casts between the nodes that patterns look for
     SHAPE_ARITHMETIC,  # before folding, which then removes what hangs on a known Shape
     FOLD_CONSTANTS,  # patterns ask for constants: axes, exponents, epsilons computed by nodes become ones
     INLINE_IF,  # after folding, which finds the conditions; the branch's constants are folded in the next round
@@ -127,6 +129,7 @@ LAYOUTS = ("auto", "nchw", "nhwc")
 # These run before a conversion of precision, in the model's own: what they compute, they compute with all its bits, and
 # what they fuse takes any dtype and accumulates in float32. The other passes see the converted model.
 BEFORE_PRECISION = (
+    CAST_LIKE,
     REMOVE_IDENTITIES,
     SHAPE_ARITHMETIC,
     FOLD_CONSTANTS,
