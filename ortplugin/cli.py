@@ -54,6 +54,11 @@ def _shapes(
 @click.option(
     "--verify/--no-verify", default=True, help="Run original and result in ONNX Runtime and compare (default)."
 )
+@click.option(
+    "--drop-guilty",
+    is_flag=True,
+    help="Where outputs differ, leave the guilty rewrite out and say so, instead of failing.",
+)
 @click.option("--tune", is_flag=True, help="Time each fused node on this machine's GPU and keep what is fastest.")
 @click.option(
     "--provider",
@@ -101,6 +106,7 @@ def command(
     model: str | None,
     output: str | None,
     verify: bool,
+    drop_guilty: bool,
     tune: bool,
     providers: tuple[str, ...] | None,
     input_shapes: dict[str, tuple[int, ...]] | None,
@@ -124,7 +130,8 @@ def command(
 
     Operators are fused into those of the library that `ortplugin.register` makes known to a session. The result is
     compared with the original before it is written; if outputs differ, nothing is written and the guilty rewrite is
-    named. The exit status is 0 on success, 1 on an error, 2 on a mistake in the command.
+    named, or, with --drop-guilty, left out. The exit status is 0 on success, 1 on an error, 2 on a mistake in the
+    command.
     """
     out = _console(sys.stdout)
     if list_passes:
@@ -138,6 +145,8 @@ def command(
         raise UsageError(
             "--restore runs no passes, so --only, --skip, --layout, --tune and --input-shape do not go with it"
         )
+    if drop_guilty and (restore or not verify):
+        raise UsageError("--drop-guilty is about the verification of passes, which --restore and --no-verify leave out")
     if restore and precision:
         raise UsageError("--restore converts nothing, so --precision does not go with it")
     if precision is None and (precision_io or precision_skip):
@@ -179,6 +188,7 @@ def command(
                     layout=layout,
                     input_shapes=input_shapes,
                     verify=verify,
+                    drop_guilty=drop_guilty,
                     tune=tune,
                     precision=precision,
                     precision_io=precision_io,

@@ -62,7 +62,7 @@ from .precision import FLOAT16, Precision, resolve
 from .precision.convert import ConvertPrecision
 from .precision.plan import Request
 from .precision.ranges import measure
-from .report import CONVERSION, ProviderVerification, Report, count_operators
+from .report import CONVERSION, Dropped, ProviderVerification, Report, count_operators
 from .session import CUDA, available_providers, resolve_provider
 from .storage import PathLike, StoredModel, load
 from .tune import TunedNode
@@ -279,6 +279,7 @@ def optimize(
     layout: str = "auto",
     input_shapes: Shapes | None = None,
     verify: bool = False,
+    drop_guilty: bool = False,
     tune: bool = False,
     providers: Sequence[str] | None = None,
     inputs: Mapping[str, object] | PathLike | None = None,
@@ -299,6 +300,8 @@ def optimize(
         layout: of convolutions: "auto" (channels last in float16, bfloat16, TF32), "nchw" or "nhwc" (in every dtype).
         input_shapes: input name to shape, to fix dynamic dimensions before the passes run.
         verify: run original and optimized in ONNX Runtime and compare.
+        drop_guilty: where outputs differ then, leave out the pass that is to blame, or the operator whose conversion
+            is, and try again. `report.dropped` names what was left out.
         tune: time each fused node on this machine and keep what is fastest (`ortplugin.tune`).
         providers: execution providers to verify on; None takes the CPU, and CUDA where it is present. `tune` measures
             on the first one; None takes CUDA.
@@ -318,6 +321,55 @@ def optimize(
         UsageError: an argument is wrong. ModelError: the model is invalid.
         VerificationError: outputs differ; `report` on the error holds the report with the guilty change.
     """
+    if drop_guilty and not verify:
+        raise UsageError("drop_guilty is about the verification; it needs verify=True")
+    chosen = None if only is None else list(only)
+    left_out, kept = list(skip or ()), list(precision_skip or ())
+    dropped: list[Dropped] = []
+    while True:
+        try:
+            model, report = _optimize(
+                model_or_path, chosen, left_out, layout, input_shapes, verify, tune, providers, inputs, rtol, atol,
+                limit, precision, precision_io, kept, progress or (lambda _: None),
+            )  # fmt: skip
+        except VerificationError as error:
+            guilty = None if error.report is None else error.report.guilty
+            if error.report is not None:
+                error.report.dropped = dropped
+            if not drop_guilty or guilty is None or len(dropped) == MOST_DROPPED:
+                raise
+            dropped.append(Dropped(guilty.rewrite, guilty.nodes, str(error)))
+            if guilty.rewrite == CONVERSION:
+                kept.append(_converted_name(guilty))
+            else:
+                left_out.append(guilty.rewrite)
+        else:
+            report.dropped = dropped
+            return model, report
+
+
+MOST_DROPPED = 16  # after which something is wrong with more than a rewrite
+
+
+def _optimize(
+    model_or_path: ModelProto | PathLike | StoredModel,
+    only: Iterable[str] | None,
+    skip: Sequence[str],
+    layout: str,
+    input_shapes: Shapes | None,
+    verify: bool,
+    tune: bool,
+    providers: Sequence[str] | None,
+    inputs: Mapping[str, object] | PathLike | None,
+    rtol: float | None,
+    atol: float | None,
+    limit: int | None,
+    precision: str | None,
+    precision_io: bool,
+    precision_skip: Sequence[str],
+    tell: Progress,
+) -> tuple[ModelProto, Report]:
+    """`optimize` once."""
     passes = select_passes(only, skip, layout)
     target = None if precision is None else resolve(precision)
     if target is None and (precision_io or precision_skip):
@@ -327,7 +379,6 @@ def optimize(
     if limit is not None and limit < 0:
         raise UsageError(f"the limit {limit} is negative; give the number of changes to make")
     report = Report()
-    tell = progress or (lambda _: None)
     with _timed(report, "load"):
         tell("loading")
         original, path = _original(model_or_path)
@@ -343,7 +394,7 @@ def optimize(
         stages: tuple[tuple[Pass, ...], ...] = (tuple(passes),)
         if target is not None:
             report.precision = target.name
-            request = Request(target, frozenset(precision_skip or ()), _peaks(target, original, start, inputs, tell))
+            request = Request(target, frozenset(precision_skip), _peaks(target, original, start, inputs, tell))
             stages = make_stages(passes, request, precision_io)
         optimized, report.changes, report.near_misses = run_stages(start, stages, limit, tell)
         report.near_misses = [*misses, *report.near_misses]
@@ -505,8 +556,14 @@ def _verdict(failed: ProviderVerification, guilty: Change | None, otherwise: str
 def _remedy(guilty: Change) -> str:
     if guilty.rewrite != CONVERSION:
         return f"--skip {guilty.rewrite} leaves it out"
-    name = guilty.nodes[0].split(" ")[0].strip("'")
-    return f"--precision-skip {name} leaves it in its dtype, --inputs data.npz finds what does not fit"
+    return (
+        f"--precision-skip {_converted_name(guilty)} leaves it in its dtype, --inputs data.npz finds what does not fit"
+    )
+
+
+def _converted_name(change: Change) -> str:
+    """Of the operator that a conversion changed, as precision_skip takes it."""
+    return change.nodes[0].split(" ")[0].strip("'")
 
 
 def find_guilty(count: int, passes_with: Callable[[int], bool]) -> int | None:

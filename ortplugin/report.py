@@ -23,6 +23,8 @@
                       passes made it, null a candidate that could not be measured; wrong names those whose outputs were
                       not the node's
     guilty            the change that made verification fail, or null
+    dropped           [{"rewrite", "nodes": [label], "reason"}] of --drop-guilty: rewrites that were left out, with the
+                      first change by which outputs differed, and how
 """
 
 from __future__ import annotations
@@ -93,6 +95,15 @@ class ProviderVerification:
         return all(comparison.passed for comparison in self.inputs)
 
 
+@dataclass(frozen=True)
+class Dropped:
+    """A rewrite that changed outputs and was left out."""
+
+    rewrite: str
+    nodes: tuple[str, ...]  # labels of the first change by which outputs differed
+    reason: str  # which output differed, where and by how much
+
+
 @dataclass
 class Report:
     """What one call of `optimize` did; see the module for the JSON form."""
@@ -111,6 +122,7 @@ class Report:
     verification: list[ProviderVerification] = field(default_factory=list)
     tuning: list[TunedNode] = field(default_factory=list)
     guilty: Change | None = None
+    dropped: list[Dropped] = field(default_factory=list)
 
     @property
     def rewrites(self) -> dict[str, int]:
@@ -166,6 +178,7 @@ class Report:
             "verification": [{**asdict(result), "passed": result.passed} for result in self.verification],
             "tuning": [asdict(node) for node in self.tuning],
             "guilty": asdict(self.guilty) if self.guilty is not None else None,
+            "dropped": [asdict(each) for each in self.dropped],
         }
 
     def to_json(self) -> str:

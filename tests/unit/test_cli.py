@@ -63,6 +63,8 @@ def small_file(folder: Path) -> Path:
 MISTAKES: dict[str, tuple[list[str], int, str]] = {
     "no arguments": ([], 2, "no model is given"),
     "no output": (["{bert}"], 2, "-o OUT"),
+    "nothing to drop": (["{bert}", "-o", "{tmp}/o.onnx", "--no-verify", "--drop-guilty"], 2, "--drop-guilty is about"),
+    "a restore drops nothing": (["{bert}", "-o", "{tmp}/o.onnx", "--restore", "--drop-guilty"], 2, "--drop-guilty is"),
     "missing file": (["{tmp}/none.onnx", "-o", "{tmp}/o.onnx"], 2, "does not exist"),
     "empty file": (["{tmp}/empty.onnx", "-o", "{tmp}/o.onnx"], 1, "is empty"),
     "truncated file": (["{tmp}/cut.onnx", "-o", "{tmp}/o.onnx"], 1, "truncated"),

@@ -15,10 +15,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 import ortplugin
 from ortplugin import optimizer
-from ortplugin.errors import ModelError, UsageError
+from ortplugin.errors import ModelError, UsageError, VerificationError
 from ortplugin.input_shapes import fix_input_shapes
 from ortplugin.passes.base import Change, NearMiss, PassResult
 from ortplugin.passes.fuse_pointwise import FUSE_POINTWISE
+from ortplugin.report import CONVERSION, Dropped, Report
 
 
 @dataclass
@@ -188,6 +189,39 @@ def test_weights_in_other_files_must_be_loaded() -> None:
     tensor.external_data.add(key="location", value="w.bin")
     with pytest.raises(ModelError, match="pass the model's path"):
         ortplugin.optimize(model)
+
+
+def test_guilty_rewrites_and_conversions_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass is skipped, a converted operator keeps its dtype; what no change is to blame for fails as ever."""
+    guilty = [Change("fuse-x", ("a (Add)",), "f (F)"), Change(CONVERSION, ("'m' (Mul)",), ""), None]
+    asked = []
+
+    def failing(model: onnx.ModelProto, only: object, skip: list[str], *rest: Any) -> tuple[onnx.ModelProto, Report]:
+        asked.append((only, tuple(skip), tuple(rest[-2])))
+        error = VerificationError(f"trial {len(asked)}")
+        error.report = Report(guilty=guilty[len(asked) - 1])
+        raise error
+
+    monkeypatch.setattr(optimizer, "_optimize", failing)
+    given: dict[str, Any] = {"only": iter(["fuse-x", "fuse-y"]), "skip": ["fuse-z"], "precision": "fp16"}
+    with pytest.raises(VerificationError, match="trial 3") as failed:
+        optimizer.optimize(onnx.ModelProto(), **given, verify=True, drop_guilty=True)
+    only = ["fuse-x", "fuse-y"]
+    assert asked == [
+        (only, ("fuse-z",), ()),
+        (only, ("fuse-z", "fuse-x"), ()),
+        (only, ("fuse-z", "fuse-x"), ("m",)),
+    ]
+    assert failed.value.report is not None
+    assert failed.value.report.dropped == [
+        Dropped("fuse-x", ("a (Add)",), "trial 1"),
+        Dropped(CONVERSION, ("'m' (Mul)",), "trial 2"),
+    ]
+    asked.clear()
+    with pytest.raises(VerificationError, match="trial 1"):
+        optimizer.optimize(onnx.ModelProto(), verify=True)
+    with pytest.raises(UsageError, match="verify=True"):
+        optimizer.optimize(onnx.ModelProto(), drop_guilty=True)
 
 
 def test_progress_is_told() -> None:

@@ -98,6 +98,7 @@ def test_json_has_the_documented_keys_and_no_others() -> None:
         "verification",
         "tuning",
         "guilty",
+        "dropped",
     ]
     assert data["changes"][1]["nodes"] == ["ln (LayerNormalization)", "[bold]add (Add)"]
     assert data["near_misses"] == [
