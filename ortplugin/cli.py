@@ -57,7 +57,7 @@ def _shapes(
 @click.option(
     "--drop-guilty",
     is_flag=True,
-    help="Where outputs differ, leave the guilty rewrite out and say so, instead of failing.",
+    help="Where outputs differ, leave out the pass that is to blame, say so and try again, instead of failing.",
 )
 @click.option("--tune", is_flag=True, help="Time each fused node on this machine's GPU and keep what is fastest.")
 @click.option(
@@ -130,8 +130,8 @@ def command(
 
     Operators are fused into those of the library that `ortplugin.register` makes known to a session. The result is
     compared with the original before it is written; if outputs differ, nothing is written and the guilty rewrite is
-    named, or, with --drop-guilty, left out. The exit status is 0 on success, 1 on an error, 2 on a mistake in the
-    command.
+    named, or, with --drop-guilty, its pass is left out. The exit status is 0 on success, 1 on an error, 2 on a mistake
+    in the command.
     """
     out = _console(sys.stdout)
     if list_passes:
@@ -262,11 +262,13 @@ def _restore(
 def _print_passes(out: Console) -> None:
     from rich.table import Table
 
-    from .optimizer import PIPELINE
+    from .optimizer import BESIDES, PIPELINE
 
     table = Table("pass", "what it does", title="Passes, in order", title_justify="left")
     for step in PIPELINE:
         table.add_row(step.name, step.summary)
+    for name, summary in BESIDES.items():
+        table.add_row(name, f"{summary}; can be skipped only")
     out.print(table)
 
 

@@ -14,6 +14,7 @@ from onnx import ModelProto
 from . import verify as verification
 from .errors import ModelError, OrtPluginError, UsageError, VerificationError, near_names, one_line
 from .graph.model import annotate, export_model, import_model
+from .inline import NAME as INLINE_FUNCTIONS
 from .inline import inline_functions
 from .input_shapes import Shapes, fix_input_shapes
 from .inputs import CANDIDATES, as_wanted, generate, load_inputs
@@ -124,6 +125,12 @@ LAST = (
     LONE_POINTWISE,
 )
 
+# What else can be left out by name, and what it does.
+BESIDES = {
+    INLINE_FUNCTIONS: "calls of local functions become the functions' bodies, before all passes",
+    ALLOW_TF32.name: f"{ALLOW_TF32.summary}, with --precision tf32",
+}
+
 LAYOUTS = ("auto", "nchw", "nhwc")
 
 # These run before a conversion of precision, in the model's own: what they compute, they compute with all its bits, and
@@ -156,6 +163,8 @@ def select_passes(
 ) -> tuple[Pass, ...]:
     """The passes of PIPELINE that `only` names (None: all) and `skip` does not. UsageError on an unknown name.
 
+    `skip` may name what stands in BESIDES, too, which is for `optimize` to leave out.
+
     `layout`: of convolutions, one of LAYOUTS: "auto" has the channels last where that is faster, in float16, bfloat16
     and TF32; "nchw" leaves out the pass that does it, "nhwc" does it in every dtype.
     """
@@ -164,7 +173,7 @@ def select_passes(
     known = [step.name for step in PIPELINE]
     chosen = None if only is None else list(only)
     left_out = list(skip or ())
-    for name in [*(chosen or ()), *left_out]:
+    for name in [*(chosen or ()), *(name for name in left_out if name not in BESIDES)]:
         if name not in known:
             raise UsageError(f"there is no pass '{name}'{near_names(name, known)} (--list-passes shows them)")
     left_out += [CHANNELS_LAST.name] * (layout == "nchw")
@@ -172,9 +181,13 @@ def select_passes(
     return tuple(step for step in steps if (chosen is None or step.name in chosen) and step.name not in left_out)
 
 
-def make_stages(passes: Sequence[Pass], request: Request, io: bool) -> tuple[tuple[Pass, ...], ...]:
+def make_stages(
+    passes: Sequence[Pass], request: Request, io: bool, skip: Iterable[str] = ()
+) -> tuple[tuple[Pass, ...], ...]:
     """What runs one after the other: passes before a conversion, the conversion, all passes; for TF32 one stage."""
     if not request.target.sources:
+        if ALLOW_TF32.name in skip:
+            return (tuple(passes),)
         at = passes.index(FUSE_CONV) + 1 if FUSE_CONV in passes else len(passes)
         return ((*passes[:at], ALLOW_TF32, *passes[at:]),)  # before the layout of what TF32 makes fast is chosen
     before = tuple(step for step in passes if step in BEFORE_PRECISION and request.target.narrows)
@@ -300,8 +313,8 @@ def optimize(
         layout: of convolutions: "auto" (channels last in float16, bfloat16, TF32), "nchw" or "nhwc" (in every dtype).
         input_shapes: input name to shape, to fix dynamic dimensions before the passes run.
         verify: run original and optimized in ONNX Runtime and compare.
-        drop_guilty: where outputs differ then, leave out the pass that is to blame, or the operator whose conversion
-            is, and try again. `report.dropped` names what was left out.
+        drop_guilty: where outputs differ then, leave out the pass that is to blame and do everything again, tuning
+            too, until they agree. `report.dropped` names what was left out. Conversions of precision are not.
         tune: time each fused node on this machine and keep what is fastest (`ortplugin.tune`).
         providers: execution providers to verify on; None takes the CPU, and CUDA where it is present. `tune` measures
             on the first one; None takes CUDA.
@@ -329,30 +342,42 @@ def optimize(
     while True:
         try:
             model, report = _optimize(
-                model_or_path, chosen, left_out, layout, input_shapes, verify, tune, providers, inputs, rtol, atol,
-                limit, precision, precision_io, kept, progress or (lambda _: None),
-            )  # fmt: skip
+                model_or_path,
+                only=chosen,
+                skip=left_out,
+                layout=layout,
+                input_shapes=input_shapes,
+                verify=verify,
+                tune=tune,
+                providers=providers,
+                inputs=inputs,
+                rtol=rtol,
+                atol=atol,
+                limit=limit,
+                precision=precision,
+                precision_io=precision_io,
+                precision_skip=kept,
+                tell=progress or (lambda _: None),
+            )
         except VerificationError as error:
-            guilty = None if error.report is None else error.report.guilty
-            if error.report is not None:
-                error.report.dropped = dropped
-            if not drop_guilty or guilty is None or len(dropped) == MOST_DROPPED:
+            if error.report is None:
                 raise
-            dropped.append(Dropped(guilty.rewrite, guilty.nodes, str(error)))
-            if guilty.rewrite == CONVERSION:
-                kept.append(_converted_name(guilty))
-            else:
-                left_out.append(guilty.rewrite)
+            error.report.dropped = dropped
+            guilty = error.report.guilty
+            name = guilty.rewrite if guilty is not None else INLINE_FUNCTIONS if error.report.functions else ""
+            if not drop_guilty or name in ("", CONVERSION, *left_out):
+                raise
+            reason = str(error).rpartition("; ")[0]  # without the remedy, which is taken here
+            dropped.append(Dropped(name, () if guilty is None else guilty.nodes, reason))
+            left_out.append(name)
         else:
             report.dropped = dropped
             return model, report
 
 
-MOST_DROPPED = 16  # after which something is wrong with more than a rewrite
-
-
 def _optimize(
     model_or_path: ModelProto | PathLike | StoredModel,
+    *,
     only: Iterable[str] | None,
     skip: Sequence[str],
     layout: str,
@@ -385,7 +410,7 @@ def _optimize(
     report.input = None if path is None else str(path)
     report.before = count_operators(original)
     with _timed(report, "passes"):
-        inlined, functions, misses = inline_functions(original)
+        inlined, functions, misses = (original, {}, []) if INLINE_FUNCTIONS in skip else inline_functions(original)
         start = upgraded = upgrade(inlined)
         if input_shapes:
             start = ModelProto()
@@ -395,7 +420,7 @@ def _optimize(
         if target is not None:
             report.precision = target.name
             request = Request(target, frozenset(precision_skip), _peaks(target, original, start, inputs, tell))
-            stages = make_stages(passes, request, precision_io)
+            stages = make_stages(passes, request, precision_io, skip)
         optimized, report.changes, report.near_misses = run_stages(start, stages, limit, tell)
         report.near_misses = [*misses, *report.near_misses]
         if report.changes or input_shapes:
@@ -528,7 +553,10 @@ def _verify(
         guilty = find_guilty(len(report.changes), passes_with)
         report.guilty = None if guilty is None else report.changes[guilty - 1]
         otherwise, remedy = "even without a rewrite", ""
-        if report.opset is not None:
+        if report.functions:
+            otherwise = "from the bodies of local functions on"
+            remedy = f"; --skip {INLINE_FUNCTIONS} leaves them as calls"
+        elif report.opset is not None:
             old, new = report.opset
             otherwise = f"from the upgrade of opset {old} to {new} on"
             remedy = f"; export the model again with opset {new} or later"
@@ -556,14 +584,8 @@ def _verdict(failed: ProviderVerification, guilty: Change | None, otherwise: str
 def _remedy(guilty: Change) -> str:
     if guilty.rewrite != CONVERSION:
         return f"--skip {guilty.rewrite} leaves it out"
-    return (
-        f"--precision-skip {_converted_name(guilty)} leaves it in its dtype, --inputs data.npz finds what does not fit"
-    )
-
-
-def _converted_name(change: Change) -> str:
-    """Of the operator that a conversion changed, as precision_skip takes it."""
-    return change.nodes[0].split(" ")[0].strip("'")
+    name = guilty.nodes[0].split(" ")[0].strip("'")
+    return f"--precision-skip {name} leaves it in its dtype, --inputs data.npz finds what does not fit"
 
 
 def find_guilty(count: int, passes_with: Callable[[int], bool]) -> int | None:

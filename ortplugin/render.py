@@ -31,7 +31,7 @@ def print_report(report: Report, console: Console, explain: bool = False) -> Non
         names = ", ".join(f"{escape(name)} ({count})" for name, count in report.functions.items())
         console.print(f"Local functions whose calls became their bodies: {names}.")
     for dropped in report.dropped:
-        console.print(f"[bold yellow]Dropped the rewrite '{escape(dropped.rewrite)}':[/] {escape(dropped.reason)}")
+        console.print(f"[bold yellow]Left out the pass '{escape(dropped.rewrite)}':[/] {escape(dropped.reason)}")
     for result in report.verification:
         _print_verification(result, console)
     if report.action == "restore":

@@ -23,7 +23,7 @@
                       passes made it, null a candidate that could not be measured; wrong names those whose outputs were
                       not the node's
     guilty            the change that made verification fail, or null
-    dropped           [{"rewrite", "nodes": [label], "reason"}] of --drop-guilty: rewrites that were left out, with the
+    dropped           [{"rewrite", "nodes": [label], "reason"}] of --drop-guilty: passes that were left out, with the
                       first change by which outputs differed, and how
 """
 
@@ -97,7 +97,7 @@ class ProviderVerification:
 
 @dataclass(frozen=True)
 class Dropped:
-    """A rewrite that changed outputs and was left out."""
+    """A pass that changed outputs and was left out."""
 
     rewrite: str
     nodes: tuple[str, ...]  # labels of the first change by which outputs differed

@@ -119,7 +119,7 @@ def _loss(scope: Scope, node: gs.Node, weights: npt.NDArray[Any], group: int) ->
     if is_long and sum_length >= VERY_LONG_SUM:
         return None
     if is_bare and not is_long and not is_narrow:
-        return f"nothing follows it, and its {columns} sums have {sum_length} elements in {group} groups"
+        return f"nothing follows it, and its sums, for {columns} channels, have {sum_length} elements in {group} groups"
     shape = scope.shape(node.outputs[0])
     sizes = [] if shape is None else [each for each in shape if isinstance(each, int)]
     if shape is None or len(sizes) < len(shape):
@@ -128,7 +128,8 @@ def _loss(scope: Scope, node: gs.Node, weights: npt.NDArray[Any], group: int) ->
     if is_long and products <= SMALL_WORK:
         return None
     if is_bare and not (is_narrow and products >= HUGE_WORK):
-        return f"nothing follows it, and it has {products} products"
+        limit = f"more than {SMALL_WORK}" if is_long else f"fewer than {HUGE_WORK}"
+        return f"nothing follows it, and it has {products} products, {limit}"
     return None if products >= MANY_PRODUCTS else f"it has {products} products, few enough to be as fast as it is"
 
 

@@ -191,37 +191,49 @@ def test_weights_in_other_files_must_be_loaded() -> None:
         ortplugin.optimize(model)
 
 
-def test_guilty_rewrites_and_conversions_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pass is skipped, a converted operator keeps its dtype; what no change is to blame for fails as ever."""
-    guilty = [Change("fuse-x", ("a (Add)",), "f (F)"), Change(CONVERSION, ("'m' (Mul)",), ""), None]
-    asked = []
+def test_guilty_passes_are_dropped_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the bodies of functions, where no change is to blame; a conversion is not, nor the same pass twice."""
+    trials = [
+        Report(guilty=Change("fuse-x", ("a (Add)",), "f (F)"), functions={"local::f": 1}),
+        Report(functions={"local::f": 1}),
+        Report(guilty=Change("allow-tf32", ("c (Conv)",), "c (Conv)")),
+        Report(guilty=Change(CONVERSION, ("'m' (Mul)",), "")),
+    ]
+    asked: list[tuple[list[str], tuple[str, ...]]] = []
 
-    def failing(model: onnx.ModelProto, only: object, skip: list[str], *rest: Any) -> tuple[onnx.ModelProto, Report]:
-        asked.append((only, tuple(skip), tuple(rest[-2])))
-        error = VerificationError(f"trial {len(asked)}")
-        error.report = Report(guilty=guilty[len(asked) - 1])
+    def failing(model: onnx.ModelProto, *, only: list[str], skip: list[str], **rest: Any) -> None:
+        asked.append((only, tuple(skip)))
+        error = VerificationError(f"trial {len(asked)}; a remedy")
+        error.report = trials[len(asked) - 1]
         raise error
 
     monkeypatch.setattr(optimizer, "_optimize", failing)
-    given: dict[str, Any] = {"only": iter(["fuse-x", "fuse-y"]), "skip": ["fuse-z"], "precision": "fp16"}
-    with pytest.raises(VerificationError, match="trial 3") as failed:
+    given: dict[str, Any] = {"only": iter(["fuse-x", "fuse-y"]), "skip": ["fuse-z"]}
+    with pytest.raises(VerificationError, match="trial 4") as failed:
         optimizer.optimize(onnx.ModelProto(), **given, verify=True, drop_guilty=True)
-    only = ["fuse-x", "fuse-y"]
-    assert asked == [
-        (only, ("fuse-z",), ()),
-        (only, ("fuse-z", "fuse-x"), ()),
-        (only, ("fuse-z", "fuse-x"), ("m",)),
-    ]
+    skipped = ("fuse-z", "fuse-x", "inline-functions", "allow-tf32")
+    assert asked == [(["fuse-x", "fuse-y"], skipped[:count]) for count in (1, 2, 3, 4)]
     assert failed.value.report is not None
     assert failed.value.report.dropped == [
         Dropped("fuse-x", ("a (Add)",), "trial 1"),
-        Dropped(CONVERSION, ("'m' (Mul)",), "trial 2"),
+        Dropped("inline-functions", (), "trial 2"),
+        Dropped("allow-tf32", ("c (Conv)",), "trial 3"),
     ]
+    asked.clear()
+    with pytest.raises(VerificationError, match="trial 1"):
+        optimizer.optimize(onnx.ModelProto(), skip=["fuse-x"], verify=True, drop_guilty=True)
     asked.clear()
     with pytest.raises(VerificationError, match="trial 1"):
         optimizer.optimize(onnx.ModelProto(), verify=True)
     with pytest.raises(UsageError, match="verify=True"):
         optimizer.optimize(onnx.ModelProto(), drop_guilty=True)
+
+
+def test_what_is_no_pass_of_the_pipeline_can_be_skipped() -> None:
+    for name in ("inline-functions", "allow-tf32"):
+        assert optimizer.select_passes(skip=[name]) == optimizer.PIPELINE
+        with pytest.raises(UsageError, match="there is no pass"):
+            optimizer.select_passes(only=[name])
 
 
 def test_progress_is_told() -> None:

@@ -178,16 +178,16 @@ MISSES = {
     "groups, alone": (up(w=(16, 8, 1, 1), follows=False, group=2), "nothing follows it"),
     "long sums, many products": (
         up((5, 240, 14, 14), (240, 256, 3, 3), follows=False),
-        "nothing follows it, and it has 707788800 products",
+        "nothing follows it, and it has 707788800 products, more than 536870912",
     ),
     "long sums of any batch": (up(("N", 240, 4, 4), (240, 8, 3, 3), follows=False), "is not known"),
     "sums that are not so long": (
         up((1, 224, 4, 4), (224, 8, 3, 3), follows=False),
-        "nothing follows it, and its 8 sums have 2016 elements in 1 groups",
+        "nothing follows it, and its sums, for 8 channels, have 2016 elements in 1 groups",
     ),
     "long sums in groups": (
         up((1, 1024, 4, 4), (1024, 16, 3, 3), follows=False, group=2),
-        "nothing follows it, and its 16 sums have 4608 elements in 2 groups",
+        "nothing follows it, and its sums, for 16 channels, have 4608 elements in 2 groups",
     ),
     "long sums of volumes": (up((1, 256, 3, 3, 3), (256, 8, 3, 3, 3), follows=False), "nothing follows it"),
     "long sums of 12 filters": (up((1, 512, 4, 4), (512, 12, 3, 3), follows=False), "nothing follows it"),
