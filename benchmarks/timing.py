@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import re
 import statistics
 import subprocess
 import time
@@ -95,10 +96,11 @@ def _output(*command: str) -> str:
 
 
 def write(name: str, record: Mapping[str, Any], folder: Path = RESULTS) -> Path:
-    """Writes `<folder>/<name>.json`, numbers with six digits."""
+    """Writes `<folder>/<name>.json`, numbers with six digits, what holds no other object in one line."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    path.write_text(json.dumps(_shortened(record), indent=1) + "\n")
+    text = json.dumps(_shortened(record), indent=1)
+    path.write_text(re.sub(r"[{\[][^{}\[\]]*[}\]]", lambda found: re.sub(r"\s*\n\s*", " ", found[0]), text) + "\n")
     return path
 
 

@@ -128,7 +128,8 @@ STAYS = {
     ),
     "an attribute that is passed on and left out": (
         "y = local.outer(x)",
-        """<domain: "local", opset_import: ["" : 17, "local" : 1]> outer <a> (x) => (y) { y = local.inner<e: float = @a>(x) }
+        """<domain: "local", opset_import: ["" : 17, "local" : 1]>
+        outer <a> (x) => (y) { y = local.inner<e: float = @a>(x) }
         <domain: "local", opset_import: ["" : 17]>
         inner <e: float = 0.5> (x) => (y) { y = LeakyRelu<alpha: float = @e>(x) }""",
         OTHER,
