@@ -17,9 +17,8 @@ import ortplugin
 from gpu.device import at_offset, host, make, run, run_bound, same_bits
 from gpu.sessions import check_graph
 from gpu.test_conv import BARE, RELU, SCALED, SEVERAL, SPLIT, WIDENED, Conv
-from gpu.test_conv_own import own
+from gpu.test_conv_own import check_infinite, own
 from gpu.test_few_filters import NOT_TAKEN
-from ortplugin.ops.conv import reference
 from ortplugin.ops.conv_transpose import OPERATOR
 
 cupy = pytest.importorskip("cupy")
@@ -106,15 +105,7 @@ def test_infinite_elements_stay_where_they_are(library: Path, value: float) -> N
     for x, filters in (SHAPES[2], SHAPES[3], SHAPES[6]):
         the = own(Conv(BARE, "float16", "NHWC", x, filters, (1, 1), constant=False, attributes={}))
         for name, element in (("x", 5), ("x", -3), ("w", 7), ("w", -1)):
-            arrays = the.arrays()
-            arrays[name].reshape(-1)[element] = value
-            (found,) = host(ortplugin.run(make(the.model(arrays)), the.feeds(arrays)))
-            node = the.node()
-            with np.errstate(invalid="ignore"):
-                (wanted,) = reference(node, [arrays[each] for each in node.input])
-            assert not np.isfinite(wanted).all()
-            assert np.isfinite(wanted).any()
-            np.testing.assert_array_equal(np.isfinite(found), np.isfinite(wanted))
+            check_infinite(the, name, element, value)
 
 
 def test_infinite_pixels_of_a_transposed_one_stay_where_they_are(library: Path) -> None:

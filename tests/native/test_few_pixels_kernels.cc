@@ -11,22 +11,20 @@
 #include "ortplugin/ops/conv/few_pixels.h"
 #include "tests/native/check.h"
 #include "tests/native/kernel_remarks.h"
+#include "tests/native/wgmma_cases.h"
 
 using namespace ortplugin;
 
 namespace {
 
-constexpr DType kHalf = DType::kFloat16, kBrain = DType::kBFloat16, kFloat = DType::kFloat;
+using test::ConvCase;
+using test::kBare;
+using test::kMixed;
+using test::kRelu;
+using test::kResidual;
+using test::WithOperands;
 
-const char* const kBare = "(float16 c) => (float16 c) {}";
-const char* const kRelu = "(float16 c, float16 b) => (float16 y) {\n  s = Add(c, b)\n  y = Relu(s)\n}";
-const char* const kResidual =
-    "(float16 c, float16 b, float16 r) => (float16 y) {\n  s = Add(c, b)\n  t = Add(s, r)\n  y = Relu(t)\n}";
-// Two results, a residual, an operand of each image, one of each row, mixed dtypes.
-const char* const kMixed =
-    "(bfloat16 c, bfloat16 b, bfloat16 r, float g, float h) => (bfloat16 y, float z) {\n  s = Add(c, b)\n"
-    "  t = Add(s, r)\n  u = Gelu(t)\n  z = Cast<to=float>(u)\n  v = Mul(z, g)\n  w = Mul(v, h)\n"
-    "  y = Cast<to=bfloat16>(w)\n}";
+constexpr DType kHalf = DType::kFloat16, kBrain = DType::kBFloat16, kFloat = DType::kFloat;
 
 ConvProblem Layer(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t kernel,
                   int64_t stride = 1) {
@@ -44,13 +42,8 @@ ConvProblem Layer(DType dtype, int64_t batch, int64_t size, int64_t channels, in
   return problem;
 }
 
-struct Case {
-  const char* program;
-  ConvProblem problem;
-};
-
-std::vector<Case> Cases() {
-  std::vector<Case> cases;
+std::vector<ConvCase> Cases() {
+  std::vector<ConvCase> cases;
   for (const int64_t batch : {1, 8}) {
     cases.push_back({kBare, Layer(kHalf, batch, 7, 512, 512, 3)});
     cases.push_back({kRelu, Layer(kHalf, batch, 14, 256, 256, 3)});
@@ -61,17 +54,7 @@ std::vector<Case> Cases() {
     cases.push_back({kRelu, Layer(kHalf, batch, 28, 256, 256, 3, 2)});
     cases.push_back({kMixed, Layer(kBrain, batch, 14, 200, 72, 5)});
   }
-  for (Case& the : cases) {
-    const ConvProblem& problem = the.problem;
-    if (the.program != kBare) the.problem.operands = {{problem.filters}};
-    if (the.program == kResidual) the.problem.operands.push_back(problem.output_shape());
-    if (the.program == kMixed)
-      the.problem.operands = {{problem.filters},
-                              problem.output_shape(),
-                              {problem.batch, 1, 1, problem.filters},
-                              {problem.out_height, 1, 1}};
-  }
-  return cases;
+  return WithOperands(cases);
 }
 
 }  // namespace
@@ -81,7 +64,7 @@ int main(int argc, char** argv) {
   const std::string architecture = argv[1];
   const cuda::DeviceFacts device = test::DeviceOf(architecture);
   const bool exists = architecture == "sm_90";
-  for (const Case& the : Cases()) {
+  for (const ConvCase& the : Cases()) {
     const Program program = Program::Parse(the.program);
     CHECK(FitsFewPixels(program, the.problem, device) == exists);
     if (!exists) continue;
