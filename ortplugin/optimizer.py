@@ -364,12 +364,11 @@ def optimize(
                 raise
             error.report.dropped = dropped
             guilty = error.report.guilty
-            name = guilty.rewrite if guilty is not None else INLINE_FUNCTIONS if error.report.functions else ""
-            if not drop_guilty or name in ("", CONVERSION, *left_out):
+            if not drop_guilty or guilty is None or guilty.rewrite in (CONVERSION, *left_out):
                 raise
             reason = str(error).rpartition("; ")[0]  # without the remedy, which is taken here
-            dropped.append(Dropped(name, () if guilty is None else guilty.nodes, reason))
-            left_out.append(name)
+            dropped.append(Dropped(guilty.rewrite, guilty.nodes, reason))
+            left_out.append(guilty.rewrite)
         else:
             report.dropped = dropped
             return model, report
@@ -551,12 +550,12 @@ def _verify(
             return verifier.agrees(candidate, failed.provider)
 
         guilty = find_guilty(len(report.changes), passes_with)
-        report.guilty = None if guilty is None else report.changes[guilty - 1]
+        if guilty is not None:
+            report.guilty = report.changes[guilty - 1]
+        elif report.functions and report.opset is None:  # an upgrade may be to blame, too, and knows no functions
+            report.guilty = Change(INLINE_FUNCTIONS, tuple(report.functions), "")
         otherwise, remedy = "even without a rewrite", ""
-        if report.functions:
-            otherwise = "from the bodies of local functions on"
-            remedy = f"; --skip {INLINE_FUNCTIONS} leaves them as calls"
-        elif report.opset is not None:
+        if report.opset is not None:
             old, new = report.opset
             otherwise = f"from the upgrade of opset {old} to {new} on"
             remedy = f"; export the model again with opset {new} or later"

@@ -22,7 +22,7 @@
     tuning            [{"node", "choice", "microseconds": {candidate: time}, "wrong"}] of --tune; "" is the node as the
                       passes made it, null a candidate that could not be measured; wrong names those whose outputs were
                       not the node's
-    guilty            the change that made verification fail, or null
+    guilty            the change that made verification fail, of "inline-functions" the functions; or null
     dropped           [{"rewrite", "nodes": [label], "reason"}] of --drop-guilty: passes that were left out, with the
                       first change by which outputs differed, and how
 """

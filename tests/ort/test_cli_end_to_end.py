@@ -267,6 +267,27 @@ def test_guilty_rewrites_can_be_dropped(tmp_path: Path, run: Run, monkeypatch: p
     assert {node.op_type for node in onnx.load(out).graph.node} == {node.op_type for node in two_adds().graph.node}
 
 
+def test_bodies_of_functions_can_be_to_blame(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, int], list[NearMiss]]:
+        result = onnx.ModelProto()
+        result.CopyFrom(model)
+        result.graph.node[0].op_type = "Neg"
+        return result, {"local::f": 2}, []
+
+    monkeypatch.setattr(optimizer, "inline_functions", wrong)
+    monkeypatch.setattr(optimizer, "PIPELINE", (Rename("rename", renamed),))
+    source, out, report_path = save(two_adds(), tmp_path / "in.onnx"), tmp_path / "out.onnx", tmp_path / "r.json"
+    status, _, errors = run(source, "-o", out, "--report", report_path)
+    assert status == 1
+    for words in ("'y' differs", "'inline-functions' of local::f", "--skip inline-functions"):
+        assert words in errors
+    assert json.loads(report_path.read_text())["guilty"]["nodes"] == ["local::f"]
+    status, text, errors = run(source, "-o", out, "--drop-guilty")
+    assert (status, errors) == (0, "")
+    assert "Left out the pass 'inline-functions'" in text
+    assert onnx.load(out).graph.node[0].op_type == "Abs"
+
+
 def test_a_rewrite_that_makes_the_model_fail_to_load_is_found(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
