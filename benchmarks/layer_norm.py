@@ -156,7 +156,7 @@ def plot(record: dict[str, Any], path: Path) -> None:
 
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.hashsalt"] = "ortplugin"  # the same file for the same figures
-    matplotlib.rcParams["svg.fonttype"] = "none"  # letters, not their outlines: a third of the size
+    matplotlib.rcParams["svg.fonttype"] = "none"  # letters, not their outlines: half the size
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(8, 4))
