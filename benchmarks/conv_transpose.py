@@ -11,7 +11,9 @@ ConvTranspose (with bias and Relu), for data that has its channels last: one nod
 
 Tuned: of what `--tune` times, the first --tuned algorithms (a third of them with bias and Relu) are timed one after
 another, and the best of them is a contender of the row beside the default; where it is no faster, the default stands
-for it. Every step has tensors of its own. Every output is compared with PyTorch's in float32 without TF32. Writes
+for it. Some rows have one kernel of cuDNN's on both sides, so the last column compares within each round: ours alone and
+tuned over PyTorch's transposed convolution, median and quartiles of the rounds. Every step has tensors of its own.
+Every output is compared with PyTorch's in float32 without TF32. Writes
 results/conv_transpose.json; --readme fills the table in docs/benchmarks.md from the results.
 
     python benchmarks/conv_transpose.py                 measure, write, print
@@ -37,7 +39,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import timing
 
-ROUNDS = 15  # some rows have one kernel of cuDNN's on both sides
+ROUNDS = 28  # each contender is the first of four
 REPLAYS = 5  # of each of the algorithms that are tried
 TOLERANCE = 4e-3  # of errors, as a share of the greatest value
 # Channels and size of the gradient, channels of what it comes from, kernel, stride.
@@ -219,12 +221,16 @@ def measure(case: Case, tuned: int) -> dict[str, Any]:
 
     for name, step_of in (("torch", transposed), ("torch gradient", gradient), ("torch fused", followed)):
         contenders[name], results[name] = timing.torch_steps(step_of, tensors)
-    times = timing.microseconds(contenders, case.steps, ROUNDS)
+    rounds = timing.of_rounds(contenders, case.steps, ROUNDS)
+    times = {name: statistics.median(each) for name, each in rounds.items()}
     wrong = {name: error for name in results if not (error := error_of(name, results[name])) < TOLERANCE}
     for name in [each for each in algorithms if f"{each} tuned" in times]:
         if times[f"{name} tuned"] >= times[name]:
-            times[f"{name} tuned"], algorithms[name] = times[name], "auto"
+            times[f"{name} tuned"], rounds[f"{name} tuned"], algorithms[name] = times[name], rounds[name], "auto"
     row = {"case": case.name, "batch": case.batch, "microseconds": times, "algorithms": algorithms}
+    if "bare tuned" in rounds:
+        ratios = [ours / theirs for ours, theirs in zip(rounds["bare tuned"], rounds["torch"], strict=True)]
+        row["quartiles"] = statistics.quantiles(ratios, n=4, method="inclusive")
     return {**row, "wrong": wrong} if wrong else row
 
 
@@ -242,13 +248,15 @@ COLUMNS = {
 def table(record: dict[str, Any]) -> str:
     """The rows of the record, in Markdown."""
     columns = {key: title for key, title in COLUMNS.items() if key in record["rows"][0]["microseconds"]}
-    lines = [
-        "| batch | transposed convolution | " + " | ".join(columns.values()) + " |",
-        "|---:|---|" + "---:|" * len(columns),
-    ]
+    compares = "quartiles" in record["rows"][0]
+    titles = [*columns.values(), *(["tuned / torch"] if compares else [])]
+    lines = ["| batch | transposed convolution | " + " | ".join(titles) + " |", "|---:|---|" + "---:|" * len(titles)]
     for row in record["rows"]:
-        cells = " | ".join(f"{row['microseconds'][key]:.1f}" for key in columns)
-        lines.append(f"| {row['batch']} | {row['case']} | {cells} |")
+        cells = [f"{row['microseconds'][key]:.1f}" for key in columns]
+        if compares:
+            low, middle, high = row["quartiles"]
+            cells.append(f"{middle:.3f} ({low:.3f} to {high:.3f})")
+        lines.append(f"| {row['batch']} | {row['case']} | {' | '.join(cells)} |")
 
     def mean(ours: str, theirs: str) -> float:
         ratios = [math.log(row["microseconds"][theirs] / row["microseconds"][ours]) for row in record["rows"]]
@@ -260,6 +268,11 @@ def table(record: dict[str, Any]) -> str:
 
     summary = f"Geometric means: {compared('bare', 'torch')} times PyTorch's speed alone, "
     summary += f"{compared('fused', 'torch fused')} times with bias and Relu"
+    if compares:
+        quartiles = [row["quartiles"] for row in record["rows"]]
+        faster, slower = sum(high < 1 for _, _, high in quartiles), sum(low > 1 for low, _, _ in quartiles)
+        summary += f"; alone and tuned {faster} of {len(quartiles)} are faster than PyTorch's in three rounds of four, "
+        summary += f"{slower} slower, {len(quartiles) - faster - slower} the same within what rounds differ"
     footer = timing.footer("conv_transpose", f"{summary}. Microseconds of one, medians", record["environment"])
     return "\n".join([*lines, "", footer])
 

@@ -5,8 +5,8 @@ some 10. So everything is timed as a chain, `x -> f(x) -> f(f(x)) -> ...`, repla
 step is the slope between a long chain and a chain of one. A chain also keeps the caches honest: what a step reads is
 what the step before wrote. Where a step's result can't be the next one's input, the steps work on tensors of their own
 instead and the GPU's clock counts: the host, which has more to prepare for more tensors, stays ahead of it. All
-contenders of a row are measured in turn, round after round, so that a change of the GPU's clock meets all of them; the
-median of the rounds counts.
+contenders of a row are measured in turn, round after round, each round beginning with another, so that what changes the
+GPU's clock meets all of them; the median of the rounds counts.
 """
 
 from __future__ import annotations
@@ -45,6 +45,11 @@ class Contender:
 
 def microseconds(contenders: Mapping[str, Contender], length: int = LENGTH, rounds: int = ROUNDS) -> dict[str, float]:
     """Median time of one step of each contender, in microseconds. `length`: steps of the long chains."""
+    return {name: statistics.median(times) for name, times in of_rounds(contenders, length, rounds).items()}
+
+
+def of_rounds(contenders: Mapping[str, Contender], length: int, rounds: int) -> dict[str, list[float]]:
+    """Microseconds of one step of each contender in each round."""
 
     def once(replay: Callable[[], Any]) -> float:
         start = time.perf_counter()
@@ -56,12 +61,15 @@ def microseconds(contenders: Mapping[str, Contender], length: int = LENGTH, roun
             contender.short()
             contender.long()
     slopes: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(rounds):
-        for name, contender in contenders.items():
+    names = list(contenders)
+    for number in range(rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            contender = contenders[name]
             short = min(once(contender.short) for _ in range(3))
             long = min(once(contender.long) for _ in range(3))
             slopes[name].append((long - short) / (length - 1))
-    return {name: statistics.median(values) for name, values in slopes.items()}
+    return slopes
 
 
 def environment(commit: str) -> dict[str, str]:

@@ -15,7 +15,7 @@ from node_cases import typed
 
 import ortplugin
 from gpu.device import at_offset, host, make, run, run_bound, same_bits
-from gpu.sessions import check_graph
+from gpu.sessions import check_graph, check_threads
 from gpu.test_conv import BARE, RELU, SCALED, SEVERAL, SPLIT, WIDENED, Conv
 from gpu.test_conv_own import check_infinite, own
 from gpu.test_few_filters import NOT_TAKEN
@@ -134,3 +134,23 @@ def test_runs_are_bit_identical(library: Path) -> None:
         conv = own(Conv(RELU, "float16", "NHWC", x, filters, (1, 1), attributes={}))
         assert same_bits(conv.run(), conv.run())
         check_graph(conv.model(conv.arrays()), [conv.trial(f"replay {number}") for number in range(3)])
+
+
+def test_launches_share_no_tiles(library: Path) -> None:
+    """Threads whose launches overlap, each with results of its own, when warpgroups take tiles as they go."""
+    x, filters = SHAPES[8]
+    conv = own(Conv(RELU, "float16", "NHWC", x, filters, (1, 1), attributes={}))
+    check_threads(conv.model(conv.arrays()), lambda number: conv.trial(f"thread {number}"), threads=4)
+
+
+def test_results_go_to_more_places_than_are_remembered(library: Path) -> None:
+    conv = own(Conv(BARE, "float16", "NHWC", (8, 8, 93, 97), 8, (1, 1), attributes={}))
+    (wanted,) = conv.run()
+    session, x = make(conv.model(conv.arrays())), cupy.asarray(conv.arrays()["x"])
+    bits, places = cupy.asarray(wanted).view(np.uint16), 1500
+    room = cupy.empty(wanted.nbytes + places * 256, np.uint8)
+    for number in range(places):
+        y = cupy.ndarray(wanted.shape, wanted.dtype, memptr=room.data + number * 256)
+        y.fill(np.nan)
+        run_bound(session, [x], [y])
+        assert (y.view(np.uint16) == bits).all()

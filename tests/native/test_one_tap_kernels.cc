@@ -73,9 +73,9 @@ int main(int argc, char** argv) {
       std::ostringstream text;
       text << NameOf(the.problem.dtype) << " " << the.problem.channels << " to " << ToString(the.problem.output_shape())
            << ": chunk " << schedule.chunk << " group " << schedule.group << " slice " << schedule.slice << " stages "
-           << schedule.stages << " early " << schedule.early << ", " << launch.blocks << "x" << launch.threads
-           << " with " << launch.shared_bytes << " bytes, registers " << test::Registers(log) << " spilled "
-           << test::Spilled(log) << " bytes " << failure;
+           << schedule.stages << " shared " << schedule.shared_tiles << " early " << schedule.early << ", "
+           << launch.blocks << "x" << launch.threads << " with " << launch.shared_bytes << " bytes, registers "
+           << test::Registers(log) << " spilled " << test::Spilled(log) << " bytes " << failure;
       return text.str();
     };
     if (std::getenv("VERBOSE") != nullptr) std::cout << variant() << "\n";
@@ -90,6 +90,8 @@ int main(int argc, char** argv) {
   if (!exists) return test::Summary();
 
   const Program program = Program::Parse(kBare);
+  CHECK(ScheduleOneTap(program, Layer(kHalf, 256, 56, 64, 256), device).shared_tiles);
+  CHECK(!ScheduleOneTap(program, Layer(kHalf, 8, 56, 64, 256), device).shared_tiles);
   const ConvProblem known = Layer(kHalf, 8, 28, 128, 256, 2);
   CHECK(FitsOneTap(program, known, device) && IsOneTapFast(program, Layer(kHalf, 8, 56, 64, 64), device));
   CHECK(!IsOneTapFast(program, Layer(kHalf, 256, 14, 512, 1024), device));

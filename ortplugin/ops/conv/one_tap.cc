@@ -18,7 +18,8 @@ constexpr int64_t kRegisters = 1 << 16;  // of a multiprocessor
 
 int64_t SharedBytes(const ConvProblem& problem, const OneTapSchedule& schedule) {
   const int64_t weights = schedule.slice * RoundUp(problem.channels, kLine);
-  return 2 * (weights + schedule.warps / 4 * schedule.stages * kRows * schedule.chunk);
+  const int64_t stages = schedule.warps / 4 * schedule.stages;  // each with a tile's number
+  return 2 * (weights + stages * kRows * schedule.chunk) + 4 * stages;
 }
 
 int64_t Tiles(const ConvProblem& problem) { return DivideUp(problem.batch * problem.height * problem.width, kRows); }
@@ -58,18 +59,26 @@ bool Complete(const Program& program, const ConvProblem& problem, int most_warps
   return false;
 }
 
+int MostWarps(const Program& program, const ConvProblem& problem, const OneTapSchedule& schedule,
+              const cuda::DeviceFacts& device) {
+  if (!schedule.shared_tiles) return 12;
+  // Where memory writes more than it reads, more warps than it takes are in each other's way.
+  const int64_t bytes = 2 * Tiles(problem) * kRows * (problem.channels + problem.filters);
+  const bool is_written = schedule.slice >= problem.filters && problem.filters > problem.channels;
+  if (Patch(problem) > 1 || (IsBare(program) && is_written && bytes > 4 * device.l2_bytes)) return 8;
+  return schedule.slice == kLine || problem.channels < kLine ? 16 : 12;
+}
+
 std::optional<OneTapSchedule> Schedule(const Program& program, const ConvProblem& problem,
                                        const cuda::DeviceFacts& device) {
-  // Found on an H200 among all that are possible, for 64 to 512 channels and filters: within 3% of the best on average.
+  // Found on an H200 among all that are possible, for 24 to 512 channels and filters: within 3% of the best on average.
   // With many tiles for each multiprocessor the weights are copied seldom, and many filters meet each copy of X; with
   // few the copies of the weights count, and that there is work for all.
   const bool many = HasManyTiles(problem, device);
-  // Without operands of pixels results are what takes time: slices as wide as X, and without a program fewer warps.
-  const bool has_operands = OperandRegisters(program, problem) > 0, is_bare = IsBare(program);
   const int64_t channels = RoundUp(problem.channels, kLine), filters = RoundUp(problem.filters, kLine);
-  const int64_t most_slice = !many ? 128 : has_operands ? 256 : std::min<int64_t>(channels, 192);
-  const int64_t most_weights = (many ? 128 : 64) << 10;
+  const int64_t most_slice = many ? 256 : 128, most_weights = (many ? 128 : 64) << 10;
   OneTapSchedule best{};
+  best.shared_tiles = many;
   for (int64_t slices = 1; best.slice == 0 || best.slice * channels * 2 > most_weights; ++slices) {
     if (slices > filters / kLine) break;
     if (filters % (slices * kLine) == 0 && filters / slices <= most_slice)
@@ -79,8 +88,8 @@ std::optional<OneTapSchedule> Schedule(const Program& program, const ConvProblem
   while (best.slice % best.group != 0) best.group -= kLine;
   const auto complete = [&](int64_t chunk) {
     best.chunk = static_cast<int>(chunk);
-    if (many && is_bare) return Complete(program, problem, 8, 3, &best);
-    return Complete(program, problem, many ? 16 : 12, many ? 2 : 4, &best);
+    const int stages = !many ? 4 : (chunk == kLine && channels > kLine) || Patch(problem) > 1 ? 3 : 2;
+    return Complete(program, problem, MostWarps(program, problem, best, device), stages, &best);
   };
   // Several groups meet a chunk, so it is all channels.
   if (best.group < best.slice) {
@@ -139,6 +148,7 @@ std::string OneTapSource(const Program& program, const ConvProblem& problem, con
        << "#define SLICES " << DivideUp(problem.filters, schedule.slice) << "\n"
        << "#define STAGES " << schedule.stages << "\n"
        << "#define WARPS " << schedule.warps << "\n"
+       << "#define SHARED_TILES " << schedule.shared_tiles << "\n"
        << "#define EARLY " << schedule.early << "\n\n"
        << WgmmaSource(problem.dtype, schedule.group) << "\n"
        << kOneTapSource;

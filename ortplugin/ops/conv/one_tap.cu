@@ -9,6 +9,9 @@
 // time, copied STAGES - 1 ahead into shared memory of its own, and sums GROUP filters at once. Either the chunk is all
 // channels, or the group all filters of the slice, so that nothing is copied twice.
 //
+// With SHARED_TILES a warpgroup takes the next tile that nobody has: all stay close to each other in memory. Where each
+// has tiles of its own the faster ones run ahead, and memory takes up to 10% longer.
+//
 // The filters of a group are in an order in which a thread, which has two neighbouring columns of each eight, ends with
 // eight neighbours of y.
 
@@ -52,6 +55,31 @@ struct Pixel {
   __device__ __forceinline__ int offset() const { return ((n * OUT_H + y) * OUT_W + x) * FILTERS; }
 };
 
+#if SHARED_TILES
+// How many tiles were taken in a launch, for each slice; zeros before and after it. A launch is known by where its
+// results go: whatever streams and graphs they are in, no two launches write there at the same time.
+struct Launch {
+  unsigned long long results;  // their address, or 0
+  unsigned taken[SLICES];
+};
+#define LAUNCHES 1024
+#define PROBES 4
+__device__ Launch launches[LAUNCHES];
+
+// The counter of this launch, or null where others have its places: every block finds the same, as none is given back.
+__device__ __forceinline__ unsigned* tiles_taken(const void* results) {
+  const unsigned long long address = (unsigned long long)results;
+  const unsigned place = (unsigned)(address >> 8) * 2654435769u;  // the golden ratio's, spreads neighbours
+#pragma unroll 1
+  for (unsigned i = 0; i < PROBES; ++i) {
+    Launch& one = launches[((place >> 16) + i) % LAUNCHES];
+    const unsigned long long before = atomicCAS(&one.results, 0ull, address);
+    if (before == 0 || before == address) return one.taken + blockIdx.x % SLICES;
+  }
+  return nullptr;
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1) one_tap(const Arguments a) {
   extern __shared__ __align__(1024) uint4 shared[];
   let_next_kernel_start();
@@ -64,14 +92,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) one_tap(const Arguments
   const int blocks = gridDim.x / SLICES, step = TEAMS * blocks;
   // Neighbouring tiles are at work at the same time; where their results interleave, in the same block.
   const int begin = UP_H > 1 ? blockIdx.x / SLICES * TEAMS + team : team * blocks + blockIdx.x / SLICES;
+  // This team's next tiles, in a ring.
+  int* const coming = (int*)(weights + SLICE * WIDE + TEAMS * (STAGES * ROWS * CHUNK)) + team * STAGES;
+  if (thread < STAGES) coming[thread] = begin + thread * step;
+  meet_team(team);
+  unsigned* taken = nullptr;
+#if SHARED_TILES
+  if (thread == 0) taken = tiles_taken(a.out[0]);
+#endif
 
   if (!CONSTANT_WEIGHTS) wait_for_last_kernel();
   copy_weights(weights, (const storage_t*)a.in[1], first);
   end_copies();
   if (CONSTANT_WEIGHTS) wait_for_last_kernel();
 
-  int next_tile = begin, next_chunk = 0, next_stage = 0;
+  int next_tile = begin, next_turn = 0, next_chunk = 0, next_stage = 0;
   const auto copy_next = [&] {
+    if (next_chunk == 0) next_tile = coming[next_turn];
     if (next_tile < tiles) {
       storage_t* const to = mine + next_stage * (ROWS * CHUNK);
 #pragma unroll
@@ -83,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) one_tap(const Arguments
       }
       if (++next_chunk == CHUNKS) {
         next_chunk = 0;
-        next_tile += step;
+        if (++next_turn == STAGES) next_turn = 0;
       }
       if (++next_stage == STAGES) next_stage = 0;
     }
@@ -95,9 +132,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) one_tap(const Arguments
   show_to_tensor_cores();
   __syncthreads();
 
-  int stage = 0;
+  int stage = 0, turn = 0;
 #pragma unroll 1
-  for (int tile = begin; tile < tiles; tile += step) {
+  for (int tile = begin; tile < tiles; tile = coming[turn]) {
+    // Of as many tiles as there are each takes one from the counter, which is 0 again after the last.
+    int then = 0;
+    if (thread == 0) then = STAGES * step + (taken != nullptr ? (int)atomicInc(taken, tiles - 1) : tile);
     float sums[GROUP / 2];
 #pragma unroll 1
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
@@ -181,5 +221,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) one_tap(const Arguments
         }
       }
     }
+    if (thread == 0) coming[turn] = then;
+    if (++turn == STAGES) turn = 0;
   }
 }

@@ -7,12 +7,13 @@
 namespace ortplugin {
 
 struct OneTapSchedule {
-  int chunk;   // channels that are copied at a time
-  int group;   // filters that are summed at a time
-  int slice;   // filters of a block
-  int stages;  // chunks that are under way or in use
-  int warps;   // of a block
-  bool early;  // operands of pixels are read while the products are made, not after them
+  int chunk;          // channels that are copied at a time
+  int group;          // filters that are summed at a time
+  int slice;          // filters of a block
+  int stages;         // chunks that are under way or in use
+  int warps;          // of a block
+  bool shared_tiles;  // not divided in advance
+  bool early;         // operands of pixels are read while the products are made, not after them
 };
 
 bool FitsOneTap(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device);
