@@ -11,10 +11,10 @@ ConvTranspose (with bias and Relu), for data that has its channels last: one nod
 
 Tuned: of what `--tune` times, the first --tuned algorithms (a third of them with bias and Relu) are timed one after
 another, and the best of them is a contender of the row beside the default; where it is no faster, the default stands
-for it. Some rows have one kernel of cuDNN's on both sides, so the last column compares within each round: ours alone and
-tuned over PyTorch's transposed convolution, median and quartiles of the rounds. Every step has tensors of its own.
-Every output is compared with PyTorch's in float32 without TF32. Writes
-results/conv_transpose.json; --readme fills the table in docs/benchmarks.md from the results.
+for it. Some rows have one kernel of cuDNN's on both sides, so the last column compares within each round: ours alone
+and tuned over PyTorch's transposed convolution, median and quartiles of the rounds. Every step has tensors of its own.
+Every output is compared with PyTorch's in float32 without TF32. Writes results/conv_transpose.json; --readme fills the
+table in docs/benchmarks.md from the results.
 
     python benchmarks/conv_transpose.py                 measure, write, print
     python benchmarks/conv_transpose.py --batch 8       one batch size
