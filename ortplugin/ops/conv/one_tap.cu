@@ -70,13 +70,17 @@ __device__ Launch launches[LAUNCHES];
 __device__ __forceinline__ unsigned* tiles_taken(const void* results) {
   const unsigned long long address = (unsigned long long)results;
   const unsigned place = (unsigned)(address >> 8) * 2654435769u;  // the golden ratio's, spreads neighbours
-#pragma unroll 1
+  unsigned* taken = nullptr;
+#pragma unroll  // a loop would keep the compiler from uniform registers in all that follows
   for (unsigned i = 0; i < PROBES; ++i) {
     Launch& one = launches[((place >> 16) + i) % LAUNCHES];
-    const unsigned long long before = atomicCAS(&one.results, 0ull, address);
-    if (before == 0 || before == address) return one.taken + blockIdx.x % SLICES;
+    if (taken == nullptr) {
+      unsigned long long before = *(const volatile unsigned long long*)&one.results;
+      if (before == 0) before = atomicCAS(&one.results, 0ull, address);
+      if (before == 0 || before == address) taken = one.taken + blockIdx.x % SLICES;
+    }
   }
-  return nullptr;
+  return taken;
 }
 #endif
 
@@ -135,9 +139,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) one_tap(const Arguments
   int stage = 0, turn = 0;
 #pragma unroll 1
   for (int tile = begin; tile < tiles; tile = coming[turn]) {
-    // Of as many tiles as there are each takes one from the counter, which is 0 again after the last.
-    int then = 0;
-    if (thread == 0) then = STAGES * step + (taken != nullptr ? (int)atomicInc(taken, tiles - 1) : tile);
     float sums[GROUP / 2];
 #pragma unroll 1
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
@@ -221,7 +222,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) one_tap(const Arguments
         }
       }
     }
-    if (thread == 0) coming[turn] = then;
+    // As many times as there are tiles, so that the counter is 0 again after the last.
+    if (thread == 0) coming[turn] = STAGES * step + (taken != nullptr ? (int)atomicInc(taken, tiles - 1) : tile);
     if (++turn == STAGES) turn = 0;
   }
 }
