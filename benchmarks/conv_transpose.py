@@ -11,10 +11,11 @@ ConvTranspose (with bias and Relu), for data that has its channels last: one nod
 
 Tuned: of what `--tune` times, the first --tuned algorithms (a third of them with bias and Relu) are timed one after
 another, and the best of them is a contender of the row beside the default; where it is no faster, the default stands
-for it. Some rows have one kernel of cuDNN's on both sides, so the last column compares within each round: ours alone
-and tuned over PyTorch's transposed convolution, median and quartiles of the rounds. Every step has tensors of its own.
-Every output is compared with PyTorch's in float32 without TF32. Writes results/conv_transpose.json; --readme fills the
-table in docs/benchmarks.md from the results.
+for it. Some rows have one kernel of cuDNN's on both sides, and in one process either is ahead by some 1%, in the next
+one the other. So the last column compares within each round, ours alone and tuned over PyTorch's transposed
+convolution, and the two are allocated anew, elsewhere, for most rounds: median and quartiles. Every step has tensors of
+its own. Every output is compared with PyTorch's in float32 without TF32. Writes results/conv_transpose.json; --readme
+fills the table in docs/benchmarks.md from the results.
 
     python benchmarks/conv_transpose.py                 measure, write, print
     python benchmarks/conv_transpose.py --batch 8       one batch size
@@ -39,7 +40,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import timing
 
-ROUNDS = 28  # each contender is the first of four
+ROUNDS = 15
+PLACES = 3  # where the tensors of the two that are compared lie, besides the first
 REPLAYS = 5  # of each of the algorithms that are tried
 TOLERANCE = 4e-3  # of errors, as a share of the greatest value
 # Channels and size of the gradient, channels of what it comes from, kernel, stride.
@@ -96,6 +98,30 @@ class Case:
             feeds.append({"x": x.astype(np.float16)})
         cupy.cuda.Device().synchronize()
         return feeds
+
+    def tensors(self, feeds: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """PyTorch's x (those of the feeds), w and b of each step, channels last."""
+        import torch
+
+        weights = self.weights()
+        w, tensors = torch.from_numpy(weights["w"]).cuda(), []
+        for step, feed in enumerate(feeds):
+            x = torch.from_dlpack(feed["x"]).permute(0, 3, 1, 2)
+            moved = torch.roll(w, step).contiguous(memory_format=torch.channels_last)
+            tensors.append({"x": x, "w": moved, "b": torch.from_numpy(weights["b"]).cuda()})
+        return tensors
+
+    def alone(self, x: Any, w: Any, b: Any) -> Any:
+        """PyTorch's transposed convolution; b is not added."""
+        from torch.nn import functional
+
+        return functional.conv_transpose2d(x, w, None, self.stride, self.pad, self.stride - 1)
+
+    def followed(self, x: Any, w: Any, b: Any) -> Any:
+        """Relu of PyTorch's transposed convolution with bias."""
+        from torch.nn import functional
+
+        return functional.relu(functional.conv_transpose2d(x, w, b, self.stride, self.pad, self.stride - 1))
 
     def value(self, name: str, size: int, channels: int) -> onnx.ValueInfoProto:
         return helper.make_tensor_value_info(name, TensorProto.FLOAT16, (self.batch, size, size, channels))
@@ -157,27 +183,68 @@ def variants(case: Case, node: onnx.NodeProto, constants: dict[str, Any]) -> lis
     return [each for rank in itertools.zip_longest(*kinds.values()) for each in rank if each is not None]
 
 
-def measure(case: Case, tuned: int) -> dict[str, Any]:
-    """One row: microseconds of each contender. `tuned`: how many algorithms are tried."""
+def ratios(rounds: dict[str, list[float]]) -> list[float]:
+    return [ours / theirs for ours, theirs in zip(rounds["bare tuned"], rounds["torch"], strict=True)]
+
+
+def ratios_elsewhere(case: Case, algorithm: str, place: int) -> list[float]:
+    """`ratios` of rounds with all tensors in other places than before."""
+    import cupy
     import torch
-    from torch.nn import functional
+
+    gap = place * 99_000_000
+    kept = cupy.empty(gap, np.uint8), torch.empty(gap, dtype=torch.uint8, device="cuda")
+    feeds = case.feeds()
+    node, constants = case.optimized(case.weights(), fused=False)
+
+    def model(count: int) -> bytes:
+        return case.steps_model(count, node, constants, algorithm)
+
+    contenders = {
+        "bare tuned": timing.session_steps(model, feeds, plugin=True)[0],
+        "torch": timing.torch_steps(case.alone, case.tensors(feeds))[0],
+    }
+    rounds = timing.of_rounds(contenders, case.steps, ROUNDS)
+    del kept
+    return ratios(rounds)
+
+
+def release() -> None:
+    """Gives memory back to the GPU."""
+    import cupy
+    import torch
+
+    gc.collect()
+    cupy.get_default_memory_pool().free_all_blocks()
+    torch.cuda.empty_cache()
+
+
+def measure(case: Case, tuned: int) -> dict[str, Any]:
+    """One row. `tuned`: how many algorithms are tried."""
+    row, compared = measure_contenders(case, tuned)
+    if compared:
+        for place in range(1, PLACES + 1):
+            release()
+            compared += ratios_elsewhere(case, row["algorithms"]["bare"], place)
+        row["quartiles"] = statistics.quantiles(compared, n=4, method="inclusive")
+    release()
+    return row
+
+
+def measure_contenders(case: Case, tuned: int) -> tuple[dict[str, Any], list[float]]:
+    """One row, microseconds of each contender, and `ratios` of its rounds; none without tuning."""
+    import torch
 
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = False
     feeds, weights = case.feeds(), case.weights()
     contenders, results, algorithms = {}, {}, {}
-    tensors = []
-    w = torch.from_numpy(weights["w"]).cuda()
-    for step, feed in enumerate(feeds):
-        x = torch.from_dlpack(feed["x"]).permute(0, 3, 1, 2)
-        moved = torch.roll(w, step).contiguous(memory_format=torch.channels_last)
-        tensors.append({"x": x, "w": moved, "b": torch.from_numpy(weights["b"]).cuda()})
-    window = {"stride": case.stride, "padding": case.pad, "output_padding": case.stride - 1}
+    tensors = case.tensors(feeds)
     blank = torch.empty((case.batch, case.channels, case.size, case.size), dtype=torch.float16, device="cuda",
                         memory_format=torch.channels_last)  # fmt: skip
     first = {name: tensor.float() for name, tensor in tensors[0].items()}
-    expected = {"bare": functional.conv_transpose2d(first["x"], first["w"], None, **window)}
-    expected["fused"] = functional.relu(expected["bare"] + first["b"][:, None, None])
+    expected = {"bare": case.alone(**first)}
+    expected["fused"] = torch.relu(expected["bare"] + first["b"][:, None, None])
 
     def error_of(name: str, result: Any) -> float:
         """The greatest error, as a share of the greatest value."""
@@ -207,19 +274,13 @@ def measure(case: Case, tuned: int) -> dict[str, Any]:
                     lambda count, algorithm=algorithm, model=model: model(count, algorithm), feeds, plugin=True
                 )
 
-    def transposed(x: Any, w: Any, b: Any) -> Any:
-        return functional.conv_transpose2d(x, w, None, **window)
-
     def gradient(x: Any, w: Any, b: Any) -> Any:
         two = [case.stride] * 2, [case.pad] * 2, [1, 1]
         return torch.ops.aten.convolution_backward(
             x, blank, w, None, *two, False, [0, 0], 1, [True, False, False]
         )[0]  # fmt: skip
 
-    def followed(x: Any, w: Any, b: Any) -> Any:
-        return functional.relu(functional.conv_transpose2d(x, w, b, **window))
-
-    for name, step_of in (("torch", transposed), ("torch gradient", gradient), ("torch fused", followed)):
+    for name, step_of in (("torch", case.alone), ("torch gradient", gradient), ("torch fused", case.followed)):
         contenders[name], results[name] = timing.torch_steps(step_of, tensors)
     rounds = timing.of_rounds(contenders, case.steps, ROUNDS)
     times = {name: statistics.median(each) for name, each in rounds.items()}
@@ -228,10 +289,7 @@ def measure(case: Case, tuned: int) -> dict[str, Any]:
         if times[f"{name} tuned"] >= times[name]:
             times[f"{name} tuned"], rounds[f"{name} tuned"], algorithms[name] = times[name], rounds[name], "auto"
     row = {"case": case.name, "batch": case.batch, "microseconds": times, "algorithms": algorithms}
-    if "bare tuned" in rounds:
-        ratios = [ours / theirs for ours, theirs in zip(rounds["bare tuned"], rounds["torch"], strict=True)]
-        row["quartiles"] = statistics.quantiles(ratios, n=4, method="inclusive")
-    return {**row, "wrong": wrong} if wrong else row
+    return {**row, "wrong": wrong} if wrong else row, ratios(rounds) if "bare tuned" in rounds else []
 
 
 COLUMNS = {
@@ -278,9 +336,6 @@ def table(record: dict[str, Any]) -> str:
 
 
 def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
-    import cupy
-    import torch
-
     cases = [Case(batch, *LAYERS[layer]) for batch in args.batch for layer in args.layers]
     if args.tuned:
         # cuDNN compiles what it lists, and keeps it for the process: all cores at once here, one by one below.
@@ -289,9 +344,6 @@ def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
                                         for fused in (False, True)], cases))  # fmt: skip
     for case in cases:
         record["rows"].append(row := measure(case, args.tuned))
-        gc.collect()
-        cupy.get_default_memory_pool().free_all_blocks()
-        torch.cuda.empty_cache()
         yield f"{case.batch}: {case.name}: {timing.shown(row)} {row['algorithms']} {row.get('wrong', '')}"
     if wrong := [f"{row['case']}, batch {row['batch']}: {row['wrong']}" for row in record["rows"] if "wrong" in row]:
         raise SystemExit("wrong results, greatest errors as shares of the greatest value:\n" + "\n".join(wrong))

@@ -5,8 +5,8 @@ some 10. So everything is timed as a chain, `x -> f(x) -> f(f(x)) -> ...`, repla
 step is the slope between a long chain and a chain of one. A chain also keeps the caches honest: what a step reads is
 what the step before wrote. Where a step's result can't be the next one's input, the steps work on tensors of their own
 instead and the GPU's clock counts: the host, which has more to prepare for more tensors, stays ahead of it. All
-contenders of a row are measured in turn, round after round, each round beginning with another, so that what changes the
-GPU's clock meets all of them; the median of the rounds counts.
+contenders of a row are measured in turn, round after round, in another order in each, so that what changes the GPU's
+clock meets all of them; the median of the rounds counts.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import random
 import re
 import statistics
 import subprocess
@@ -61,10 +62,8 @@ def of_rounds(contenders: Mapping[str, Contender], length: int, rounds: int) -> 
             contender.short()
             contender.long()
     slopes: dict[str, list[float]] = {name: [] for name in contenders}
-    names = list(contenders)
     for number in range(rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
+        for name in random.Random(number).sample(list(contenders), len(contenders)):
             contender = contenders[name]
             short = min(once(contender.short) for _ in range(3))
             long = min(once(contender.long) for _ in range(3))
