@@ -8,14 +8,16 @@ ConvTranspose (with bias and Relu), for data that has its channels last: one nod
     bare, bare tuned        ours alone, as it is optimized and as `--tune` would choose
     torch fused             PyTorch's transposed convolution with bias, then Relu
     fused, fused tuned      ours with bias and Relu
+    tuned / torch           bare tuned over torch in the same round, median and quartiles; below 1 ours is faster
 
 Tuned: of what `--tune` times, the first --tuned algorithms (a third of them with bias and Relu) are timed one after
 another, and the best of them is a contender of the row beside the default; where it is no faster, the default stands
 for it. Some rows have one kernel of cuDNN's on both sides, and in one process either is ahead by some 1%, in the next
-one the other. So the last column compares within each round, ours alone and tuned over PyTorch's transposed
-convolution, and the two are allocated anew, elsewhere, for most rounds: median and quartiles. Every step has tensors of
-its own. Every output is compared with PyTorch's in float32 without TF32. Writes results/conv_transpose.json; --readme
-fills the table in docs/benchmarks.md from the results.
+one the other, which seems to depend on where the tensors lie. So for the last column, ours alone and tuned over
+PyTorch's transposed convolution, all tensors of these two are allocated anew, PLACES times: median and quartiles of the
+ratios in all rounds. Every step has tensors of its own. The outputs of the first place are compared with PyTorch's in
+float32 without TF32. Writes results/conv_transpose.json; --readme fills the table in docs/benchmarks.md from the
+results.
 
     python benchmarks/conv_transpose.py                 measure, write, print
     python benchmarks/conv_transpose.py --batch 8       one batch size
@@ -41,7 +43,7 @@ from onnx import TensorProto, helper, numpy_helper
 import timing
 
 ROUNDS = 15
-PLACES = 3  # where the tensors of the two that are compared lie, besides the first
+PLACES = 4  # where the tensors of the two that are compared round by round lie
 REPLAYS = 5  # of each of the algorithms that are tried
 TOLERANCE = 4e-3  # of errors, as a share of the greatest value
 # Channels and size of the gradient, channels of what it comes from, kernel, stride.
@@ -183,16 +185,12 @@ def variants(case: Case, node: onnx.NodeProto, constants: dict[str, Any]) -> lis
     return [each for rank in itertools.zip_longest(*kinds.values()) for each in rank if each is not None]
 
 
-def ratios(rounds: dict[str, list[float]]) -> list[float]:
-    return [ours / theirs for ours, theirs in zip(rounds["bare tuned"], rounds["torch"], strict=True)]
-
-
-def ratios_elsewhere(case: Case, algorithm: str, place: int) -> list[float]:
-    """`ratios` of rounds with all tensors in other places than before."""
+def ratios(case: Case, algorithm: str, place: int) -> list[float]:
+    """Our time over PyTorch's in each round, alone, with all tensors in other places than before."""
     import cupy
     import torch
 
-    gap = place * 99_000_000
+    gap = place * 99_000_000  # of which no tensor's size is a multiple
     kept = cupy.empty(gap, np.uint8), torch.empty(gap, dtype=torch.uint8, device="cuda")
     feeds = case.feeds()
     node, constants = case.optimized(case.weights(), fused=False)
@@ -201,12 +199,12 @@ def ratios_elsewhere(case: Case, algorithm: str, place: int) -> list[float]:
         return case.steps_model(count, node, constants, algorithm)
 
     contenders = {
-        "bare tuned": timing.session_steps(model, feeds, plugin=True)[0],
+        "ours": timing.session_steps(model, feeds, plugin=True)[0],
         "torch": timing.torch_steps(case.alone, case.tensors(feeds))[0],
     }
-    rounds = timing.of_rounds(contenders, case.steps, ROUNDS)
+    rounds = timing.by_round(contenders, case.steps, ROUNDS)
     del kept
-    return ratios(rounds)
+    return [ours / theirs for ours, theirs in zip(rounds["ours"], rounds["torch"], strict=True)]
 
 
 def release() -> None:
@@ -221,18 +219,19 @@ def release() -> None:
 
 def measure(case: Case, tuned: int) -> dict[str, Any]:
     """One row. `tuned`: how many algorithms are tried."""
-    row, compared = measure_contenders(case, tuned)
-    if compared:
-        for place in range(1, PLACES + 1):
-            release()
-            compared += ratios_elsewhere(case, row["algorithms"]["bare"], place)
-        row["quartiles"] = statistics.quantiles(compared, n=4, method="inclusive")
+    row = measure_contenders(case, tuned)
     release()
+    if tuned:
+        compared = []
+        for place in range(PLACES):
+            compared += ratios(case, row["algorithms"]["bare"], place)
+            release()
+        row["quartiles"] = statistics.quantiles(compared, n=4, method="inclusive")
     return row
 
 
-def measure_contenders(case: Case, tuned: int) -> tuple[dict[str, Any], list[float]]:
-    """One row, microseconds of each contender, and `ratios` of its rounds; none without tuning."""
+def measure_contenders(case: Case, tuned: int) -> dict[str, Any]:
+    """One row, microseconds of each contender in one place. `tuned`: how many algorithms are tried."""
     import torch
 
     torch.backends.cudnn.benchmark = True
@@ -282,14 +281,13 @@ def measure_contenders(case: Case, tuned: int) -> tuple[dict[str, Any], list[flo
 
     for name, step_of in (("torch", case.alone), ("torch gradient", gradient), ("torch fused", case.followed)):
         contenders[name], results[name] = timing.torch_steps(step_of, tensors)
-    rounds = timing.of_rounds(contenders, case.steps, ROUNDS)
-    times = {name: statistics.median(each) for name, each in rounds.items()}
+    times = timing.microseconds(contenders, case.steps, ROUNDS)
     wrong = {name: error for name in results if not (error := error_of(name, results[name])) < TOLERANCE}
-    for name in [each for each in algorithms if f"{each} tuned" in times]:
-        if times[f"{name} tuned"] >= times[name]:
-            times[f"{name} tuned"], rounds[f"{name} tuned"], algorithms[name] = times[name], rounds[name], "auto"
+    for name in algorithms if tuned else ():
+        if times.get(f"{name} tuned", math.inf) >= times[name]:
+            times[f"{name} tuned"], algorithms[name] = times[name], "auto"
     row = {"case": case.name, "batch": case.batch, "microseconds": times, "algorithms": algorithms}
-    return {**row, "wrong": wrong} if wrong else row, ratios(rounds) if "bare tuned" in rounds else []
+    return {**row, "wrong": wrong} if wrong else row
 
 
 COLUMNS = {
@@ -329,8 +327,9 @@ def table(record: dict[str, Any]) -> str:
     if compares:
         quartiles = [row["quartiles"] for row in record["rows"]]
         faster, slower = sum(high < 1 for _, _, high in quartiles), sum(low > 1 for low, _, _ in quartiles)
-        summary += f"; alone and tuned {faster} of {len(quartiles)} are faster than PyTorch's in three rounds of four, "
-        summary += f"{slower} slower, {len(quartiles) - faster - slower} the same within what rounds differ"
+        same = len(quartiles) - faster - slower
+        summary += f"; alone and tuned {faster} of {len(quartiles)} are faster than PyTorch's in three of four rounds, "
+        summary += f"{slower} slower, {same} the same within what rounds differ"
     footer = timing.footer("conv_transpose", f"{summary}. Microseconds of one, medians", record["environment"])
     return "\n".join([*lines, "", footer])
 

@@ -5,7 +5,7 @@ some 10. So everything is timed as a chain, `x -> f(x) -> f(f(x)) -> ...`, repla
 step is the slope between a long chain and a chain of one. A chain also keeps the caches honest: what a step reads is
 what the step before wrote. Where a step's result can't be the next one's input, the steps work on tensors of their own
 instead and the GPU's clock counts: the host, which has more to prepare for more tensors, stays ahead of it. All
-contenders of a row are measured in turn, round after round, in another order in each, so that what changes the GPU's
+contenders of a row are measured in turn, round after round, in a random order, so that what changes the GPU's
 clock meets all of them; the median of the rounds counts.
 """
 
@@ -46,10 +46,10 @@ class Contender:
 
 def microseconds(contenders: Mapping[str, Contender], length: int = LENGTH, rounds: int = ROUNDS) -> dict[str, float]:
     """Median time of one step of each contender, in microseconds. `length`: steps of the long chains."""
-    return {name: statistics.median(times) for name, times in of_rounds(contenders, length, rounds).items()}
+    return {name: statistics.median(times) for name, times in by_round(contenders, length, rounds).items()}
 
 
-def of_rounds(contenders: Mapping[str, Contender], length: int, rounds: int) -> dict[str, list[float]]:
+def by_round(contenders: Mapping[str, Contender], length: int, rounds: int) -> dict[str, list[float]]:
     """Microseconds of one step of each contender in each round."""
 
     def once(replay: Callable[[], Any]) -> float:

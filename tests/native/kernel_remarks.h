@@ -63,7 +63,8 @@ inline int Local(const std::string& log) {
 
 // The first access of a kernel of `source` to memory of other kernels that comes before `griddepcontrol.wait`, or that
 // there is no such wait; "" where all is well. cuda::LaunchNext starts kernels while those before them still run.
-inline std::string BeforeWait(const std::string& source) {
+// `own`: a regular expression of accesses to memory that no other kernel knows.
+inline std::string BeforeWait(const std::string& source, const std::string& own = "none") {
   const std::string ptx = ortplugin::cuda::Compile(source, "compute_90", nullptr);
   const std::string entry = ".entry ", wait = "griddepcontrol.wait;";
   const std::regex access(
@@ -73,8 +74,9 @@ inline std::string BeforeWait(const std::string& source) {
     const std::string name = ptx.substr(at, ptx.find('(', at) - at);
     if (waits >= end) return name + " does not wait: ";
     const std::string before = ptx.substr(at, waits - at);
-    std::smatch found;
-    if (std::regex_search(before, found, access)) return name + " does not wait before " + found.str() + ": ";
+    for (std::sregex_iterator found(before.begin(), before.end(), access), last; found != last; ++found)
+      if (!std::regex_search(found->str(), std::regex(own)))
+        return name + " does not wait before " + found->str() + ": ";
   }
   return "";
 }

@@ -62,10 +62,11 @@ bool Complete(const Program& program, const ConvProblem& problem, int most_warps
 int MostWarps(const Program& program, const ConvProblem& problem, const OneTapSchedule& schedule,
               const cuda::DeviceFacts& device) {
   if (!schedule.shared_tiles) return 12;
-  // Where memory writes more than it reads, more warps than it takes are in each other's way.
+  // Where results are most of what memory moves, eight are enough for it, and more make it slower.
   const int64_t bytes = 2 * Tiles(problem) * kRows * (problem.channels + problem.filters);
-  const bool is_written = schedule.slice >= problem.filters && problem.filters > problem.channels;
-  if (Patch(problem) > 1 || (IsBare(program) && is_written && bytes > 4 * device.l2_bytes)) return 8;
+  const bool writes_more = problem.filters > problem.channels && schedule.slice >= problem.filters;
+  if (Patch(problem) > 1 || (IsBare(program) && writes_more && bytes > 4 * device.l2_bytes)) return 8;
+  // Few sums, or sums of few products, leave registers for more.
   return schedule.slice == kLine || problem.channels < kLine ? 16 : 12;
 }
 

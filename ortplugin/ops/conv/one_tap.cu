@@ -9,8 +9,8 @@
 // time, copied STAGES - 1 ahead into shared memory of its own, and sums GROUP filters at once. Either the chunk is all
 // channels, or the group all filters of the slice, so that nothing is copied twice.
 //
-// With SHARED_TILES a warpgroup takes the next tile that nobody has: all stay close to each other in memory. Where each
-// has tiles of its own the faster ones run ahead, and memory takes up to 10% longer.
+// With SHARED_TILES a warpgroup takes, after its first STAGES tiles, the next one that nobody has: all stay close to
+// each other in memory. Where each has tiles of its own the faster ones run ahead, and memory takes up to 10% longer.
 //
 // The filters of a group are in an order in which a thread, which has two neighbouring columns of each eight, ends with
 // eight neighbours of y.
@@ -57,23 +57,24 @@ struct Pixel {
 
 #if SHARED_TILES
 // How many tiles were taken in a launch, for each slice; zeros before and after it. A launch is known by where its
-// results go: whatever streams and graphs they are in, no two launches write there at the same time.
+// results go: whatever streams and graphs they are in, no two launches write there at the same time. No place is given
+// back, so after some thousand addresses later ones find none and divide their tiles in advance.
 struct Launch {
   unsigned long long results;  // their address, or 0
   unsigned taken[SLICES];
 };
-#define LAUNCHES 1024
+#define LAUNCHES 1024  // of which the hash below has the bits
 #define PROBES 4
 __device__ Launch launches[LAUNCHES];
 
-// The counter of this launch, or null where others have its places: every block finds the same, as none is given back.
+// The counter of this launch, or null where others have its places: every block finds the same.
 __device__ __forceinline__ unsigned* tiles_taken(const void* results) {
   const unsigned long long address = (unsigned long long)results;
   const unsigned place = (unsigned)(address >> 8) * 2654435769u;  // the golden ratio's, spreads neighbours
   unsigned* taken = nullptr;
 #pragma unroll  // a loop would keep the compiler from uniform registers in all that follows
   for (unsigned i = 0; i < PROBES; ++i) {
-    Launch& one = launches[((place >> 16) + i) % LAUNCHES];
+    Launch& one = launches[((place >> 22) + i) % LAUNCHES];
     if (taken == nullptr) {
       unsigned long long before = *(const volatile unsigned long long*)&one.results;
       if (before == 0) before = atomicCAS(&one.results, 0ull, address);
@@ -222,7 +223,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) one_tap(const Arguments
         }
       }
     }
-    // As many times as there are tiles, so that the counter is 0 again after the last.
+    // Once for each tile that is done, also where none is left: from tiles - 1 the counter goes back to 0, for the next
+    // launch. It is drawn as late as can be: 2% faster than at the tile's beginning.
     if (thread == 0) coming[turn] = STAGES * step + (taken != nullptr ? (int)atomicInc(taken, tiles - 1) : tile);
     if (++turn == STAGES) turn = 0;
   }

@@ -12,7 +12,7 @@ struct OneTapSchedule {
   int slice;          // filters of a block
   int stages;         // chunks that are under way or in use
   int warps;          // of a block
-  bool shared_tiles;  // not divided in advance
+  bool shared_tiles;  // taken as they go, but for the first ones
   bool early;         // operands of pixels are read while the products are made, not after them
 };
 
