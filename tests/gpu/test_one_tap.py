@@ -141,32 +141,41 @@ def test_runs_are_bit_identical(library: Path) -> None:
 MANY = (8, 8, 93, 97)
 
 
-def test_launches_that_overlap_share_no_tiles(library: Path) -> None:
-    """Two streams full of launches, each with results of its own: one's first blocks run beside the other's last."""
+@pytest.mark.parametrize("apart", [True, False])
+def test_launches_may_overlap(library: Path, apart: bool) -> None:
+    """Two streams full of launches: one's first blocks run beside the other's last. Each has results of its own, or all
+    those of one number write the same to one place."""
     conv, count = own(Conv(BARE, "float16", "NHWC", MANY, 64, (1, 1), attributes={})), 50
     (wanted,) = conv.run()
     bits, x = cupy.asarray(wanted).view(np.uint16), cupy.asarray(conv.arrays()["x"])
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
     sessions = [session_on(stream, conv.model(conv.arrays())) for stream in streams]
-    results = [[cupy.empty(wanted.shape, wanted.dtype) for _ in range(count)] for _ in streams]
-    for (session, options), mine in zip(sessions, results, strict=True):
-        session.run_with_iobinding(bind(session, [x], mine[:1]), options)
-    for y in results[0] + results[1]:
-        y.fill(np.nan)
+    results = [[cupy.empty(wanted.shape, wanted.dtype) for _ in range(count)] for _ in range(2 if apart else 1)]
+    everywhere = [y for each in results for y in each]
+
+    def run_all(count: int) -> None:
+        for number in range(count):
+            for (session, options), mine in zip(sessions, results if apart else results * 2, strict=True):
+                session.run_with_iobinding(bind(session, [x], mine[number : number + 1]), options)
+
+    run_all(1)
     cupy.cuda.Device().synchronize()
-    first, gate = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Event()
-    with first:
-        busy = cupy.full(1 << 26, 0.5, "float32")
-        for _ in range(100):  # some ten milliseconds, in which the host prepares all runs
-            cupy.sin(busy, out=busy)
-        gate.record()
-    for stream in streams:
-        stream.wait_event(gate)
-    for number in range(count):
-        for (session, options), mine in zip(sessions, results, strict=True):
-            session.run_with_iobinding(bind(session, [x], mine[number : number + 1]), options)
-    cupy.cuda.Device().synchronize()
-    assert all((y.view(np.uint16) == bits).all() for y in results[0] + results[1])
+    for overlap in (True, False):
+        for y in everywhere:
+            y.fill(np.nan)
+        cupy.cuda.Device().synchronize()
+        if overlap:
+            gate = cupy.cuda.Event()
+            with cupy.cuda.Stream(non_blocking=True) as first:
+                busy = cupy.full(1 << 26, 0.5, "float32")
+                for _ in range(100):  # some ten milliseconds, in which the host prepares all runs
+                    cupy.sin(busy, out=busy)
+                gate.record(first)
+            for stream in streams:
+                stream.wait_event(gate)
+        run_all(count)
+        cupy.cuda.Device().synchronize()
+        assert all((y.view(np.uint16) == bits).all() for y in everywhere)
 
 
 def test_results_go_to_more_places_than_are_remembered(library: Path) -> None:

@@ -56,32 +56,46 @@ struct Pixel {
 };
 
 #if SHARED_TILES
-// How many tiles were taken in a launch, for each slice; zeros before and after it. A launch is known by where its
-// results go: whatever streams and graphs they are in, no two launches write there at the same time. No place is given
-// back, so after some thousand addresses later ones find none and divide their tiles in advance.
+// What warpgroups have in common, zeros before and after a launch. A launch is known by where its results go: whatever
+// streams and graphs they are in, no two launches write there at the same time, or else both write the same and may
+// share their tiles. No place is given back, so after some thousand addresses later ones find none, and divide their
+// tiles in advance.
 struct Launch {
-  unsigned long long results;  // their address, or 0
-  unsigned taken[SLICES];
+  unsigned long long results;        // their address, or 0
+  unsigned finished, taken[SLICES];  // warpgroups that found no more tiles, and tiles that were taken of each slice
 };
 #define LAUNCHES 1024  // of which the hash below has the bits
 #define PROBES 4
 __device__ Launch launches[LAUNCHES];
 
-// The counter of this launch, or null where others have its places: every block finds the same.
-__device__ __forceinline__ unsigned* tiles_taken(const void* results) {
+// This launch's place, or null where others have its places: every block finds the same.
+__device__ __forceinline__ Launch* find_launch(const void* results) {
   const unsigned long long address = (unsigned long long)results;
   const unsigned place = (unsigned)(address >> 8) * 2654435769u;  // the golden ratio's, spreads neighbours
-  unsigned* taken = nullptr;
+  Launch* found = nullptr;
 #pragma unroll  // a loop would keep the compiler from uniform registers in all that follows
   for (unsigned i = 0; i < PROBES; ++i) {
     Launch& one = launches[((place >> 22) + i) % LAUNCHES];
-    if (taken == nullptr) {
+    if (found == nullptr) {
       unsigned long long before = *(const volatile unsigned long long*)&one.results;
       if (before == 0) before = atomicCAS(&one.results, 0ull, address);
-      if (before == 0 || before == address) taken = one.taken + blockIdx.x % SLICES;
+      if (before == 0 || before == address) found = &one;
     }
   }
-  return taken;
+  return found;
+}
+
+// The next tile of this slice that nobody took.
+__device__ __forceinline__ int take_tile(Launch& launch) {
+  return (int)atomicAdd(launch.taken + blockIdx.x % SLICES, 1u);
+}
+
+// Once for each warpgroup, when it takes no more; the last one leaves zeros.
+__device__ __forceinline__ void finish(Launch& launch) {
+  const unsigned last = gridDim.x * TEAMS - 1;
+  if (atomicInc(&launch.finished, last) != last) return;
+#pragma unroll 1
+  for (int i = 0; i < SLICES; ++i) launch.taken[i] = 0;
 }
 #endif
 
@@ -101,9 +115,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) one_tap(const Arguments
   int* const coming = (int*)(weights + SLICE * WIDE + TEAMS * (STAGES * ROWS * CHUNK)) + team * STAGES;
   if (thread < STAGES) coming[thread] = begin + thread * step;
   meet_team(team);
-  unsigned* taken = nullptr;
 #if SHARED_TILES
-  if (thread == 0) taken = tiles_taken(a.out[0]);
+  Launch* const launch = thread == 0 ? find_launch(a.out[0]) : nullptr;
 #endif
 
   if (!CONSTANT_WEIGHTS) wait_for_last_kernel();
@@ -223,9 +236,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) one_tap(const Arguments
         }
       }
     }
-    // Once for each tile that is done, also where none is left: from tiles - 1 the counter goes back to 0, for the next
-    // launch. It is drawn as late as can be: 2% faster than at the tile's beginning.
-    if (thread == 0) coming[turn] = STAGES * step + (taken != nullptr ? (int)atomicInc(taken, tiles - 1) : tile);
+    if (thread == 0) {
+      int then = tile;
+#if SHARED_TILES
+      // As late as can be: 2% faster than at the tile's beginning, though it waits for the answer.
+      if (launch != nullptr) then = take_tile(*launch);
+#endif
+      coming[turn] = STAGES * step + then;
+    }
     if (++turn == STAGES) turn = 0;
   }
+#if SHARED_TILES
+  if (launch != nullptr) finish(*launch);
+#endif
 }

@@ -15,9 +15,8 @@
 //   cuda::LaunchNext(device, function, own->launch, stream, parameters);
 //
 // The kernels wait for the kernel before them (griddepcontrol.wait) before they read anything but weights that are
-// `constant_weights`, and before they write. They need no workspace and give the same bits in every run. No two
-// launches may write their first result to one address at the same time: one_tap.cu keeps a counter for it, in a table
-// of its module, which alone it looks into before the wait.
+// `constant_weights`, and before they write; one_tap.cu has a table of its module besides, of each address of results.
+// They need no workspace and give the same bits in every run.
 #pragma once
 
 #include <array>
