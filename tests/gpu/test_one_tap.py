@@ -144,8 +144,8 @@ MANY = (8, 8, 93, 97)
 @pytest.mark.parametrize("apart", [True, False])
 def test_launches_may_overlap(library: Path, apart: bool) -> None:
     """Two streams full of launches: one's first blocks run beside the other's last. Each has results of its own, or all
-    those of one number write the same to one place."""
-    conv, count = own(Conv(BARE, "float16", "NHWC", MANY, 64, (1, 1), attributes={})), 50
+    those of one number write the same to one place. Single launches to these places find nothing changed."""
+    conv, count = own(Conv(BARE, "float16", "NHWC", (32, *MANY[1:]), 64, (1, 1), attributes={})), 30
     (wanted,) = conv.run()
     bits, x = cupy.asarray(wanted).view(np.uint16), cupy.asarray(conv.arrays()["x"])
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
@@ -153,12 +153,12 @@ def test_launches_may_overlap(library: Path, apart: bool) -> None:
     results = [[cupy.empty(wanted.shape, wanted.dtype) for _ in range(count)] for _ in range(2 if apart else 1)]
     everywhere = [y for each in results for y in each]
 
-    def run_all(count: int) -> None:
+    def run_all(count: int, outputs: list[list[Any]]) -> None:
         for number in range(count):
-            for (session, options), mine in zip(sessions, results if apart else results * 2, strict=True):
+            for (session, options), mine in zip(sessions, outputs, strict=False):
                 session.run_with_iobinding(bind(session, [x], mine[number : number + 1]), options)
 
-    run_all(1)
+    run_all(1, results * 2)
     cupy.cuda.Device().synchronize()
     for overlap in (True, False):
         for y in everywhere:
@@ -173,7 +173,7 @@ def test_launches_may_overlap(library: Path, apart: bool) -> None:
                 gate.record(first)
             for stream in streams:
                 stream.wait_event(gate)
-        run_all(count)
+        run_all(count, results * 2 if overlap else results)
         cupy.cuda.Device().synchronize()
         assert all((y.view(np.uint16) == bits).all() for y in everywhere)
 
