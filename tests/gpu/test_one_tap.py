@@ -14,7 +14,7 @@ from conv_transpose_cases import BIAS_RELU, RESIDUAL
 from node_cases import typed
 
 import ortplugin
-from gpu.device import at_offset, bind, host, make, run, run_bound, same_bits
+from gpu.device import at_offset, bind, host, keep_busy, make, run, run_bound, same_bits
 from gpu.sessions import check_graph, session_on
 from gpu.test_conv import BARE, RELU, SCALED, SEVERAL, SPLIT, WIDENED, Conv
 from gpu.test_conv_own import check_infinite, own
@@ -167,9 +167,7 @@ def test_launches_may_overlap(library: Path, apart: bool) -> None:
         if overlap:
             gate = cupy.cuda.Event()
             with cupy.cuda.Stream(non_blocking=True) as first:
-                busy = cupy.full(1 << 26, 0.5, "float32")
-                for _ in range(100):  # some ten milliseconds, in which the host prepares all runs
-                    cupy.sin(busy, out=busy)
+                keep_busy(100)  # while the host prepares all runs
                 gate.record(first)
             for stream in streams:
                 stream.wait_event(gate)

@@ -14,17 +14,9 @@
 #include "tests/native/wgmma_cases.h"
 
 using namespace ortplugin;
+using namespace test;
 
 namespace {
-
-using test::ConvCase;
-using test::kBare;
-using test::kMixed;
-using test::kRelu;
-using test::kResidual;
-using test::WithOperands;
-
-constexpr DType kHalf = DType::kFloat16, kBrain = DType::kBFloat16, kFloat = DType::kFloat;
 
 ConvProblem Layer(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t kernel,
                   int64_t stride = 1) {
@@ -60,9 +52,9 @@ std::vector<ConvCase> Cases() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2) return test::AskForArchitecture(argv[0]);
+  if (argc != 2) return AskForArchitecture(argv[0]);
   const std::string architecture = argv[1];
-  const cuda::DeviceFacts device = test::DeviceOf(architecture);
+  const cuda::DeviceFacts device = DeviceOf(architecture);
   const bool exists = architecture == "sm_90";
   for (const ConvCase& the : Cases()) {
     const Program program = Program::Parse(the.program);
@@ -72,26 +64,26 @@ int main(int argc, char** argv) {
     const cuda::LaunchShape launch = FewPixelsLaunch(the.problem, schedule);
     const std::string source = FewPixelsSource(program, the.problem, schedule);
     std::string log, failure;
-    const std::string code = test::Compile(source, "sm_90a", &log, &failure);
+    const std::string code = Compile(source, "sm_90a", &log, &failure);
     const auto variant = [&] {
       std::ostringstream text;
       text << NameOf(the.problem.dtype) << " " << the.problem.channels << " to " << ToString(the.problem.output_shape())
            << ": columns " << schedule.columns << " split " << schedule.split << " warps " << schedule.warps
            << " stages " << schedule.stages << ", " << launch.blocks << "x" << launch.threads << " with "
-           << launch.shared_bytes << " bytes, registers " << test::Registers(log) << " spilled " << test::Spilled(log)
-           << " bytes " << failure;
+           << launch.shared_bytes << " bytes, registers " << Registers(log) << " spilled " << Spilled(log) << " bytes "
+           << failure;
       return text.str();
     };
     if (std::getenv("VERBOSE") != nullptr) std::cout << variant() << "\n";
-    CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, variant());
-    CHECK_WITH(test::Spilled(log) == 0 && test::Local(log) == 0, variant());
+    CHECK_WITH(failure.empty() && code.size() > 1000 && Registers(log) > 0, variant());
+    CHECK_WITH(Spilled(log) == 0 && Local(log) == 0, variant());
     CHECK_WITH(log.find("serialized") == std::string::npos, log);
     // Weights are read early where they are constant, 16 rows of them by each copy; else nothing is.
     const size_t weights = the.problem.constant_weights ? (schedule.stages - 1) * schedule.columns / 16 : 0;
-    CHECK_WITH(test::BeforeWait(source).empty() == (weights == 0), variant());
-    CHECK_WITH(test::CopiesBeforeWait(source) == weights, variant() + std::to_string(test::CopiesBeforeWait(source)));
+    CHECK_WITH(BeforeWait(source).empty() == (weights == 0), variant());
+    CHECK_WITH(CopiesBeforeWait(source) == weights, variant() + std::to_string(CopiesBeforeWait(source)));
   }
-  if (!exists) return test::Summary();
+  if (!exists) return Summary();
 
   // Schedules of all sizes: they fit, and no part is empty.
   const Program program = Program::Parse(kBare);
@@ -150,5 +142,5 @@ int main(int argc, char** argv) {
     the->filters = 1 << 21;
     the->batch = the->out_height = the->out_width = 1;
   });
-  return test::Summary();
+  return Summary();
 }

@@ -13,17 +13,9 @@
 #include "tests/native/wgmma_cases.h"
 
 using namespace ortplugin;
+using namespace test;
 
 namespace {
-
-using test::ConvCase;
-using test::kBare;
-using test::kMixed;
-using test::kRelu;
-using test::kResidual;
-using test::WithOperands;
-
-constexpr DType kHalf = DType::kFloat16, kBrain = DType::kBFloat16, kFloat = DType::kFloat;
 
 ConvProblem Layer(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t stride = 1) {
   ConvProblem problem;
@@ -60,9 +52,9 @@ std::vector<ConvCase> Cases() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2) return test::AskForArchitecture(argv[0]);
+  if (argc != 2) return AskForArchitecture(argv[0]);
   const std::string architecture = argv[1];
-  const cuda::DeviceFacts device = test::DeviceOf(architecture);
+  const cuda::DeviceFacts device = DeviceOf(architecture);
   const bool exists = architecture == "sm_90";
   for (const ConvCase& the : Cases()) {
     const Program program = Program::Parse(the.program);
@@ -72,26 +64,26 @@ int main(int argc, char** argv) {
     const cuda::LaunchShape launch = OneTapLaunch(the.problem, schedule, device);
     const std::string source = OneTapSource(program, the.problem, schedule);
     std::string log, failure;
-    const std::string code = test::Compile(source, "sm_90a", &log, &failure);
+    const std::string code = Compile(source, "sm_90a", &log, &failure);
     const auto variant = [&] {
       std::ostringstream text;
       text << NameOf(the.problem.dtype) << " " << the.problem.channels << " to " << ToString(the.problem.output_shape())
            << ": chunk " << schedule.chunk << " group " << schedule.group << " slice " << schedule.slice << " stages "
            << schedule.stages << " shared " << schedule.shared_tiles << " early " << schedule.early << ", "
            << launch.blocks << "x" << launch.threads << " with " << launch.shared_bytes << " bytes, registers "
-           << test::Registers(log) << " spilled " << test::Spilled(log) << " bytes " << failure;
+           << Registers(log) << " spilled " << Spilled(log) << " bytes " << failure;
       return text.str();
     };
     if (std::getenv("VERBOSE") != nullptr) std::cout << variant() << "\n";
-    CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, variant());
-    CHECK_WITH(test::Spilled(log) == 0 && test::Local(log) == 0, variant());
+    CHECK_WITH(failure.empty() && code.size() > 1000 && Registers(log) > 0, variant());
+    CHECK_WITH(Spilled(log) == 0 && Local(log) == 0, variant());
     CHECK_WITH(log.find("serialized") == std::string::npos, log);
     CHECK(launch.shared_bytes <= 227u << 10 && launch.blocks > 0 && launch.blocks <= 132);
     // Weights are read early where they are constant; else nothing is but the table of launches.
-    const std::string early = test::BeforeWait(source, "^(ld.volatile|atom.*cas)");
+    const std::string early = BeforeWait(source, "^(ld.volatile|atom.*cas)");
     CHECK_WITH(early.empty() == !the.problem.constant_weights, variant() + early);
   }
-  if (!exists) return test::Summary();
+  if (!exists) return Summary();
 
   const Program program = Program::Parse(kBare);
   CHECK(ScheduleOneTap(program, Layer(kHalf, 256, 56, 64, 256), device).shared_tiles);
@@ -129,5 +121,5 @@ int main(int argc, char** argv) {
     the->out_height = the->out_width = 2;
   });
   refused("weights that fill shared memory", [](ConvProblem* the) { the->channels = 2048; });
-  return test::Summary();
+  return Summary();
 }

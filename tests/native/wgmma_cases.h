@@ -1,4 +1,4 @@
-// What the tests of kernels for Hopper's tensor cores share: programs of 16-bit convolutions, and their operands.
+// What the tests of kernels for Hopper's tensor cores share: dtypes, programs of convolutions, and their operands.
 #pragma once
 
 #include <vector>
@@ -6,6 +6,9 @@
 #include "ortplugin/ops/conv/own_kernels.h"
 
 namespace test {
+
+constexpr ortplugin::DType kHalf = ortplugin::DType::kFloat16, kBrain = ortplugin::DType::kBFloat16,
+                           kFloat = ortplugin::DType::kFloat;
 
 constexpr const char* kBare = "(float16 c) => (float16 c) {}";
 constexpr const char* kRelu = "(float16 c, float16 b) => (float16 y) {\n  s = Add(c, b)\n  y = Relu(s)\n}";

@@ -15,8 +15,8 @@
 //   cuda::LaunchNext(device, function, own->launch, stream, parameters);
 //
 // The kernels wait for the kernel before them (griddepcontrol.wait) before they read anything but weights that are
-// `constant_weights`, and before they write; one_tap.cu has a table of its module besides, of each address of results.
-// They need no workspace and give the same bits in every run.
+// `constant_weights`, and before they write; but for a table that one_tap.cu keeps for itself in its module. They need
+// no workspace and give the same bits in every run.
 #pragma once
 
 #include <array>
