@@ -20,7 +20,7 @@ float32 without TF32. Writes results/conv_transpose.json; --readme fills the tab
 results.
 
     python benchmarks/conv_transpose.py                 measure, write, print
-    python benchmarks/conv_transpose.py --batch 8       one batch size
+    python benchmarks/conv_transpose.py --layers 5 8    some; their rows replace earlier ones
     python benchmarks/conv_transpose.py --from benchmarks/results/conv_transpose.json --readme    no measuring
 """
 
@@ -330,7 +330,8 @@ def table(record: dict[str, Any]) -> str:
         same = len(quartiles) - faster - slower
         summary += f"; alone and tuned {faster} of {len(quartiles)} are faster than PyTorch's in three of four rounds, "
         summary += f"{slower} slower, {same} the same within what rounds differ"
-    footer = timing.footer("conv_transpose", f"{summary}. Microseconds of one, medians", record["environment"])
+    note = timing.older(record["rows"], [f"{row['case']}, batch {row['batch']}" for row in record["rows"]])
+    footer = timing.footer("conv_transpose", f"{summary}. Microseconds of one, medians", record["environment"], note)
     return "\n".join([*lines, "", footer])
 
 
@@ -341,10 +342,14 @@ def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda each: [variants(each, *each.optimized(each.weights(), fused=fused))
                                         for fused in (False, True)], cases))  # fmt: skip
+    rows: list[dict[str, Any]] = []
+    order = [(batch, Case(batch, *layer).name) for batch in (8, 256) for layer in LAYERS]
     for case in cases:
-        record["rows"].append(row := measure(case, args.tuned))
+        rows.append(row := measure(case, args.tuned))
+        known = timing.merged(rows, args.out / "conv_transpose.json", record["environment"], "batch", "case")
+        record["rows"] = sorted(known, key=lambda row: order.index((row["batch"], row["case"])))
         yield f"{case.batch}: {case.name}: {timing.shown(row)} {row['algorithms']} {row.get('wrong', '')}"
-    if wrong := [f"{row['case']}, batch {row['batch']}: {row['wrong']}" for row in record["rows"] if "wrong" in row]:
+    if wrong := [f"{row['case']}, batch {row['batch']}: {row['wrong']}" for row in rows if "wrong" in row]:
         raise SystemExit("wrong results, greatest errors as shares of the greatest value:\n" + "\n".join(wrong))
 
 

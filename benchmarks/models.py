@@ -27,7 +27,7 @@ import tempfile
 import time
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -297,7 +297,6 @@ def best(times: Mapping[str, float], *columns: str) -> float | None:
 
 def table(record: Mapping[str, Any]) -> str:
     """The record as a Markdown table."""
-    older: dict[str, list[str]] = {}  # commit to the rows that were measured at it
     is_tuned = any("tuned" in row["microseconds"] for row in record["rows"])
     lines = [
         "| model | ORT default | ORT best | torch.compile | **ortplugin** | "
@@ -322,31 +321,10 @@ def table(record: Mapping[str, Any]) -> str:
                  ratio(ort), ratio(torch), f"{errors.get('ours', float('nan')):.1e}",
                  f"{errors['torch']:.1e}"]  # fmt: skip
         lines.append(f"| {TITLES[name]}, batch {batch} | " + " | ".join(cells) + " |")
-        if "commit" in row:
-            older.setdefault(row["commit"], []).append(f"{TITLES[name]}, batch {batch}")
-    note = "".join(f"; at commit {commit[:12]}: {'; '.join(names)}" for commit, names in older.items())
+    titles = [f"{TITLES[name]}, batch {batch}" for name, batch in (parse_case(row["case"]) for row in record["rows"])]
+    note = timing.older(record["rows"], titles)
     lines += ["", timing.footer("models", "Microseconds", record["environment"], note)]
     return "\n".join(lines)
-
-
-def merged(rows: Sequence[Mapping[str, Any]], earlier: Path, environment: Mapping[str, str]) -> list[Mapping[str, Any]]:
-    """`rows` and those of an earlier run of the same GPU and versions, in the order of CASES.
-
-    What stays of another commit says so: its row has "commit".
-    """
-    known = {row["case"]: row for row in rows}
-    if earlier.exists():
-        record = json.loads(earlier.read_text())
-        was = record["environment"]
-        for key in ("gpu", "driver", "onnxruntime", "torch"):
-            if was[key] != environment[key]:
-                raise SystemExit(f"{earlier} was measured with another {key}; give another --out, or remove it")
-        for row in record["rows"]:
-            if was["commit"] != environment["commit"]:
-                row.setdefault("commit", was["commit"])
-            known.setdefault(row["case"], row)
-    order = {case: number for number, case in enumerate(CASES)}
-    return sorted(known.values(), key=lambda row: order.get(row["case"], len(order)))
 
 
 def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
@@ -357,7 +335,8 @@ def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
     for case in cases:
         begun = time.perf_counter()
         rows.append(row := measure(case, compiled=not args.no_compile, tune=args.tune, profile=args.profile))
-        record["rows"] = merged(rows, args.out / "models.json", record["environment"])
+        known = timing.merged(rows, args.out / "models.json", record["environment"], "case")
+        record["rows"] = sorted(known, key=lambda row: CASES.index(row["case"]) if row["case"] in CASES else len(CASES))
         errors = f"error {row['errors'].get('ours', float('nan')):.1e}, torch {row['errors']['torch']:.1e}"
         yield f"{case} ({time.perf_counter() - begun:.0f} s): {timing.shown(row)}; {errors}"
 

@@ -111,6 +111,40 @@ def write(name: str, record: Mapping[str, Any], folder: Path = RESULTS) -> Path:
     return path
 
 
+def merged(
+    rows: Sequence[Mapping[str, Any]], earlier: Path, environment: Mapping[str, str], *keys: str
+) -> list[Mapping[str, Any]]:
+    """`rows`, and those of an earlier run of the same GPU and versions whose values at `keys` no row has.
+
+    What stays of another commit says so: its row has "commit".
+    """
+    known = {tuple(row[key] for key in keys): row for row in rows}
+    if earlier.exists():
+        record = json.loads(earlier.read_text())
+        was = record["environment"]
+        for key in ("gpu", "driver", "onnxruntime", "torch"):
+            if was[key] != environment[key]:
+                raise SystemExit(f"{earlier} was measured with another {key}; give another --out, or remove it")
+        for row in record["rows"]:
+            if was["commit"] != environment["commit"]:
+                row.setdefault("commit", was["commit"])
+            known.setdefault(tuple(row[key] for key in keys), row)
+    return list(known.values())
+
+
+def older(rows: Iterable[Mapping[str, Any]], titles: Iterable[str]) -> str:
+    """For a table's footer: which of the rows are of other commits."""
+    commits: dict[str, list[str]] = {}
+    for row, title in zip(rows, titles, strict=True):
+        commits.setdefault(row.get("commit", ""), []).append(title)
+    note = ""
+    for commit in filter(None, commits):
+        names, others = commits[commit], [each for other in commits if other != commit for each in commits[other]]
+        text = "; ".join(names) if len(names) < len(others) else f"all but {'; '.join(others)}"
+        note += f"; at commit {commit[:12]}: {text}"
+    return note
+
+
 def _shortened(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.6g}")

@@ -19,6 +19,7 @@ set(kernel_files
   kVectorConvSource=${root}/ortplugin/ops/conv/vector.cu
   kPixelShuffleSource=${root}/ortplugin/ops/conv_transpose/pixel_shuffle.cu
   kFewFiltersSource=${root}/ortplugin/ops/conv_transpose/few_filters.cu
+  kPolyphaseSource=${root}/ortplugin/ops/conv_transpose/polyphase.cu
   kConvGradSource=${root}/ortplugin/ops/conv_grad/conv_grad.cu
   kWeightGradSource=${root}/ortplugin/ops/conv_grad/weight_grad.cu
   kPoolSource=${root}/ortplugin/ops/pool/pool.cu

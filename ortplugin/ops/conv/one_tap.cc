@@ -135,14 +135,10 @@ OneTapSchedule ScheduleOneTap(const Program& program, const ConvProblem& problem
 }
 
 std::string OneTapSource(const Program& program, const ConvProblem& problem, const OneTapSchedule& schedule) {
-  const Shape full = problem.output_shape();
-  const bool of_image = std::any_of(problem.operands.begin(), problem.operands.end(),
-                                    [&](const Shape& shape) { return Size(shape, 0) > 1 && !IsOfPixel(shape); });
   std::ostringstream text;
   text << ConvPreamble(program, problem) << "#define TRANSPOSED " << problem.transposed << "\n"
        << "#define UP_H " << (problem.transposed ? problem.strides[0] : 1) << "\n"
        << "#define UP_W " << (problem.transposed ? problem.strides[1] : 1) << "\n"
-       << "#define OF_IMAGE " << of_image << "\n"
        << "#define CHUNK " << schedule.chunk << "\n"
        << "#define GROUP " << schedule.group << "\n"
        << "#define SLICE " << schedule.slice << "\n"

@@ -1,5 +1,6 @@
 #include "ortplugin/ops/conv/own_kernels.h"
 
+#include <algorithm>
 #include <numeric>
 #include <sstream>
 
@@ -9,6 +10,7 @@
 #include "ortplugin/ops/conv/stem.h"
 #include "ortplugin/ops/conv/vector_conv.h"
 #include "ortplugin/ops/conv_transpose/few_filters.h"
+#include "ortplugin/ops/conv_transpose/polyphase.h"
 #include "ortplugin/runtime/kernel_sources.h"
 
 namespace ortplugin {
@@ -76,6 +78,9 @@ bool IsOrdinary(const Program& program, const ConvProblem& problem) {
 std::string ConvPreamble(const Program& program, const ConvProblem& problem) {
   const std::vector<Operand> operands = Operands(program, problem);
   const size_t outputs = program.results().size();
+  const bool of_image = std::any_of(operands.begin(), operands.end(), [](const Operand& operand) {
+    return operand.strides[0] != 0 && !operand.is_of_pixel();
+  });
   std::ostringstream text;
   text << kCommonSource << "\n"
        << kPointwiseSource << "\n"
@@ -138,6 +143,7 @@ std::string ConvPreamble(const Program& program, const ConvProblem& problem) {
       << "#define PAD_TOP " << problem.pads[0] << "\n"
       << "#define PAD_LEFT " << problem.pads[1] << "\n"
       << "#define CONSTANT_WEIGHTS " << problem.constant_weights << "\n"
+      << "#define OF_IMAGE " << of_image << "\n"
       << kOwnKernelSource;
   return text.str();
 }
@@ -181,6 +187,12 @@ std::optional<OwnKernel> FindOwnKernel(const Program& program, const ConvProblem
     const OneTapSchedule schedule = ScheduleOneTap(program, problem, device);
     return OwnKernel{OneTapSource(program, problem, schedule), "one_tap", OneTapLaunch(problem, schedule, device),
                      ConvArguments(program, problem)};
+  }
+  if (!fits_one_tap && FitsPolyphase(program, problem, device) &&
+      (!only_where_fast || IsPolyphaseFast(program, problem))) {
+    const PolyphaseSchedule schedule = SchedulePolyphase(problem, device);
+    return OwnKernel{PolyphaseSource(program, problem, schedule), "polyphase",
+                     PolyphaseLaunch(problem, schedule, device), ConvArguments(program, problem)};
   }
   return std::nullopt;
 }

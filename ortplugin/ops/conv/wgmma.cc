@@ -6,7 +6,7 @@
 
 namespace ortplugin {
 
-std::string WgmmaSource(DType dtype, int columns) {
+std::string WgmmaSource(DType dtype, int columns, bool by_columns) {
   const char* const type = dtype == DType::kFloat16 ? "f16" : "bf16";
   const int sums = columns / 2;
   std::ostringstream text, registers, operands;
@@ -19,8 +19,8 @@ std::string WgmmaSource(DType dtype, int columns) {
        << "], unsigned long long left, unsigned long long right, bool adds) {\n"
           "  asm volatile(\"{\\n\\t.reg .pred adds;\\n\\tsetp.ne.b32 adds, %"
        << sums + 2 << ", 0;\\n\\twgmma.mma_async.sync.aligned.m64n" << columns << "k16.f32." << type << "." << type
-       << " {" << registers.str() << "}, %" << sums << ", %" << sums + 1
-       << ", adds, 1, 1, 0, 0;\\n\\t}\" : " << operands.str() << " : \"l\"(left), \"l\"(right), \"r\"((int)adds));\n}\n"
+       << " {" << registers.str() << "}, %" << sums << ", %" << sums + 1 << ", adds, 1, 1, 0, " << by_columns
+       << ";\\n\\t}\" : " << operands.str() << " : \"l\"(left), \"l\"(right), \"r\"((int)adds));\n}\n"
        << "__device__ __forceinline__ void await_products(float (&sums)[" << sums
        << "]) {\n  asm volatile(\"wgmma.commit_group.sync.aligned;\\n\\twgmma.wait_group.sync.aligned 0;\" : "
        << operands.str() << " : : \"memory\");\n}\n\n"

@@ -11,6 +11,11 @@ __device__ __forceinline__ void await_copies() {
 // What this thread wrote to shared memory is there for the tensor cores.
 __device__ __forceinline__ void show_to_tensor_cores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ __forceinline__ void meet_team(int team) { asm volatile("bar.sync %0, 128;" ::"r"(team + 1) : "memory"); }
+// For more products while these are made.
+__device__ __forceinline__ void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void await_products_but_last() {
+  asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+}
 
 // The offset of an octet of channels in a matrix of `rows` rows, in elements.
 __device__ __forceinline__ int place_of(int row, int octet, int rows) {
@@ -20,4 +25,9 @@ __device__ __forceinline__ int place_of(int row, int octet, int rows) {
 __device__ __forceinline__ unsigned long long descriptor(const storage_t* matrix) {
   constexpr unsigned long long kOffset = (1 << 18) - 1;  // an address in a cluster has the block's number above it
   return (__cvta_generic_to_shared(matrix) & kOffset) >> 4 | 1ull << 16 | 64ull << 32 | 1ull << 62;
+}
+// The right one where its rows lie side by side: matrices [64 elements of a sum][64 rows], one behind the other, from
+// their first 16 elements or later ones.
+__device__ __forceinline__ unsigned long long descriptor_of_columns(const storage_t* matrix) {
+  return descriptor(matrix) ^ (1ull ^ 512ull) << 16;
 }

@@ -1,0 +1,126 @@
+"""Our kernel for transposed convolutions with strides: equal to the reference for tiles of every form and all kinds of
+taps and programs; infinite pixels reach no result that they don't belong to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conv_transpose_cases import BARE, BIAS_RELU, RESIDUAL, Case, check
+from node_cases import typed
+
+import ortplugin
+from gpu.device import at_offset, host, make, run, run_bound
+from gpu.sessions import Trial, check_graph
+from gpu.test_few_filters import NOT_TAKEN
+from ortplugin.ops.conv_transpose import OPERATOR
+
+cupy = pytest.importorskip("cupy")
+
+# An operand of each image, one of each row, results of several sizes.
+SEVERAL = """(T c, T b, T r, float g, float h) => (T y, float z, int64 p) {
+  s = Add(c, b)
+  t = Add(s, r)
+  y = Gelu(t)
+  w = Cast<to=float>(c)
+  u = Mul(w, g)
+  z = Add(u, h)
+  p = Cast<to=int64>(b)
+}"""
+
+# x, filters, kernel, attributes. The first seven have a schedule each on an H200 (test_polyphase_kernels.cc has them,
+# too); then several tiles for a block, channels and filters that nothing divides, pads that cut, phases without taps.
+SHAPES: tuple[tuple[tuple[int, ...], int, tuple[int, int], dict[str, Any]], ...] = (
+    ((3, 72, 31, 31), 136, (4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    ((8, 8, 23, 23), 72, (4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    ((2, 8, 40, 40), 72, (2, 2), {"strides": [2, 2]}),
+    ((13, 24, 23, 23), 16, (2, 2), {"strides": [2, 2]}),
+    ((8, 16, 23, 23), 16, (3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    ((12, 200, 15, 17), 24, (3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]}),
+    ((1, 136, 5, 6), 40, (3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 0]}),
+    ((40, 16, 40, 40), 24, (3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]}),
+    ((30, 16, 30, 29), 24, (5, 5), {"strides": [3, 3], "pads": [2, 2, 2, 2], "output_padding": [0, 2]}),
+    ((2, 64, 7, 5), 320, (5, 5), {"strides": [2, 2], "pads": [2, 2, 2, 2], "output_padding": [1, 1]}),
+    ((2, 40, 9, 6), 96, (5, 3), {"strides": [3, 2], "pads": [4, 1, 3, 2]}),
+    ((1, 72, 6, 11), 64, (2, 2), {"strides": [3, 4], "output_padding": [2, 1]}),
+    ((2, 128, 8, 7), 48, (3, 4), {"strides": [2, 2], "dilations": [2, 2], "pads": [2, 3, 1, 0]}),
+    ((1, 64, 1, 40), 64, (1, 9), {"strides": [1, 4], "dilations": [1, 3], "pads": [0, 5, 0, 7]}),
+    ((2, 16, 10, 9), 104, (7, 7), {"strides": [4, 4], "pads": [3, 3, 3, 3], "output_padding": [3, 3]}),
+    ((3, 96, 12, 13), 64, (3, 3), {"pads": [1, 1, 1, 1]}),
+    ((37, 320, 1, 1), 64, (4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+)
+
+
+@pytest.fixture(autouse=True)
+def _hopper() -> None:
+    if cupy.cuda.Device().compute_capability != "90":
+        pytest.skip("its instructions are Hopper's")
+
+
+def case_of(number: int, dtype: str, text: str, operands: tuple[Any, ...]) -> Case:
+    x, filters, kernel, attributes = SHAPES[number]
+    w, constant = (x[1], filters, *kernel), number % 2 == 0
+    more = attributes | {"algorithm": "own"}
+    return Case(f"{x} to {filters}, {dtype}", typed(text, dtype), x, w, operands, "NHWC", more, constant)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("number", range(len(SHAPES)))
+def test_equals_the_reference(library: Path, capfd: pytest.CaptureFixture[str], number: int, dtype: str) -> None:
+    bias, image = (SHAPES[number][1], 1, 1), (SHAPES[number][0][0], 1, 1, 1)
+    rows = case_of(number, dtype, RESIDUAL, (bias, None)).shapes[-1][1]
+    for text, operands in (
+        (BARE, ()),
+        (BIAS_RELU, (bias,)),
+        (RESIDUAL, (bias, None)),
+        (SEVERAL, (bias, None, image, (rows, 1))),
+    ):
+        case = case_of(number, dtype, text, operands)
+        check(case, run(make(case.model()), case))
+    assert NOT_TAKEN not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("number", [1, 9, 10])
+def test_infinite_pixels_stay_where_they_are(library: Path, number: int) -> None:
+    case = replace(case_of(number, "float16", BARE, ()), constant_weights=False)
+    arrays = case.inputs()
+    for place, value in ((7, np.inf), (arrays[0].size // 2, -np.inf), (arrays[0].size - 2, np.nan)):
+        arrays[0].reshape(-1)[place] = value
+    (found,) = host(ortplugin.run(make(case.model()), dict(zip(case.names, arrays, strict=True))))
+    with np.errstate(invalid="ignore"):
+        (wanted,) = OPERATOR.reference(case.node(), arrays)
+    assert not np.isfinite(wanted).all()
+    assert np.isfinite(wanted).any()
+    np.testing.assert_array_equal(np.isfinite(found), np.isfinite(wanted))
+
+
+@pytest.mark.parametrize("number", [0, 6])
+def test_tensors_may_start_anywhere(library: Path, number: int) -> None:
+    case = replace(case_of(number, "float16", RESIDUAL, ((SHAPES[number][1], 1, 1), None)), constant_weights=False)
+    session, arrays = make(case.model()), case.inputs()
+    wanted = OPERATOR.reference(case.node(), arrays)
+    inputs = [at_offset(array, 1) for array in arrays]
+    outputs = [at_offset(np.full_like(array, np.nan), 3) for array in wanted]
+    run_bound(session, inputs, outputs)
+    check(case, [cupy.asnumpy(array) for array in outputs])
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_residual_may_be_overwritten(library: Path, number: int) -> None:
+    case = case_of(number, "float16", RESIDUAL, ((SHAPES[number][1], 1, 1), None))
+    session, feeds = make(case.model()), {name: cupy.asarray(array) for name, array in case.feeds().items()}
+    place = list(feeds.values())[-1]
+    outputs = [place, cupy.empty_like(place)]
+    run_bound(session, list(feeds.values()), outputs)
+    check(case, host(dict(enumerate(outputs))))
+
+
+@pytest.mark.parametrize("number", [2, 5])
+def test_a_cuda_graph_gives_the_same_bits(library: Path, number: int) -> None:
+    case = case_of(number, "float16", BIAS_RELU, ((SHAPES[number][1], 1, 1),))
+    rng = np.random.default_rng(0)
+    given = [{key: rng.permuted(each, axis=None) for key, each in case.feeds().items()} for _ in range(3)]
+    check_graph(case.model(), [Trial(feeds) for feeds in given])
