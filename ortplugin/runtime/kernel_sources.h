@@ -25,6 +25,6 @@ extern const char kFewPixelsSource[];       // ops/conv/few_pixels.cu
 extern const char kVectorConvSource[];      // ops/conv/vector.cu
 extern const char kPixelShuffleSource[];    // ops/conv_transpose/pixel_shuffle.cu
 extern const char kFewFiltersSource[];      // ops/conv_transpose/few_filters.cu
-extern const char kPolyphaseSource[];         // ops/conv_transpose/polyphase.cu
+extern const char kPolyphaseSource[];       // ops/conv_transpose/polyphase.cu
 
 }  // namespace ortplugin

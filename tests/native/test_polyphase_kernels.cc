@@ -91,6 +91,12 @@ int main(int argc, char** argv) {
   const Program program = Program::Parse(kBare);
   const ConvProblem known = Layer(kHalf, 8, 28, 128, 128);
   CHECK(FitsPolyphase(program, known, device));
+  const Program relu = Program::Parse(kRelu);
+  // Much work for few filters is cuDNN's unless a program follows.
+  const ConvProblem much = Layer(kHalf, 256, 28, 128, 128);
+  CHECK(IsPolyphaseFast(relu, much) && !IsPolyphaseFast(program, much) && IsPolyphaseFast(program, known));
+  CHECK(IsPolyphaseFast(program, Layer(kHalf, 256, 14, 256, 256)));
+  CHECK(!IsPolyphaseFast(relu, Layer(kHalf, 8, 28, 128, 128, 3, 1)));
   const auto refused = [&](const char* what, void (*change)(ConvProblem*)) {
     ConvProblem other = known;
     change(&other);

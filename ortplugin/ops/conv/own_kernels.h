@@ -1,6 +1,6 @@
 // Convolutions for which we have kernels of our own: depthwise.h, few_pixels.h, one_tap.h, stem.h and vector_conv.h,
-// and transposed ones: one_tap.h, conv_transpose/few_filters.h. All tensors are two-dimensional and channels last, but
-// for the image that a stem reads and the one that few filters may write.
+// and transposed ones: one_tap.h, conv_transpose/few_filters.h and polyphase.h. All tensors are two-dimensional and
+// channels last, but for the image that a stem reads and the one that few filters may write.
 //
 // How FusedConv uses them, once for each combination of shapes:
 //
