@@ -303,8 +303,8 @@ COLUMNS = {
 
 def table(record: dict[str, Any]) -> str:
     """The rows of the record, in Markdown."""
-    columns = {key: title for key, title in COLUMNS.items() if key in record["rows"][0]["microseconds"]}
-    compares = "quartiles" in record["rows"][0]
+    columns = {key: COLUMNS[key] for key in COLUMNS if all(key in row["microseconds"] for row in record["rows"])}
+    compares = all("quartiles" in row for row in record["rows"])
     titles = [*columns.values(), *(["tuned / torch"] if compares else [])]
     lines = ["| batch | transposed convolution | " + " | ".join(titles) + " |", "|---:|---|" + "---:|" * len(titles)]
     for row in record["rows"]:
@@ -343,11 +343,11 @@ def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
             list(pool.map(lambda each: [variants(each, *each.optimized(each.weights(), fused=fused))
                                         for fused in (False, True)], cases))  # fmt: skip
     rows: list[dict[str, Any]] = []
-    order = [(batch, Case(batch, *layer).name) for batch in (8, 256) for layer in LAYERS]
+    names = [Case(1, *layer).name for layer in LAYERS]
     for case in cases:
         rows.append(row := measure(case, args.tuned))
         known = timing.merged(rows, args.out / "conv_transpose.json", record["environment"], "batch", "case")
-        record["rows"] = sorted(known, key=lambda row: order.index((row["batch"], row["case"])))
+        record["rows"] = sorted(known, key=lambda row: (row["batch"], names.index(row["case"])))
         yield f"{case.batch}: {case.name}: {timing.shown(row)} {row['algorithms']} {row.get('wrong', '')}"
     if wrong := [f"{row['case']}, batch {row['batch']}: {row['wrong']}" for row in rows if "wrong" in row]:
         raise SystemExit("wrong results, greatest errors as shares of the greatest value:\n" + "\n".join(wrong))
