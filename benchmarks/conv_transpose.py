@@ -343,11 +343,11 @@ def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
             list(pool.map(lambda each: [variants(each, *each.optimized(each.weights(), fused=fused))
                                         for fused in (False, True)], cases))  # fmt: skip
     rows: list[dict[str, Any]] = []
-    names = [Case(1, *layer).name for layer in LAYERS]
+    order = {Case(1, *layer).name: number for number, layer in enumerate(LAYERS)}
     for case in cases:
         rows.append(row := measure(case, args.tuned))
         known = timing.merged(rows, args.out / "conv_transpose.json", record["environment"], "batch", "case")
-        record["rows"] = sorted(known, key=lambda row: (row["batch"], names.index(row["case"])))
+        record["rows"] = sorted(known, key=lambda row: (row["batch"], order.get(row["case"], len(order))))
         yield f"{case.batch}: {case.name}: {timing.shown(row)} {row['algorithms']} {row.get('wrong', '')}"
     if wrong := [f"{row['case']}, batch {row['batch']}: {row['wrong']}" for row in rows if "wrong" in row]:
         raise SystemExit("wrong results, greatest errors as shares of the greatest value:\n" + "\n".join(wrong))

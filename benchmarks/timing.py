@@ -140,7 +140,7 @@ def older(rows: Iterable[Mapping[str, Any]], titles: Iterable[str]) -> str:
     note = ""
     for commit in filter(None, commits):
         names, others = commits[commit], [each for other in commits if other != commit for each in commits[other]]
-        text = "; ".join(names) if len(names) < len(others) else f"all but {'; '.join(others)}"
+        text = "; ".join(names) if not others or len(names) < len(others) else f"all but {'; '.join(others)}"
         note += f"; at commit {commit[:12]}: {text}"
     return note
 

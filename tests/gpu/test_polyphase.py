@@ -32,7 +32,8 @@ SEVERAL = """(T c, T b, T r, float g, float h) => (T y, float z, int64 p) {
 }"""
 
 # x, filters, kernel, attributes. The first seven have a schedule each on an H200 (test_polyphase_kernels.cc has them,
-# too); then several tiles for a block, channels and filters that nothing divides, pads that cut, phases without taps.
+# too); then several tiles for a block, channels and filters that nothing divides, pads that cut, phases without taps,
+# and several tiles with some of these.
 SHAPES: tuple[tuple[tuple[int, ...], int, tuple[int, int], dict[str, Any]], ...] = (
     ((3, 72, 31, 31), 136, (4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
     ((8, 8, 23, 23), 72, (4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
@@ -49,9 +50,22 @@ SHAPES: tuple[tuple[tuple[int, ...], int, tuple[int, int], dict[str, Any]], ...]
     ((2, 128, 8, 7), 48, (3, 4), {"strides": [2, 2], "dilations": [2, 2], "pads": [2, 3, 1, 0]}),
     ((1, 64, 1, 40), 64, (1, 9), {"strides": [1, 4], "dilations": [1, 3], "pads": [0, 5, 0, 7]}),
     ((2, 16, 10, 9), 104, (7, 7), {"strides": [4, 4], "pads": [3, 3, 3, 3], "output_padding": [3, 3]}),
-    ((3, 96, 12, 13), 64, (3, 3), {"pads": [1, 1, 1, 1]}),
+    ((64, 40, 9, 9), 24, (2, 2), {"strides": [3, 3]}),
+    ((32, 136, 9, 9), 136, (5, 5), {"strides": [3, 3], "dilations": [2, 2], "pads": [2, 2, 2, 2]}),
+    ((24, 8, 40, 40), 72, (2, 2), {"strides": [2, 2]}),
+    ((16, 16, 24, 24), 264, (3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
     ((37, 320, 1, 1), 64, (4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
 )
+
+# An operand and a result of other sizes than the convolution's.
+SIZES = """(T c, int8 i) => (T y, double z) {
+  p = Greater(i, 0)
+  y = Where(p, c, 0)
+  w = Cast<to=float>(c)
+  j = Cast<to=float>(i)
+  t = Mul(w, j)
+  z = Cast<to=double>(t)
+}"""
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +91,7 @@ def test_equals_the_reference(library: Path, capfd: pytest.CaptureFixture[str], 
         (BIAS_RELU, (bias,)),
         (RESIDUAL, (bias, None)),
         (SEVERAL, (bias, None, image, (rows, 1))),
+        (SIZES, (None,)),
     ):
         case = case_of(number, dtype, text, operands)
         check(case, run(make(case.model()), case))

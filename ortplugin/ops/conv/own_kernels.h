@@ -69,7 +69,7 @@ std::optional<OwnKernel> FindOwnKernel(const Program& program, const ConvProblem
 bool IsOrdinary(const Program& program, const ConvProblem& problem);
 
 // CUDA C++ in front of a kernel's own text: the problem's sizes as macros (CHANNELS, .., PAD_LEFT), CONSTANT_WEIGHTS,
-// and for the epilogue:
+// OF_IMAGE, whether TileOperands depend on n, and for the epilogue:
 //   struct Arguments { const void* in[]; void* out[]; int batch; }
 //   TileOperands<N>:  load(a, n, m): operands that do not depend on the pixel (a bias, a scale of each channel)
 //   PixelOperands<N>: load(a, n, y, x, m, offset): the others; `offset` is that of the pixel's channel m in Y

@@ -119,19 +119,23 @@ bool FitsPolyphase(const Program& program, const ConvProblem& problem, const cud
   if (problem.channels % 8 != 0 || problem.filters % 8 != 0) return false;
   for (const ValueId result : program.results())
     if (SizeOf(program.value(result).dtype) < 2) return false;
+  if (problem.x_channels_first || problem.y_channels_first) return false;
   constexpr int64_t kMost = 1 << 13, kMostPhases = 16;  // a pixel's row and column, and how far taps reach, in 16 bits
-  for (const int64_t each :
-       {problem.height, problem.width, problem.kernel_height * problem.dilations[0],
-        problem.kernel_width * problem.dilations[1], std::abs(problem.pads[0]), std::abs(problem.pads[1])})
+  const int64_t rows = DivideUp(problem.out_height, problem.strides[0]);
+  const int64_t columns = DivideUp(problem.out_width, problem.strides[1]);
+  for (const int64_t each : {problem.height, problem.width, rows, columns, problem.pads[0], problem.pads[1],
+                             problem.kernel_height * problem.dilations[0], problem.kernel_width * problem.dilations[1]})
     if (each >= kMost) return false;
-  return Phases(problem) <= kMostPhases && !problem.x_channels_first && !problem.y_channels_first;
+  // Offsets of pixels of a phase, where X may end before it does, in bytes in 32 bits.
+  const int64_t last = ((problem.batch - 1) * problem.height + rows) * problem.width + columns;
+  if (last * problem.channels >= int64_t{1} << 31) return false;
+  return Phases(problem) > 1 && Phases(problem) <= kMostPhases;
 }
 
 bool IsPolyphaseFast(const Program& program, const ConvProblem& problem) {
   // Measured on an H200 against cuDNN, for 1 to 256 images of 41 layers with strides 2 and 3. With a program, which
   // cuDNN leaves to a kernel behind it, 1.06 to 2.7 times as fast; without, 1 to 2.6 times where this says so.
   constexpr int64_t kMuch = int64_t{1} << 34, kMany = 256;
-  if (Phases(problem) == 1) return false;
   const int64_t taps = problem.kernel_height * problem.kernel_width;
   const int64_t products = problem.batch * problem.height * problem.width * taps * problem.channels * problem.filters;
   return !IsBare(program) || products < kMuch || problem.filters >= kMany;

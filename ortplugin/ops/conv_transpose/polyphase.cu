@@ -149,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) polyphase(const 
         copy(to_pixels + stage + i * (THREADS * 16), some + from[i], exists);
       }
       const int tap = (down.first + next_down * TAPS_APART_H) * KERNEL_W + right.first + next_right * TAPS_APART_W;
-      const char* const filters = w + ((long long)chunk * (64 * kChannel) + (tap * FILTERS + first) * 2);
+      const char* const filters = w + (chunk * (64ll * kChannel) + (tap * FILTERS + first) * 2);
 #pragma unroll
       for (int i = 0; i < kChannels; ++i) {
         const int k = i * (THREADS / kAcross);

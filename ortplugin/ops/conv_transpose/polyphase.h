@@ -1,5 +1,5 @@
-// Transposed convolutions in 16 bits, channels last, with strides: each phase of the result, the pixels that lie a
-// stride apart, is a convolution of its own. One of the kernels of conv/own_kernels.h.
+// Transposed convolutions in 16 bits, channels last, with a stride above 1: each phase of the result, the pixels that
+// lie a stride apart, is a convolution of its own. One of the kernels of conv/own_kernels.h.
 #pragma once
 
 #include "ortplugin/ops/conv/own_kernels.h"
