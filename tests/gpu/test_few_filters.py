@@ -12,10 +12,9 @@ import pytest
 from conv_transpose_cases import BARE, BIAS_RELU, RESIDUAL, Case, check
 from node_cases import typed
 
-import ortplugin
-from gpu.device import at_offset, host, make, run, run_bound
+from gpu.device import make, run
 from gpu.sessions import Trial, check_graph
-from ortplugin.ops.conv_transpose import OPERATOR
+from gpu.transposed import check_anywhere, check_infinite_pixels
 
 cupy = pytest.importorskip("cupy")
 
@@ -92,19 +91,7 @@ def test_others_are_not_taken(library: Path, capfd: pytest.CaptureFixture[str], 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_infinite_pixels_stay_where_they_are(library: Path, number: int, dtype: str, first: bool) -> None:
     case = replace(case_of(number, dtype, BARE, (), first), constant_weights=False)
-    arrays = case.inputs()
-    for place, value in ((7, np.inf), (arrays[0].size // 2, -np.inf), (arrays[0].size - 2, np.nan)):
-        arrays[0].reshape(-1)[place] = value
-    (found,) = host(ortplugin.run(make(case.model()), dict(zip(case.names, arrays, strict=True))))
-    with np.errstate(invalid="ignore"):
-        (wanted,) = OPERATOR.reference(case.node(), arrays)
-    assert not np.isfinite(wanted).all()
-    assert np.isfinite(wanted).any()
-    assert (np.isfinite(found) == np.isfinite(wanted)).all()
-    finite = np.isfinite(wanted)
-    np.testing.assert_allclose(
-        found[finite].astype(np.float64), wanted[finite].astype(np.float64), rtol=2e-2, atol=2e-2
-    )
+    check_infinite_pixels(case)
 
 
 @pytest.mark.parametrize("name", ["own", "fused", "split"])
@@ -114,12 +101,7 @@ def test_tensors_may_start_anywhere(library: Path, number: int, name: str) -> No
     filters = SHAPES[number][1]
     case = case_of(number, "float16", RESIDUAL, ((filters, 1, 1), None), True)
     case = replace(case, constant_weights=False, attributes={**case.attributes, "algorithm": name})
-    session, arrays = make(case.model()), case.inputs()
-    wanted = OPERATOR.reference(case.node(), arrays)
-    inputs = [at_offset(array, 1) for array in arrays]
-    outputs = [at_offset(np.full_like(array, np.nan), 3) for array in wanted]
-    run_bound(session, inputs, outputs)
-    check(case, [cupy.asnumpy(array) for array in outputs], split=True)
+    check_anywhere(case, split=True)
 
 
 @pytest.mark.parametrize("number", [0, 3, 8])

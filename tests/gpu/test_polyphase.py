@@ -12,11 +12,10 @@ import pytest
 from conv_transpose_cases import BARE, BIAS_RELU, RESIDUAL, Case, check
 from node_cases import typed
 
-import ortplugin
-from gpu.device import at_offset, host, make, run, run_bound
+from gpu.device import host, make, run, run_bound
 from gpu.sessions import Trial, check_graph
 from gpu.test_few_filters import NOT_TAKEN
-from ortplugin.ops.conv_transpose import OPERATOR
+from gpu.transposed import check_anywhere, check_infinite_pixels
 
 cupy = pytest.importorskip("cupy")
 
@@ -101,26 +100,13 @@ def test_equals_the_reference(library: Path, capfd: pytest.CaptureFixture[str], 
 @pytest.mark.parametrize("number", [1, 9, 10])
 def test_infinite_pixels_stay_where_they_are(library: Path, number: int) -> None:
     case = replace(case_of(number, "float16", BARE, ()), constant_weights=False)
-    arrays = case.inputs()
-    for place, value in ((7, np.inf), (arrays[0].size // 2, -np.inf), (arrays[0].size - 2, np.nan)):
-        arrays[0].reshape(-1)[place] = value
-    (found,) = host(ortplugin.run(make(case.model()), dict(zip(case.names, arrays, strict=True))))
-    with np.errstate(invalid="ignore"):
-        (wanted,) = OPERATOR.reference(case.node(), arrays)
-    assert not np.isfinite(wanted).all()
-    assert np.isfinite(wanted).any()
-    np.testing.assert_array_equal(np.isfinite(found), np.isfinite(wanted))
+    check_infinite_pixels(case)
 
 
 @pytest.mark.parametrize("number", [0, 6])
 def test_tensors_may_start_anywhere(library: Path, number: int) -> None:
     case = replace(case_of(number, "float16", RESIDUAL, ((SHAPES[number][1], 1, 1), None)), constant_weights=False)
-    session, arrays = make(case.model()), case.inputs()
-    wanted = OPERATOR.reference(case.node(), arrays)
-    inputs = [at_offset(array, 1) for array in arrays]
-    outputs = [at_offset(np.full_like(array, np.nan), 3) for array in wanted]
-    run_bound(session, inputs, outputs)
-    check(case, [cupy.asnumpy(array) for array in outputs])
+    check_anywhere(case)
 
 
 @pytest.mark.parametrize("number", [0, 1])
