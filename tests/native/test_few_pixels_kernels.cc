@@ -3,14 +3,10 @@
 //
 //   test_few_pixels_kernels sm_90     VERBOSE=1 shows each variant
 
-#include <cstdlib>
-#include <iostream>
 #include <sstream>
 #include <string>
 
 #include "ortplugin/ops/conv/few_pixels.h"
-#include "tests/native/check.h"
-#include "tests/native/kernel_remarks.h"
 #include "tests/native/wgmma_cases.h"
 
 using namespace ortplugin;
@@ -63,25 +59,14 @@ int main(int argc, char** argv) {
     const FewPixelsSchedule schedule = ScheduleFewPixels(the.problem, device);
     const cuda::LaunchShape launch = FewPixelsLaunch(the.problem, schedule);
     const std::string source = FewPixelsSource(program, the.problem, schedule);
-    std::string log, failure;
-    const std::string code = Compile(source, "sm_90a", &log, &failure);
-    const auto variant = [&] {
-      std::ostringstream text;
-      text << NameOf(the.problem.dtype) << " " << the.problem.channels << " to " << ToString(the.problem.output_shape())
-           << ": columns " << schedule.columns << " split " << schedule.split << " warps " << schedule.warps
-           << " stages " << schedule.stages << ", " << launch.blocks << "x" << launch.threads << " with "
-           << launch.shared_bytes << " bytes, registers " << Registers(log) << " spilled " << Spilled(log) << " bytes "
-           << failure;
-      return text.str();
-    };
-    if (std::getenv("VERBOSE") != nullptr) std::cout << variant() << "\n";
-    CHECK_WITH(failure.empty() && code.size() > 1000 && Registers(log) > 0, variant());
-    CHECK_WITH(Spilled(log) == 0 && Local(log) == 0, variant());
-    CHECK_WITH(log.find("serialized") == std::string::npos, log);
+    std::ostringstream numbers;
+    numbers << "columns " << schedule.columns << " split " << schedule.split << " warps " << schedule.warps
+            << " stages " << schedule.stages;
+    const std::string variant = CheckCompiles(source, the.problem, launch, numbers.str());
     // Weights are read early where they are constant, 16 rows of them by each copy; else nothing is.
     const size_t weights = the.problem.constant_weights ? (schedule.stages - 1) * schedule.columns / 16 : 0;
-    CHECK_WITH(BeforeWait(source).empty() == (weights == 0), variant());
-    CHECK_WITH(CopiesBeforeWait(source) == weights, variant() + std::to_string(CopiesBeforeWait(source)));
+    CHECK_WITH(BeforeWait(source).empty() == (weights == 0), variant);
+    CHECK_WITH(CopiesBeforeWait(source) == weights, variant + std::to_string(CopiesBeforeWait(source)));
   }
   if (!exists) return Summary();
 
@@ -121,24 +106,14 @@ int main(int argc, char** argv) {
   CHECK(!FindOwnKernel(program, Layer(kHalf, 64, 56, 64, 64, 3), device, true));
 
   const ConvProblem known = Layer(kHalf, 2, 14, 128, 256, 3);
-  CHECK(FitsFewPixels(program, known, device));
-  const auto refused = [&](const char* what, void (*change)(ConvProblem*)) {
-    ConvProblem other = known;
-    change(&other);
-    CHECK_WITH(!FitsFewPixels(program, other, device), what);
-  };
-  refused("float32", [](ConvProblem* the) { the->dtype = kFloat; });
-  refused("groups", [](ConvProblem* the) { the->group = 2; });
-  refused("12 channels", [](ConvProblem* the) { the->channels = 12; });
-  refused("12 filters", [](ConvProblem* the) { the->filters = 12; });
-  refused("a transposed one", [](ConvProblem* the) { the->transposed = true; });
-  refused("X with channels first", [](ConvProblem* the) { the->x_channels_first = true; });
-  refused("Y with channels first", [](ConvProblem* the) { the->y_channels_first = true; });
-  refused("double", [](ConvProblem* the) { the->dtype = DType::kDouble; });
-  refused("an operand that the program lacks", [](ConvProblem* the) { the->operands = {{256}}; });
-  refused("a reach beyond 29 bits", [](ConvProblem* the) { the->dilations[0] = 1 << 28; });
-  refused("no images", [](ConvProblem* the) { the->batch = 0; });
-  refused("more weights than 31 bits count", [](ConvProblem* the) {
+  const Refusals refusals(known, [&](const ConvProblem& other) { return FitsFewPixels(program, other, device); });
+  refusals.Check("a transposed one", [](ConvProblem* the) { the->transposed = true; });
+  refusals.Check("X with channels first", [](ConvProblem* the) { the->x_channels_first = true; });
+  refusals.Check("double", [](ConvProblem* the) { the->dtype = DType::kDouble; });
+  refusals.Check("an operand that the program lacks", [](ConvProblem* the) { the->operands = {{256}}; });
+  refusals.Check("a reach beyond 29 bits", [](ConvProblem* the) { the->dilations[0] = 1 << 28; });
+  refusals.Check("no images", [](ConvProblem* the) { the->batch = 0; });
+  refusals.Check("more weights than 31 bits count", [](ConvProblem* the) {
     the->filters = 1 << 21;
     the->batch = the->out_height = the->out_width = 1;
   });

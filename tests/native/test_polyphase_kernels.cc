@@ -3,13 +3,9 @@
 //
 //   test_polyphase_kernels sm_90     VERBOSE=1 shows each variant
 
-#include <cstdlib>
-#include <iostream>
 #include <sstream>
 
 #include "ortplugin/ops/conv_transpose/polyphase.h"
-#include "tests/native/check.h"
-#include "tests/native/kernel_remarks.h"
 #include "tests/native/wgmma_cases.h"
 
 using namespace ortplugin;
@@ -54,6 +50,8 @@ std::vector<ConvCase> Cases() {
       {kResidual, Layer(kHalf, 256, 14, 256, 256)},
       {kMixed, Layer(kBrain, 64, 9, 200, 136, 5, 3, 2, 2)},
       {kMixed, Layer(kBrain, 64, 9, 40, 24, 2, 3, 0)},
+      // Weights of 64 channels are more than 2 GB.
+      {kBare, Layer(kHalf, 1, 1, 72, 4096, 72)},
   });
 }
 
@@ -72,53 +70,33 @@ int main(int argc, char** argv) {
     const PolyphaseSchedule schedule = SchedulePolyphase(the.problem, device);
     const cuda::LaunchShape launch = PolyphaseLaunch(the.problem, schedule, device);
     const std::string source = PolyphaseSource(program, the.problem, schedule);
-    std::string log, failure;
-    const std::string code = Compile(source, "sm_90a", &log, &failure);
-    std::ostringstream text, numbers;
+    std::ostringstream numbers;
     numbers << schedule.columns << " " << schedule.per << " " << schedule.warps << " " << schedule.stages;
-    text << NameOf(the.problem.dtype) << " " << the.problem.channels << " to " << ToString(the.problem.output_shape())
-         << ": schedule " << numbers.str() << " resident " << schedule.resident << ", " << launch.blocks << "x"
-         << launch.threads << " with " << launch.shared_bytes << " bytes, registers " << Registers(log) << " spilled "
-         << Spilled(log) << " bytes " << failure;
-    if (std::getenv("VERBOSE") != nullptr) std::cout << text.str() << "\n";
-    CHECK_WITH(failure.empty() && code.size() > 1000 && Registers(log) > 0, text.str());
-    CHECK_WITH(Spilled(log) == 0 && Local(log) == 0, text.str());
-    CHECK_WITH(log.find("serialized") == std::string::npos, log);
-    CHECK_WITH(BeforeWait(source).empty(), text.str() + BeforeWait(source));
-    CHECK_WITH(number >= std::size(kSchedules) || numbers.str() == kSchedules[number], text.str());
+    const std::string variant = CheckCompiles(source, the.problem, launch, "schedule " + numbers.str());
+    CHECK_WITH(BeforeWait(source).empty(), variant + BeforeWait(source));
+    CHECK_WITH(number >= std::size(kSchedules) || numbers.str() == kSchedules[number], variant);
     ++number;
-    CHECK_WITH(
-        launch.shared_bytes <= 227u << 10 && launch.blocks % (the.problem.strides[0] * the.problem.strides[1]) == 0,
-        text.str());
+    CHECK_WITH(launch.blocks % (the.problem.strides[0] * the.problem.strides[1]) == 0, variant);
   }
   if (!exists) return Summary();
 
   const Program program = Program::Parse(kBare);
   const ConvProblem known = Layer(kHalf, 8, 28, 128, 128);
-  CHECK(FitsPolyphase(program, known, device));
   const Program relu = Program::Parse(kRelu);
   // Much work for few filters is cuDNN's unless a program follows.
   const ConvProblem much = Layer(kHalf, 256, 28, 128, 128);
   CHECK(IsPolyphaseFast(relu, much) && !IsPolyphaseFast(program, much) && IsPolyphaseFast(program, known));
   CHECK(IsPolyphaseFast(program, Layer(kHalf, 256, 14, 256, 256)));
-  const auto refused = [&](const char* what, void (*change)(ConvProblem*)) {
-    ConvProblem other = known;
-    change(&other);
-    CHECK_WITH(!FitsPolyphase(program, other, device), what);
-  };
-  refused("float32", [](ConvProblem* the) { the->dtype = kFloat; });
-  refused("groups", [](ConvProblem* the) { the->group = 2; });
-  refused("12 channels", [](ConvProblem* the) { the->channels = 12; });
-  refused("12 filters", [](ConvProblem* the) { the->filters = 12; });
-  refused("a plain one", [](ConvProblem* the) { the->transposed = false; });
-  refused("25 phases", [](ConvProblem* the) { the->strides = {5, 5}; });
-  refused("no strides", [](ConvProblem* the) { the->strides = {1, 1}; });
-  refused("rows that 13 bits don't count", [](ConvProblem* the) { the->height = 1 << 13; });
-  refused("columns", [](ConvProblem* the) { the->width = 1 << 13; });
-  refused("pads", [](ConvProblem* the) { the->pads[1] = 1 << 13; });
-  refused("rows of a phase", [](ConvProblem* the) { the->out_height = 1 << 14; });
-  refused("columns of a phase", [](ConvProblem* the) { the->out_width = 1 << 14; });
-  refused("pixels of a phase behind an X of 4 GB", [](ConvProblem* the) {
+  const Refusals refusals(known, [&](const ConvProblem& other) { return FitsPolyphase(program, other, device); });
+  refusals.Check("a plain one", [](ConvProblem* the) { the->transposed = false; });
+  refusals.Check("25 phases", [](ConvProblem* the) { the->strides = {5, 5}; });
+  refusals.Check("no strides", [](ConvProblem* the) { the->strides = {1, 1}; });
+  refusals.Check("rows that 13 bits don't count", [](ConvProblem* the) { the->height = 1 << 13; });
+  refusals.Check("columns", [](ConvProblem* the) { the->width = 1 << 13; });
+  refusals.Check("pads", [](ConvProblem* the) { the->pads[1] = 1 << 13; });
+  refusals.Check("rows of a phase", [](ConvProblem* the) { the->out_height = 1 << 14; });
+  refusals.Check("columns of a phase", [](ConvProblem* the) { the->out_width = 1 << 14; });
+  refusals.Check("pixels of a phase behind an X of 4 GB", [](ConvProblem* the) {
     the->batch = 1;
     the->channels = 256;
     the->height = 1048;
@@ -127,8 +105,7 @@ int main(int argc, char** argv) {
     the->filters = 8;
     the->out_width = 16000;
   });
-  refused("taps that reach as far", [](ConvProblem* the) { the->dilations = {1, 3000}; });
-  refused("Y with channels first", [](ConvProblem* the) { the->y_channels_first = true; });
+  refusals.Check("taps that reach as far", [](ConvProblem* the) { the->dilations = {1, 3000}; });
   CHECK(!FitsPolyphase(Program::Parse("(float16 c) => (bool p) {\n  p = Greater(c, 0)\n}"), known, device));
   return Summary();
 }

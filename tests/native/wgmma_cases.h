@@ -1,9 +1,18 @@
-// What the tests of kernels for Hopper's tensor cores share: dtypes, programs of convolutions, and their operands.
+// What the tests of kernels for Hopper's tensor cores share: dtypes, programs of convolutions and their operands, and
+// what every such kernel owes.
 #pragma once
 
+#include <cstdlib>
+#include <functional>
+#include <iostream>
+#include <sstream>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "ortplugin/ops/conv/own_kernels.h"
+#include "tests/native/check.h"
+#include "tests/native/kernel_remarks.h"
 
 namespace test {
 
@@ -40,5 +49,49 @@ inline std::vector<ConvCase> WithOperands(std::vector<ConvCase> cases) {
   }
   return cases;
 }
+
+// Compiles a kernel, and fails where NVRTC warns of its arithmetic, where registers are spilled to local memory or
+// where the tensor cores wait for each product. Returns what to print of it, of a schedule in words; VERBOSE=1 prints
+// it.
+inline std::string CheckCompiles(const std::string& source, const ortplugin::ConvProblem& problem,
+                                 const ortplugin::cuda::LaunchShape& launch, const std::string& schedule) {
+  std::string log, failure;
+  const std::string code = Compile(source, "sm_90a", &log, &failure);
+  std::ostringstream text;
+  text << NameOf(problem.dtype) << " " << problem.channels << " to " << ortplugin::ToString(problem.output_shape())
+       << ": " << schedule << ", " << launch.blocks << "x" << launch.threads << " with " << launch.shared_bytes
+       << " bytes, registers " << Registers(log) << " spilled " << Spilled(log) << " bytes " << failure;
+  const std::string variant = text.str();
+  if (std::getenv("VERBOSE") != nullptr) std::cout << variant << "\n";
+  CHECK_WITH(failure.empty() && code.size() > 1000 && Registers(log) > 0, variant);
+  CHECK_WITH(Spilled(log) == 0 && Local(log) == 0, variant);
+  CHECK_WITH(log.find("serialized") == std::string::npos, log);
+  CHECK_WITH(log.find("out of range") == std::string::npos, variant + log);
+  CHECK_WITH(launch.shared_bytes <= 227u << 10 && launch.blocks > 0, variant);
+  return variant;
+}
+
+// Fails where a kernel takes what `known`, which it takes, becomes by a change.
+class Refusals {
+ public:
+  using Fits = std::function<bool(const ortplugin::ConvProblem&)>;
+  Refusals(const ortplugin::ConvProblem& known, Fits fits) : known_(known), fits_(std::move(fits)) {
+    CHECK(fits_(known_));
+    Check("float32", [](ortplugin::ConvProblem* the) { the->dtype = kFloat; });
+    Check("groups", [](ortplugin::ConvProblem* the) { the->group = 2; });
+    Check("12 channels", [](ortplugin::ConvProblem* the) { the->channels = 12; });
+    Check("12 filters", [](ortplugin::ConvProblem* the) { the->filters = 12; });
+    Check("Y with channels first", [](ortplugin::ConvProblem* the) { the->y_channels_first = true; });
+  }
+  void Check(const char* what, void (*change)(ortplugin::ConvProblem*)) const {
+    ortplugin::ConvProblem other = known_;
+    change(&other);
+    CHECK_WITH(!fits_(other), what);
+  }
+
+ private:
+  ortplugin::ConvProblem known_;
+  Fits fits_;
+};
 
 }  // namespace test

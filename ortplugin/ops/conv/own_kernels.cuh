@@ -32,9 +32,11 @@ __device__ __forceinline__ void load_shared(Vector<T, N>& x, const T* p) {
 
 #if __CUDA_ARCH__ >= 800
 // 16 bytes to shared memory, or zeros where they do not exist, which ends with the group that is committed next.
+// `to`: an address in shared memory.
+__device__ __forceinline__ void copy_async(unsigned to, const void* from, bool exists) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(exists ? 16 : 0) : "memory");
+}
 __device__ __forceinline__ void copy_async(void* to, const void* from, bool exists) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from),
-               "r"(exists ? 16 : 0)
-               : "memory");
+  copy_async((unsigned)__cvta_generic_to_shared(to), from, exists);
 }
 #endif

@@ -21,10 +21,12 @@ __device__ __forceinline__ void await_products_but_last() {
 __device__ __forceinline__ int place_of(int row, int octet, int rows) {
   return (octet / 8 * rows + row) * 64 + (octet % 8 ^ row % 8) * 8;
 }
-// Such a matrix for `multiply`, from its first 16 channels or later ones: eight rows are 1024 bytes, swizzled over 128.
+// A descriptor of its lower half: eight rows are 1024 bytes, swizzled over 128.
+__device__ __forceinline__ unsigned long long whole(unsigned lower) { return 1ull << 62 | 64ull << 32 | lower; }
+// Such a matrix for `multiply`, from its first 16 channels or later ones.
 __device__ __forceinline__ unsigned long long descriptor(const storage_t* matrix) {
-  constexpr unsigned long long kOffset = (1 << 18) - 1;  // an address in a cluster has the block's number above it
-  return (__cvta_generic_to_shared(matrix) & kOffset) >> 4 | 1ull << 16 | 64ull << 32 | 1ull << 62;
+  constexpr unsigned kOffset = (1 << 18) - 1;  // an address in a cluster has the block's number above it
+  return whole(((unsigned)__cvta_generic_to_shared(matrix) & kOffset) >> 4 | 1u << 16);
 }
 // The right one where its rows lie side by side: matrices [64 elements of a sum][64 rows], one behind the other, from
 // their first 16 elements or later ones.

@@ -24,15 +24,6 @@
 #define PHASE_W ((OUT_W + STRIDE_W - 1) / STRIDE_W)
 #define PHASE (PHASE_H * PHASE_W)
 
-// 16 bytes to shared memory, or zeros where they do not exist. L1, which could keep what taps share, would read it
-// again at the expense of the products: 5% slower.
-__device__ __forceinline__ void copy(unsigned to, const char* from, bool exists) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(exists ? 16 : 0) : "memory");
-}
-
-// A descriptor of its lower half: what the upper one holds is the same for all matrices here.
-__device__ __forceinline__ unsigned long long whole(unsigned lower) { return 1ull << 62 | 64ull << 32 | lower; }
-
 // Gives what a thread has of one octet for what another has of another.
 __device__ __forceinline__ void exchange(Results<2>& even, Results<2>& odd, bool is_odd, int distance) {
 #pragma unroll
@@ -111,10 +102,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) polyphase(const 
   // What this thread copies: an octet of channels of some pixels, an octet of filters of some channels; and where they
   // are in a stage. Offsets are in bytes.
   constexpr int kPixels = ROWS * 8 / THREADS, kChannels = COLUMNS * 8 / THREADS, kAcross = COLUMNS / 8;
-  constexpr int kChannel = KERNEL_H * KERNEL_W * FILTERS * 2;
+  constexpr long long kChannel = KERNEL_H * KERNEL_W * FILTERS * 2;
   const int octet = thread % kAcross, channel = thread / kAcross;
   const char* const x = (const char*)a.in[0] + thread % 8 * 16;
-  const char* const w = (const char*)a.in[1] + (long long)channel * kChannel + octet * 16;
+  const char* const w = (const char*)a.in[1] + channel * kChannel + octet * 16;
   const unsigned to_pixels = all + thread / 8 * 128 + (thread % 8 ^ thread / 8 % 8) * 16;
   const unsigned to_filters = all + ROWS * 128 + octet / 8 * 8192 + channel * 128 + (octet % 8 ^ channel % 8) * 16;
   unsigned from[kPixels], places[kPixels];  // a pixel's row and column, 16 bits each
@@ -146,16 +137,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) polyphase(const 
         // A sign of what is left of a pixel's place, or of what it lacks to the last one, tells that it is outside.
         const unsigned place = places[i] + dy * 65536 + dx, lacks = ((IMAGE_H - 1) << 16 | (IMAGE_W - 1)) - place;
         const bool exists = ((place | lacks) & 0x80008000) == 0 && is_channel;
-        copy(to_pixels + stage + i * (THREADS * 16), some + from[i], exists);
+        // Past L1, which could keep what taps share, but would read it again at the expense of the products: 5% slower.
+        copy_async(to_pixels + stage + i * (THREADS * 16), some + from[i], exists);
       }
       const int tap = (down.first + next_down * TAPS_APART_H) * KERNEL_W + right.first + next_right * TAPS_APART_W;
-      const char* const filters = w + (chunk * (64ll * kChannel) + (tap * FILTERS + first) * 2);
+      const char* const filters = w + (chunk * (64 * kChannel) + (tap * FILTERS + first) * 2);
 #pragma unroll
       for (int i = 0; i < kChannels; ++i) {
         const int k = i * (THREADS / kAcross);
         const bool exists = (CHANNELS % 64 == 0 || c + channel + k < CHANNELS) &&
                             (FILTERS % COLUMNS == 0 || first + octet * 8 < FILTERS);
-        copy(to_filters + stage + k * 128, filters + (long long)k * kChannel, exists);
+        copy_async(to_filters + stage + k * 128, filters + k * kChannel, exists);
       }
       --left;
       if (++next_stage == STAGES) next_stage = 0;
