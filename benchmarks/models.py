@@ -11,6 +11,7 @@ is PyTorch's export of the float16 module. Columns:
     ours       the optimized model, with ONNX Runtime's CUDA graph
     tuned      the same, optimized with --tune
     compile    torch.compile in its default mode under a CUDA graph; contiguous and channels last
+    COLUMN     with --against COLUMN=LIBRARY: the optimized model run by another build of the library
 
 But for `default`, a time is the GPU's from the first to the last of many replays, divided by their number. Contenders
 take turns. The error is the largest difference from the float32 network, over its output's largest magnitude.
@@ -71,16 +72,19 @@ def parse_case(text: str) -> tuple[str, int]:
 
 
 def session_replay(
-    model: bytes, image: Any, stream: Any, *, plugin: bool, graph: bool = True, nhwc: bool = False
+    model: bytes, image: Any, stream: Any, *, library: str | None, graph: bool = True, nhwc: bool = False
 ) -> tuple[Replay, Any]:
-    """A function that runs the model on the stream without waiting for it, and the array that its output goes to."""
+    """A function that runs the model on the stream without waiting for it, and the array that its output goes to.
+
+    `library`: the path of the libortplugin.so to register.
+    """
     import cupy
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    if plugin:
-        ortplugin.register(options)
+    if library is not None:
+        options.register_custom_ops_library(library)
     provider = {"user_compute_stream": str(stream.ptr), "enable_cuda_graph": str(int(graph)),
                 "prefer_nhwc": str(int(nhwc))}  # fmt: skip
     session = onnxruntime.InferenceSession(model, options, providers=[("CUDAExecutionProvider", provider)])
@@ -169,8 +173,11 @@ def operators(model: onnx.ModelProto) -> dict[str, int]:
     return dict(Counter(f"{n.domain}::{n.op_type}".removeprefix("::") for n in walk_nodes(model)).most_common())
 
 
-def measure(case: str, *, compiled: bool, tune: bool, profile: Path | None) -> dict[str, Any]:
-    """All contenders of one model: microseconds and errors."""
+def measure(
+    case: str, *, compiled: bool, tune: bool, profile: Path | None, against: Mapping[str, str]
+) -> dict[str, Any]:
+    """All contenders of one model: microseconds and errors. `against`: column to the path of another libortplugin.so,
+    which runs the same optimized model."""
     import cupy
     import torch
 
@@ -201,12 +208,15 @@ def measure(case: str, *, compiled: bool, tune: bool, profile: Path | None) -> d
     replays: dict[str, Replay] = {}
     results: dict[str, Any] = {"torch": eager}
     makers: dict[str, Callable[[], tuple[Replay, Any]]] = {
-        "nchw": lambda: session_replay(model, image, stream, plugin=False),
-        "nhwc": lambda: session_replay(model, image, stream, plugin=False, nhwc=True),
+        "nchw": lambda: session_replay(model, image, stream, library=None),
+        "nhwc": lambda: session_replay(model, image, stream, library=None, nhwc=True),
     }
-    for key, variant in variants.items():
-        serialized = variant.SerializeToString()
-        makers[key] = lambda serialized=serialized: session_replay(serialized, image, stream, plugin=True)
+    libraries = {**dict.fromkeys(variants, ortplugin.library_path()), **against}
+    for key, library in libraries.items():
+        serialized = variants.get(key, optimized).SerializeToString()
+        makers[key] = lambda serialized=serialized, library=library: session_replay(
+            serialized, image, stream, library=library
+        )
     if compiled:
         makers["compile"] = lambda: torch_replay(half, tensor, stream, channels_last=False)
         makers["compile_last"] = lambda: torch_replay(half, tensor, stream, channels_last=True)
@@ -220,7 +230,7 @@ def measure(case: str, *, compiled: bool, tune: bool, profile: Path | None) -> d
             print(f"  {key}: {failures[key]}", flush=True)
             continue
         seconds[key] = time.perf_counter() - begun
-    default, _ = session_replay(model, image, stream, plugin=False, graph=False)
+    default, _ = session_replay(model, image, stream, library=None, graph=False)
     times = {"default": host_microseconds(default, stream), **gpu_microseconds(replays, stream)}
     stream.synchronize()
     scale = float(expected.abs().max())
@@ -252,7 +262,7 @@ def write_profile(model: bytes, image: Any, path: Path) -> None:
     from torch.profiler import ProfilerActivity, profile
 
     stream = cupy.cuda.Stream(non_blocking=True)
-    replay, _ = session_replay(model, image, stream, plugin=True, graph=False)
+    replay, _ = session_replay(model, image, stream, library=ortplugin.library_path(), graph=False)
     runs = 5
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
         for _ in range(runs):
@@ -331,10 +341,12 @@ def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
     cases = [case for case in args.models.split(",") if case]
     for case in cases:
         parse_case(case)
+    against = dict(each.split("=", 1) for each in args.against)
     rows: list[Mapping[str, Any]] = []
     for case in cases:
         begun = time.perf_counter()
-        rows.append(row := measure(case, compiled=not args.no_compile, tune=args.tune, profile=args.profile))
+        row = measure(case, compiled=not args.no_compile, tune=args.tune, profile=args.profile, against=against)
+        rows.append(row)
         known = timing.merged(rows, args.out / "models.json", record["environment"], "case")
         record["rows"] = sorted(known, key=lambda row: CASES.index(row["case"]) if row["case"] in CASES else len(CASES))
         errors = f"error {row['errors'].get('ours', float('nan')):.1e}, torch {row['errors']['torch']:.1e}"
@@ -346,6 +358,12 @@ if __name__ == "__main__":
         "--models": {"default": ",".join(CASES), "help": "NAME:BATCH,..."},
         "--no-compile": {"action": "store_true", "help": "leave torch.compile out"},
         "--tune": {"action": "store_true", "help": "also optimize with --tune"},
+        "--against": {
+            "action": "append",
+            "default": [],
+            "metavar": "COLUMN=LIBRARY",
+            "help": "another libortplugin.so, which runs the same optimized model, beside this one",
+        },
         "--profile": {"type": Path, "help": "a folder for the kernels of each optimized model"},
     }
     timing.run("models", __doc__, measure_all, table, options)

@@ -11,6 +11,7 @@
 #include <sstream>
 #include <tuple>
 
+#include "ortplugin/runtime/cuda_driver.h"
 #include "ortplugin/runtime/error.h"
 #include "ortplugin/runtime/kernel_cache.h"
 #include "ortplugin/runtime/version.h"
@@ -18,61 +19,8 @@
 namespace ortplugin::cuda {
 namespace {
 
-// The functions used, with the names and numbers of cuda.h and nvrtc.h.
-using Result = int;
-using Context = struct CUctx_st*;
-using Module = struct CUmod_st*;
+// The functions used, with the names and numbers of nvrtc.h.
 using NvrtcProgram = struct NvrtcProgram_st*;
-
-enum Attribute : int {
-  kMultiprocessorCount = 16,
-  kL2CacheSize = 38,
-  kComputeCapabilityMajor = 75,
-  kComputeCapabilityMinor = 76,
-};
-enum FunctionAttribute { kMostDynamicSharedBytes = 8 };
-constexpr Result kOutOfMemory = 2;
-constexpr int kCaptureModeRelaxed = 2;
-
-// CUlaunchAttribute and CUlaunchConfig.
-struct LaunchAttribute {
-  int id;
-  char padding[4];
-  union {
-    char bytes[64];
-    int number;
-    void* pointer;
-  } value;
-};
-constexpr int kProgrammaticStreamSerialization = 6;
-struct LaunchConfig {
-  unsigned grid[3], block[3], shared_bytes;
-  Stream stream;
-  const LaunchAttribute* attributes;
-  unsigned attribute_count;
-};
-
-struct Driver {
-  Result (*cuInit)(unsigned);
-  Result (*cuDriverGetVersion)(int*);
-  Result (*cuDeviceGet)(int*, int);
-  Result (*cuDeviceGetAttribute)(int*, Attribute, int);
-  Result (*cuDevicePrimaryCtxRetain)(Context*, int);
-  Result (*cuCtxGetCurrent)(Context*);
-  Result (*cuCtxPushCurrent)(Context);
-  Result (*cuCtxPopCurrent)(Context*);
-  Result (*cuModuleLoadData)(Module*, const void*);
-  Result (*cuModuleGetFunction)(Function*, Module, const char*);
-  Result (*cuFuncSetAttribute)(Function, FunctionAttribute, int);
-  Result (*cuOccupancyMaxActiveBlocksPerMultiprocessor)(int*, Function, int, size_t);
-  Result (*cuLaunchKernel)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream,
-                           void**, void**);
-  Result (*cuLaunchKernelEx)(const LaunchConfig*, Function, void**, void**);  // null before CUDA 11.8
-  Result (*cuStreamIsCapturing)(Stream, int*);
-  Result (*cuThreadExchangeStreamCaptureMode)(int*);
-  Result (*cuGetErrorName)(Result, const char**);
-  Result (*cuGetErrorString)(Result, const char**);
-};
 
 struct Nvrtc {
   Result (*nvrtcVersion)(int*, int*);
@@ -90,43 +38,6 @@ struct Nvrtc {
   const char* (*nvrtcGetErrorString)(Result);
   int major, minor;
 };
-
-template <typename Pointer>
-void Find(void* library, const char* name, Pointer& function) {
-  function = reinterpret_cast<Pointer>(dlsym(library, name));
-  if (function == nullptr) Fail("the CUDA library at hand lacks ", name, ": it is too old");
-}
-
-// Both are opened once and never closed: kernels of theirs live as long as the process.
-const Driver& TheDriver() {
-  static const Driver* const driver = [] {
-    void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr)
-      Fail("the NVIDIA driver (libcuda.so.1) can't be opened: ", dlerror(),
-           ". Install the driver of the GPU, or run on the CPUExecutionProvider");
-    auto made = std::make_unique<Driver>();
-    Find(library, "cuInit", made->cuInit);
-    Find(library, "cuDriverGetVersion", made->cuDriverGetVersion);
-    Find(library, "cuDeviceGet", made->cuDeviceGet);
-    Find(library, "cuDeviceGetAttribute", made->cuDeviceGetAttribute);
-    Find(library, "cuDevicePrimaryCtxRetain", made->cuDevicePrimaryCtxRetain);
-    Find(library, "cuCtxGetCurrent", made->cuCtxGetCurrent);
-    Find(library, "cuCtxPushCurrent_v2", made->cuCtxPushCurrent);
-    Find(library, "cuCtxPopCurrent_v2", made->cuCtxPopCurrent);
-    Find(library, "cuModuleLoadData", made->cuModuleLoadData);
-    Find(library, "cuModuleGetFunction", made->cuModuleGetFunction);
-    Find(library, "cuFuncSetAttribute", made->cuFuncSetAttribute);
-    Find(library, "cuOccupancyMaxActiveBlocksPerMultiprocessor", made->cuOccupancyMaxActiveBlocksPerMultiprocessor);
-    Find(library, "cuLaunchKernel", made->cuLaunchKernel);
-    made->cuLaunchKernelEx = reinterpret_cast<decltype(made->cuLaunchKernelEx)>(dlsym(library, "cuLaunchKernelEx"));
-    Find(library, "cuStreamIsCapturing", made->cuStreamIsCapturing);
-    Find(library, "cuThreadExchangeStreamCaptureMode", made->cuThreadExchangeStreamCaptureMode);
-    Find(library, "cuGetErrorName", made->cuGetErrorName);
-    Find(library, "cuGetErrorString", made->cuGetErrorString);
-    return made.release();
-  }();
-  return *driver;
-}
 
 const Nvrtc& TheCompiler() {
   static const Nvrtc* const compiler = [] {
@@ -166,38 +77,6 @@ const Nvrtc& TheCompiler() {
     return made.release();
   }();
   return *compiler;
-}
-
-// CUDA errors after which every further call in the process fails: the context is lost.
-bool IsSticky(Result result) {
-  switch (result) {
-    case 214:  // ECC_UNCORRECTABLE
-    case 700:  // ILLEGAL_ADDRESS
-    case 702:  // LAUNCH_TIMEOUT
-    case 709:  // CONTEXT_IS_DESTROYED
-    case 710:  // ASSERT
-    case 714:  // HARDWARE_STACK_ERROR
-    case 715:  // ILLEGAL_INSTRUCTION
-    case 716:  // MISALIGNED_ADDRESS
-    case 717:  // INVALID_ADDRESS_SPACE
-    case 718:  // INVALID_PC
-    case 719:  // LAUNCH_FAILED
-      return true;
-    default:
-      return false;
-  }
-}
-
-void CheckDriver(Result result, const char* what) {
-  if (result == 0) return;
-  const char *name = nullptr, *text = nullptr;
-  TheDriver().cuGetErrorName(result, &name);
-  TheDriver().cuGetErrorString(result, &text);
-  int version = 0;
-  TheDriver().cuDriverGetVersion(&version);
-  Fail(what, " failed: ", name ? name : "unknown error", " (", text ? text : "", "), driver for CUDA ", version / 1000,
-       ".", version % 1000 / 10, IsSticky(result) ? ". The GPU context is lost: this process must be restarted" : "",
-       result == kOutOfMemory ? ". Free GPU memory, or lower ONNX Runtime's gpu_mem_limit" : "");
 }
 
 struct OpenDevice {
@@ -362,45 +241,6 @@ int BlocksPerMultiprocessor(const DeviceFacts& device, Function function, int th
   CheckDriver(TheDriver().cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, threads, size_t{0}),
               "cuOccupancyMaxActiveBlocksPerMultiprocessor");
   return blocks;
-}
-
-void Launch(const DeviceFacts& device, Function function, const LaunchShape& shape, Stream stream, void** arguments) {
-  const ContextScope scope(device);
-  CheckDriver(TheDriver().cuLaunchKernel(function, shape.blocks, 1, 1, shape.threads, 1, 1, shape.shared_bytes, stream,
-                                         arguments, nullptr),
-              "cuLaunchKernel");
-}
-
-void LaunchNext(const DeviceFacts& device, Function function, const LaunchShape& shape, Stream stream,
-                void** arguments) {
-  static const int version = [] {
-    int found = 0;
-    TheDriver().cuDriverGetVersion(&found);
-    return found;
-  }();
-  // Under capture it becomes a kind of edge that CUDA graphs have since CUDA 12.3.
-  if (device.major < 9 || version < 12030 || TheDriver().cuLaunchKernelEx == nullptr)
-    return Launch(device, function, shape, stream, arguments);
-  const ContextScope scope(device);
-  LaunchAttribute attribute{};
-  attribute.id = kProgrammaticStreamSerialization;
-  attribute.value.number = 1;
-  const LaunchConfig config{{shape.blocks, 1, 1}, {shape.threads, 1, 1}, shape.shared_bytes, stream, &attribute, 1};
-  CheckDriver(TheDriver().cuLaunchKernelEx(&config, function, arguments, nullptr), "cuLaunchKernelEx");
-}
-
-bool IsCapturing(const DeviceFacts& device, Stream stream) {
-  const ContextScope scope(device);
-  int status = 0;
-  CheckDriver(TheDriver().cuStreamIsCapturing(stream, &status), "cuStreamIsCapturing");
-  return status != 0;
-}
-
-void RefuseCapture(const DeviceFacts& device, Stream stream) {
-  if (IsCapturing(device, stream))
-    Fail(
-        "these input shapes come for the first time while a CUDA graph is captured, when nothing can be compiled: "
-        "run once with them before the capture");
 }
 
 void Warn(const std::string& message) { std::fprintf(stderr, "ortplugin: %s\n", message.c_str()); }

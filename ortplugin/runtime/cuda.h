@@ -44,16 +44,27 @@ int BlocksPerMultiprocessor(const DeviceFacts& device, Function function, int th
 // What LaunchShape.shared_bytes may be for the function. Needed once where that is more than 48 KiB.
 void AllowShared(const DeviceFacts& device, Function function, unsigned bytes);
 
+// When, in a CUDA graph, a next kernel of ours may become resident, which then waits for this one to complete.
+enum class NextStarts {
+  kAtLaunch,   // once all blocks of this one have begun
+  kAtTrigger,  // once all have called let_next_start (common.cuh), which the kernel has a last parameter for: where its
+               // own blocks are spread unevenly, the next one's would crowd on the multiprocessors that have room
+  kAtEnd,      // once this one has completed
+};
 struct LaunchShape {
   unsigned blocks, threads;
   unsigned shared_bytes = 0;  // of dynamic shared memory
+  NextStarts next_starts = NextStarts::kAtLaunch;
 };
-// Launches on ORT's stream, asynchronously. `arguments` are pointers to the kernel's parameters.
+// Launches on ORT's stream, asynchronously. `arguments` are pointers to the kernel's parameters; for kAtTrigger to the
+// only one but the last. The kernel waits (grid_dependency_wait) before it touches memory that others write.
+//
+// In a CUDA graph it overlaps the kernel before it where that is safe: launch.cc has the rule.
 void Launch(const DeviceFacts& device, Function function, const LaunchShape& shape, Stream stream, void** arguments);
-// The same for a kernel that may start while the one before it on the stream ends: it waits (griddepcontrol.wait)
-// before it reads what that one writes. Where the driver or the GPU can't do so it starts afterwards.
-void LaunchNext(const DeviceFacts& device, Function function, const LaunchShape& shape, Stream stream,
-                void** arguments);
+
+// Runs `call`, which launches kernels of another library on the stream. Nothing that it launches in a CUDA graph
+// starts before what the stream holds has completed, whatever the library asks for.
+void LaunchForeign(const DeviceFacts& device, Stream stream, const std::function<void()>& call);
 
 // Makes the device's primary context, the one that ORT computes in, current while it lives.
 class ContextScope {

@@ -152,7 +152,9 @@ class GraphPlan : public Plan {
       pack.Set(abi::kVariantPackPointers, abi::kTypePointer, static_cast<int64_t>(addresses.size()), addresses.data());
       pack.Set(abi::kVariantPackWorkspace, abi::kTypePointer, 1, &arguments.workspace);
       pack.Finalize("the addresses");
-      CheckStatus(Library().cudnnBackendExecute(handle.get(), plan_.raw(), pack.raw()), "cudnnBackendExecute");
+      cuda::LaunchForeign(*device_, stream, [&] {
+        CheckStatus(Library().cudnnBackendExecute(handle.get(), plan_.raw(), pack.raw()), "cudnnBackendExecute");
+      });
     } catch (const std::runtime_error& error) {
       Fail(error.what(), "; plan ", text_.ToString(), " of ", problem.ToString());
     }

@@ -61,14 +61,15 @@ inline int Local(const std::string& log) {
   return bytes;
 }
 
-// The first access of a kernel of `source` to memory of other kernels that comes before `griddepcontrol.wait`, or that
-// there is no such wait; "" where all is well. cuda::LaunchNext starts kernels while those before them still run.
-// `own`: a regular expression of accesses to memory that no other kernel knows.
+// What a kernel of `source` does against the rule of launch.cc: the first access to memory of other kernels that comes
+// before `griddepcontrol.wait`, or that there is no such wait; a trigger that is not behind a switch, the last of two
+// parameters. "" where all is well. `own`: a regular expression of accesses to memory that no other kernel knows.
 inline std::string BeforeWait(const std::string& source, const std::string& own = "none") {
   const std::string ptx = ortplugin::cuda::Compile(source, "compute_90", nullptr);
-  const std::string entry = ".entry ", wait = "griddepcontrol.wait;";
+  const std::string entry = ".entry ", wait = "griddepcontrol.wait;", trigger = "griddepcontrol.launch_dependents;";
   const std::regex access(
-      "\\b(ld|st|atom|red|ldu|prefetch)\\.(?!param|const|shared|local)\\S*|\\bcp\\.async\\S*global\\S*");
+      "\\b(ld|st|atom|red|ldu|prefetch)\\.(?!param|const|shared|local)\\S*|\\bcp\\.async\\S*global\\S*|\\bret;|"
+      "\\bexit;");
   for (size_t at = ptx.find(entry); at != std::string::npos; at = ptx.find(entry, at + 1)) {
     const size_t end = std::min(ptx.find(entry, at + 1), ptx.size()), waits = ptx.find(wait, at);
     const std::string name = ptx.substr(at, ptx.find('(', at) - at);
@@ -77,6 +78,16 @@ inline std::string BeforeWait(const std::string& source, const std::string& own 
     for (std::sregex_iterator found(before.begin(), before.end(), access), last; found != last; ++found)
       if (!std::regex_search(found->str(), std::regex(own)))
         return name + " does not wait before " + found->str() + ": ";
+    const std::string body = ptx.substr(at, end - at);
+    if (body.find(trigger) == std::string::npos) continue;
+    // The parameter is read into a register, compared with 0, and the trigger jumped over.
+    std::smatch read, compared;
+    const std::regex reads("ld\\.param\\.u32\\s+(%r\\d+), \\[\\w+_param_1\\];");
+    if (!std::regex_search(body, read, reads)) return name + " triggers without a switch: ";
+    const std::regex compares("setp\\.(?:eq|ne)\\.\\w+\\s+(%p\\d+), " + read[1].str() + ", 0;");
+    if (!std::regex_search(body, compared, compares)) return name + " does not look at its switch: ";
+    const std::regex skips("@!?" + compared[1].str() + " bra[^;]*;(?:(?!bra|:)[^])*?" + trigger);
+    if (!std::regex_search(body, skips)) return name + " triggers whatever its switch says: ";
   }
   return "";
 }

@@ -5,7 +5,7 @@
 extern "C" __global__ void __launch_bounds__(256)
     channels_last(const element_t* x, element_t* y, unsigned long long channels, unsigned long long pixels,
                   unsigned long long count) {
-  begin_kernel();
+  grid_dependency_wait();
   const unsigned long long step = (unsigned long long)gridDim.x * 256;
   for (unsigned long long i = (unsigned long long)blockIdx.x * 256 + threadIdx.x; i < count; i += step) {
     const unsigned long long pixel = i / channels, c = i - pixel * channels, n = pixel / pixels;

@@ -419,7 +419,7 @@ class CudaConv : public Kernel {
       std::vector<uint64_t> arguments = plan.arguments;
       for (size_t i = 0; i < addresses.size(); ++i) arguments[i] = reinterpret_cast<uintptr_t>(addresses[i]);
       void* parameters[] = {arguments.data()};
-      cuda::LaunchNext(device_, plan.own, plan.launch, stream, parameters);
+      cuda::Launch(device_, plan.own, plan.launch, stream, parameters);
     } else {
       RunCudnn(plan, stream, addresses, workspace, value);
     }
@@ -432,7 +432,7 @@ class CudaConv : public Kernel {
   void LaunchTurn(const Plan::Turn& turn, cuda::Stream stream, void* from, void* to) const {
     uint64_t rows = turn.rows, columns = turn.columns, count = turn.count;
     void* parameters[] = {&from, &to, &rows, &columns, &count};
-    cuda::LaunchNext(device_, turn.kernel, turn.launch, stream, parameters);
+    cuda::Launch(device_, turn.kernel, turn.launch, stream, parameters);
   }
 
   void RunCudnn(const Plan& plan, cuda::Stream stream, const std::vector<void*>& addresses, void* workspace,

@@ -112,7 +112,7 @@ std::string DepthwiseSource(const Program& program, const ConvProblem& problem, 
 
 cuda::LaunchShape DepthwiseLaunch(const ConvProblem& problem, const DepthwiseSchedule& schedule) {
   return {static_cast<unsigned>(DivideUp(Tiles(problem, schedule), schedule.tiles) * Slices(problem, schedule)),
-          static_cast<unsigned>(schedule.lanes * schedule.tiles)};
+          static_cast<unsigned>(schedule.lanes * schedule.tiles), 0, cuda::NextStarts::kAtTrigger};
 }
 
 }  // namespace ortplugin

@@ -38,7 +38,7 @@ struct Row {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) depthwise(const Arguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS) depthwise(const Arguments a, const unsigned next_waits) {
   __shared__ __align__(16) weight_t weights[TAPS * PITCH];
   const int slice = blockIdx.x % SLICES, lane = threadIdx.x % LANES;
   int tile = blockIdx.x / SLICES * TILES + threadIdx.x / LANES;
@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) depthwise(const Arguments 
   const storage_t* const corner =
       (const storage_t*)a.in[0] + n * (IMAGE_H * IMAGE_W * CHANNELS) + (top * IMAGE_W + left) * CHANNELS + m;
 
-  if (!CONSTANT_WEIGHTS) wait_for_last_kernel();
+  if (!CONSTANT_WEIGHTS) grid_dependency_wait();
   // Weights lie channel by channel in memory, tap by tap in shared memory. Past the last one it is read again.
   constexpr int kSteps = (TAPS * SLICE + THREADS - 1) / THREADS;
   storage_t staged[kSteps];
@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) depthwise(const Arguments 
     const int at = i * THREADS + threadIdx.x;
     staged[i] = w[CHANNELS % SLICE == 0 && i < kSteps - 1 ? at : min(at, count - 1)];
   }
-  if (CONSTANT_WEIGHTS) wait_for_last_kernel();
+  if (CONSTANT_WEIGHTS) grid_dependency_wait();
   Row ahead[AHEAD];
 #pragma unroll
   for (int r = 0; r < AHEAD; ++r) ahead[r].load(corner, top, left, r);
@@ -110,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) depthwise(const Arguments 
   }
 
   // Not earlier: blocks of the next kernel would crowd on the multiprocessors that have room while this one computes.
-  let_next_kernel_start();
+  let_next_start(next_waits);
   const int first_offset = ((n * OUT_H + first_y) * OUT_W + first_x) * CHANNELS + m;
 #pragma unroll
   for (int i = 0; i < TILE_H; ++i) {

@@ -271,7 +271,6 @@ std::string DirectSource(const DirectConv& conv, const Program& program, const A
   define("VECTOR", schedule.vector);
   define("THREADS", schedule.threads);
   define("MIN_BLOCKS", schedule.min_blocks);
-  define("IS_SHORT", schedule.is_short);
   define("CONSTANT_WEIGHTS", conv.constant_weights);
   define("TURNED_WEIGHTS", conv.turned_weights);
   bool are_constant = true;
@@ -411,7 +410,8 @@ cuda::LaunchShape DirectLaunch(const DirectSchedule& schedule, const cuda::Devic
       std::max<int64_t>(1, int64_t{schedule.min_blocks} * gpu.multiprocessors / schedule.map_blocks);
   const int64_t turns = DivideUp(schedule.tiles, at_once);
   return {static_cast<unsigned>(DivideUp(schedule.tiles, turns) * schedule.map_blocks),
-          static_cast<unsigned>(schedule.threads)};
+          static_cast<unsigned>(schedule.threads), 0,
+          schedule.is_short ? cuda::NextStarts::kAtLaunch : cuda::NextStarts::kAtEnd};
 }
 
 }  // namespace ortplugin

@@ -79,8 +79,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) conv_direct(co
         },
         [&](int i, float x) { weights[i % (CHUNK * TAPS) * WEIGHT_PITCH + i / (CHUNK * TAPS)] = x; });
   };
-  // The blocks of a next kernel that is as long would settle unevenly beside these.
-  if (IS_SHORT) let_next_kernel_start();
   // What a channel has beside its sums is read early: behind them its latency would follow theirs.
   constexpr int kChannelSteps = (BLOCK_MAPS + THREADS - 1) / THREADS;
   ChannelOperands channel_operands[kChannelSteps];
@@ -98,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) conv_direct(co
   if (CONSTANT_OPERANDS) load_operands();
   if (CONSTANT_WEIGHTS && CHUNKS == 1) load_weights(0);
   if (CONSTANT_OPERANDS) store_operands();
-  wait_for_last_kernel();
+  grid_dependency_wait();
   if (!CONSTANT_OPERANDS) load_operands();
   if (!CONSTANT_WEIGHTS && CHUNKS == 1) load_weights(0);
 

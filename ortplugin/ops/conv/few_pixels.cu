@@ -55,7 +55,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #endif
         few_pixels(const Arguments a) {
   extern __shared__ __align__(1024) uint4 shared[];
-  let_next_kernel_start();
   const int team = threadIdx.x / 128, thread = threadIdx.x % 128, lane = threadIdx.x % 32;
   const int tile = blockIdx.x / SPLIT, block = blockIdx.x % SPLIT;
   const int first_row = tile / ALONG * ROWS, first = tile % ALONG * COLUMNS;
@@ -100,12 +99,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
   int chunk = CHUNKS * part / PARTS;
   arrive();
-  if (!CONSTANT_WEIGHTS) wait_for_last_kernel();
+  if (!CONSTANT_WEIGHTS) grid_dependency_wait();
 #pragma unroll
   for (int i = 0; i < STAGES - 1; ++i)
     if (chunk + i < end) copy_weights(chunk + i, i);
   end_copies();
-  if (CONSTANT_WEIGHTS) wait_for_last_kernel();
+  if (CONSTANT_WEIGHTS) grid_dependency_wait();
 #pragma unroll
   for (int i = 0; i < STAGES - 1; ++i) {
     if (chunk + i < end) copy_pixels(chunk + i, i);

@@ -101,7 +101,6 @@ __device__ __forceinline__ void finish(Launch& launch) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) one_tap(const Arguments a) {
   extern __shared__ __align__(1024) uint4 shared[];
-  let_next_kernel_start();
   const int team = threadIdx.x / 128, thread = threadIdx.x % 128, lane = threadIdx.x % 32;
   storage_t* const weights = (storage_t*)shared;
   storage_t* const mine = weights + SLICE * WIDE + team * (STAGES * ROWS * CHUNK);
@@ -119,10 +118,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) one_tap(const Arguments
   Launch* const launch = thread == 0 ? find_launch(a.out[0]) : nullptr;
 #endif
 
-  if (!CONSTANT_WEIGHTS) wait_for_last_kernel();
+  if (!CONSTANT_WEIGHTS) grid_dependency_wait();
   copy_weights(weights, (const storage_t*)a.in[1], first);
   end_copies();
-  if (CONSTANT_WEIGHTS) wait_for_last_kernel();
+  if (CONSTANT_WEIGHTS) grid_dependency_wait();
 
   int next_tile = begin, next_turn = 0, next_chunk = 0, next_stage = 0;
   const auto copy_next = [&] {

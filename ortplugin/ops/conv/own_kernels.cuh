@@ -1,4 +1,4 @@
-// What the convolution kernels share. No load is moved in front of wait_for_last_kernel(), as one through the read-only
+// What the convolution kernels share. No load is moved in front of grid_dependency_wait(), as one through the read-only
 // path could be: the asm statements stay in order.
 
 #define LOAD_IF(T, type, registers, address, condition, ...)                                                   \

@@ -12,7 +12,7 @@
 // ones with those of the outputs, in order; then
 //
 //   void* parameters[] = {arguments.data()};
-//   cuda::LaunchNext(device, function, own->launch, stream, parameters);
+//   cuda::Launch(device, function, own->launch, stream, parameters);
 //
 // The kernels wait for the kernel before them (griddepcontrol.wait) before they read anything but weights that are
 // `constant_weights`, and before they write; but for a table that one_tap.cu keeps for itself in its module. They need

@@ -130,7 +130,8 @@ std::string StemSource(const Program& program, const ConvProblem& problem, const
 cuda::LaunchShape StemLaunch(const ConvProblem& problem, const StemSchedule& schedule,
                              const cuda::DeviceFacts& device) {
   const int64_t most = int64_t{schedule.blocks} * device.multiprocessors;
-  return {static_cast<unsigned>(std::min(Tiles(problem, schedule), most)), static_cast<unsigned>(schedule.warps * 32)};
+  return {static_cast<unsigned>(std::min(Tiles(problem, schedule), most)), static_cast<unsigned>(schedule.warps * 32),
+          0, cuda::NextStarts::kAtTrigger};
 }
 
 }  // namespace ortplugin

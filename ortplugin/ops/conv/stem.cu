@@ -105,7 +105,7 @@ __device__ __forceinline__ void copy_image(storage_t* shared, const storage_t* i
   asm volatile("cp.async.commit_group;");
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) stem(const Arguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) stem(const Arguments a, const unsigned next_waits) {
   // The weights stand where a second part of the image does later.
   constexpr int kImage = IMAGE_LINES * LINE_PITCH / 8, kWeights = GROUPS * PRODUCTS * (COLUMNS / 2) * 32;
   __shared__ uint4 shared[kImage + (BUFFERS == 2 && kImage > kWeights ? kImage : kWeights)];
@@ -116,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) stem(const Argumen
   const int tiles = (int)a.batch * (TILES_X * TILES_Y);
   const storage_t* const image = (const storage_t*)a.in[0];
 
-  if (!CONSTANT_WEIGHTS) wait_for_last_kernel();
+  if (!CONSTANT_WEIGHTS) grid_dependency_wait();
   // Two vectors of four pairs of weights are the right-hand sides of a product of 32 filters, one of 16.
 #pragma unroll 2
   for (int i = warp; i < GROUPS * PRODUCTS * (COLUMNS / 2); i += WARPS) {
@@ -142,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) stem(const Argumen
     }
     shared_weights[i * 32 + lane] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
   }
-  if (CONSTANT_WEIGHTS) wait_for_last_kernel();
+  if (CONSTANT_WEIGHTS) grid_dependency_wait();
 
   int number = blockIdx.x;  // there are no more blocks than tiles
   copy_image(shared_image, image, Tile(number));
@@ -173,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) stem(const Argumen
   const int m = group * WARP_FILTERS + quarter * VECTOR;
   for (int buffer = 0; number < tiles; number += gridDim.x, buffer = (buffer + 1) % BUFFERS) {
     const Tile tile(number);
-    if (number + gridDim.x >= tiles) let_next_kernel_start();
+    if (number + gridDim.x >= tiles) let_next_start(next_waits);
     TileOperands<VECTOR> shared_operands;
     shared_operands.load(a, tile.n, m);
     if (BUFFERS == 2 && number + gridDim.x < tiles) {

@@ -13,7 +13,6 @@
 #define THREADS_OF_ROW (LANES / ROWS)
 
 extern "C" __global__ void __launch_bounds__(THREADS) vector_conv(const Arguments a) {
-  let_next_kernel_start();
   const int batch = (int)a.batch, lane = threadIdx.x % LANES;
   const int number = (blockIdx.x * THREADS + threadIdx.x) / LANES;
   const int m = number % FILTERS, first = number / FILTERS * ROWS;
@@ -27,9 +26,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) vector_conv(const Argument
       load_if(c < CHANNELS && first < batch, weights[i], w + c);
     }
   };
-  if (!CONSTANT_WEIGHTS) wait_for_last_kernel();
+  if (!CONSTANT_WEIGHTS) grid_dependency_wait();
   load_weights(0);
-  if (CONSTANT_WEIGHTS) wait_for_last_kernel();
+  if (CONSTANT_WEIGHTS) grid_dependency_wait();
   // The thread that ends with a sum reads what it meets now: behind the sums its latency would follow theirs.
   const int n = first + lane / THREADS_OF_ROW;
   const bool writes = lane % THREADS_OF_ROW == 0 && n < batch;

@@ -14,7 +14,7 @@ struct Arguments {
 };
 
 extern "C" __global__ void __launch_bounds__(256) pad(Arguments a) {
-  begin_kernel();
+  grid_dependency_wait();
   const unsigned long long step = (unsigned long long)gridDim.x * blockDim.x;
   for (unsigned long long i = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x; i < a.count; i += step) {
     unsigned long long rest = i / a.inner, from = 0, stride = 1;

@@ -382,7 +382,7 @@ class CudaConvGrad : public Kernel {
       const void* const addresses[] = {first, second, result};
       for (size_t i = 0; i < 3; ++i) numbers[i] = reinterpret_cast<uintptr_t>(addresses[i]);
       void* parameters[] = {numbers.data()};
-      cuda::LaunchNext(device_, part.own->kernel, part.own->launch, stream, parameters);
+      cuda::Launch(device_, part.own->kernel, part.own->launch, stream, parameters);
     }
     if (part.plan == nullptr) return;
     cudnn::Arguments arguments{};
@@ -401,7 +401,7 @@ class CudaConvGrad : public Kernel {
       numbers[0] = reinterpret_cast<uintptr_t>(arguments.inputs[0]);
       numbers[1] = reinterpret_cast<uintptr_t>(scratch);
       void* parameters[] = {numbers.data()};
-      cuda::LaunchNext(device_, part.padding->kernel, part.padding->launch, stream, parameters);
+      cuda::Launch(device_, part.padding->kernel, part.padding->launch, stream, parameters);
       arguments.inputs[0] = scratch;
       scratch += part.padding->bytes;
     }

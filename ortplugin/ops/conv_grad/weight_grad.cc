@@ -413,8 +413,8 @@ void RunWeightGrad(const WeightGradPlan& plan, const cuda::DeviceFacts& gpu, cud
   arguments.push_back(static_cast<uint64_t>(plan.images));
   arguments.push_back(static_cast<uint64_t>(plan.chunks));
   void* parameters[] = {arguments.data()};
-  cuda::LaunchNext(gpu, plan.multiply, plan.multiply_launch, stream, parameters);
-  cuda::LaunchNext(gpu, plan.add, plan.add_launch, stream, parameters);
+  cuda::Launch(gpu, plan.multiply, plan.multiply_launch, stream, parameters);
+  cuda::Launch(gpu, plan.add, plan.add_launch, stream, parameters);
 }
 
 }  // namespace ortplugin

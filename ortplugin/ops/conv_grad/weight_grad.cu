@@ -254,7 +254,7 @@ __device__ __forceinline__ void accumulate(const float* z, const float* x, int r
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) weight_grad(const Arguments a) {
-  begin_kernel();
+  grid_dependency_wait();
   __shared__ __align__(16) float shared[SHARED_SIZE];
   float* const shared_x = shared + Z_PLANES * Z_PITCH;
   const unsigned block = blockIdx.x % BLOCKS, chunk = blockIdx.x / BLOCKS, chunks = gridDim.x / BLOCKS;
@@ -327,7 +327,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) weight_grad(co
 
 // partial: [chunks, BLOCKS, ENTRIES, LANES]. ADDERS threads take the chunks of one sum.
 extern "C" __global__ void __launch_bounds__(256) add_weights(const Arguments a) {
-  begin_kernel();
+  grid_dependency_wait();
   __shared__ float slots[256];
   constexpr unsigned kColumns = 256 / ADDERS, kSums = BLOCKS * ENTRIES * LANES, kBatch = 8;
   const unsigned number = blockIdx.x * kColumns + threadIdx.x % kColumns, chunks = (unsigned)a.chunks;

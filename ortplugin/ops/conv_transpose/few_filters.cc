@@ -169,7 +169,8 @@ std::string FewFiltersSource(const Program& program, const ConvProblem& problem,
 cuda::LaunchShape FewFiltersLaunch(const ConvProblem& problem, const FewFiltersSchedule& schedule,
                                    const cuda::DeviceFacts& device) {
   const int64_t most = int64_t{schedule.blocks} * device.multiprocessors;
-  return {static_cast<unsigned>(std::min(Tiles(problem, schedule), most)), static_cast<unsigned>(schedule.warps * 32)};
+  return {static_cast<unsigned>(std::min(Tiles(problem, schedule), most)), static_cast<unsigned>(schedule.warps * 32),
+          0, cuda::NextStarts::kAtTrigger};
 }
 
 }  // namespace ortplugin

@@ -118,7 +118,8 @@ __device__ __forceinline__ float sum_anew(const Arguments& a, int n, int y, int 
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) few_filters(const Arguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    few_filters(const Arguments a, const unsigned next_waits) {
   __shared__ uint4 shared[WEIGHT_VECTORS + 1 + (PART_VECTORS > SUM_VECTORS ? PART_VECTORS : SUM_VECTORS)];
   uint4* const zeros = shared + WEIGHT_VECTORS;  // what an octet that does not exist meets
   storage_t* const part = (storage_t*)(zeros + 1);
@@ -127,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) few_filters(const 
   const int tiles = (int)a.batch * (TILES_X * TILES_Y);
   const storage_t* const image = (const storage_t*)a.in[0];
 
-  if (!CONSTANT_WEIGHTS) wait_for_last_kernel();
+  if (!CONSTANT_WEIGHTS) grid_dependency_wait();
   const storage_t* const w = (const storage_t*)a.in[1];
 #if MATRIX
   // Two pairs of weights for each thread of a warp are the right-hand side of a product with a group of columns.
@@ -159,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) few_filters(const 
     ((unsigned*)shared)[i] = x;
   }
 #endif
-  if (CONSTANT_WEIGHTS) wait_for_last_kernel();
+  if (CONSTANT_WEIGHTS) grid_dependency_wait();
 
   // Where each patch of the thread begins: threads 0 to 15 of a warp take an octet of 16 patches, 16 to 31 the next.
   int at[PARTS];
@@ -172,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) few_filters(const 
 
   for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
     const Tile tile(number);
-    if (number + gridDim.x >= tiles) let_next_kernel_start();
+    if (number + gridDim.x >= tiles) let_next_start(next_waits);
     float sums[PARTS][GROUPS][4];
 #pragma unroll
     for (int p = 0; p < PARTS; ++p)

@@ -29,7 +29,7 @@ struct Place {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) pixel_shuffle(const Arguments a) {
-  begin_kernel();
+  grid_dependency_wait();
   const int first = blockIdx.x * (THREADS * PARTS) + threadIdx.x, batch = (int)a.batch;
   Vector<storage_t, VECTOR> products[PARTS];
 #pragma unroll

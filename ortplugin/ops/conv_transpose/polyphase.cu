@@ -94,7 +94,7 @@ __device__ __forceinline__ void finish_tile(const Arguments& a, float (&sums)[PE
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) polyphase(const Arguments a) {
   extern __shared__ __align__(1024) storage_t shared[];
-  begin_kernel();
+  grid_dependency_wait();
   const int thread = threadIdx.x, team = __shfl_sync(0xffffffffu, thread / 128, 0);
   const int rows = (int)a.batch * PHASE, units = (rows + ROWS - 1) / ROWS * ALONG * PHASES;
   const unsigned all = (unsigned)__cvta_generic_to_shared(shared);

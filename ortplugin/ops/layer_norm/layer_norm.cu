@@ -70,7 +70,7 @@ __device__ __forceinline__ void sum_of_group(compute_t (&x)[ROWS_AT_ONCE], Slots
 #define CLAMPED(r) ((r) < rows ? (r) : rows - 1)
 
 extern "C" __global__ void __launch_bounds__(LANES* GROUPS, MIN_BLOCKS) layer_norm(const Arguments args) {
-  begin_kernel();
+  grid_dependency_wait();
   const int lane = threadIdx.x % LANES;
   const row_t rows = (row_t)args.rows;
   const row_t step = gridDim.x * (row_t)GROUPS * ROWS_AT_ONCE;
@@ -205,7 +205,7 @@ __device__ __forceinline__ Moments moments_of_block(Moments x) {
 
 // partial: [rows, chunks] Moments.
 extern "C" __global__ void __launch_bounds__(LANES, 1) row_moments(const Arguments args, Moments* partial) {
-  begin_kernel();
+  grid_dependency_wait();
   const SharedOperands shared_operands(args);
   const row_t chunks = (row_t)args.chunks;
   for (row_t piece = blockIdx.x; piece < (row_t)args.rows * chunks; piece += gridDim.x) {
@@ -240,7 +240,7 @@ extern "C" __global__ void __launch_bounds__(LANES, 1) row_moments(const Argumen
 }
 
 extern "C" __global__ void __launch_bounds__(LANES, 1) normalize_rows(const Arguments args, const Moments* partial) {
-  begin_kernel();
+  grid_dependency_wait();
   const SharedOperands shared_operands(args);
   const row_t chunks = (row_t)args.chunks;
   for (row_t piece = blockIdx.x; piece < (row_t)args.rows * chunks; piece += gridDim.x) {

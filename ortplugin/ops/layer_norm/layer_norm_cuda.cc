@@ -224,8 +224,8 @@ class CudaLayerNorm : public Kernel {
     for (size_t r = 0; r < results; ++r) arguments[inputs.size() + r] = reinterpret_cast<uintptr_t>(outputs[r]);
     scratch_.Lend(run, plan->scratch_bytes, [&](char* memory) {
       void* parameters[] = {arguments.data(), &memory};
-      cuda::LaunchNext(device_, plan->first, plan->launch, stream, parameters);
-      if (plan->second != nullptr) cuda::LaunchNext(device_, plan->second, plan->launch, stream, parameters);
+      cuda::Launch(device_, plan->first, plan->launch, stream, parameters);
+      if (plan->second != nullptr) cuda::Launch(device_, plan->second, plan->launch, stream, parameters);
     });
   }
 

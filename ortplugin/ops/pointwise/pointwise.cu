@@ -8,7 +8,7 @@
 // first of them is needed, and an element's inputs are read before a result that may have taken their place is written.
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) pointwise(const Arguments args) {
-  begin_kernel();
+  grid_dependency_wait();
   const Scalars scalars(args);
   const index_t vectors = (index_t)args.vectors;
   const index_t step = (index_t)blockDim.x * ITEMS;

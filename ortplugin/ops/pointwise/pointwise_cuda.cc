@@ -264,7 +264,7 @@ void RunPointwise(const PointwisePlan& plan, const cuda::DeviceFacts& gpu, cuda:
   for (size_t i = 0; i < inputs.size(); ++i) arguments[i] = reinterpret_cast<uintptr_t>(inputs[i]);
   for (size_t r = 0; r < outputs.size(); ++r) arguments[inputs.size() + r] = reinterpret_cast<uintptr_t>(outputs[r]);
   void* parameters[] = {arguments.data()};
-  cuda::LaunchNext(gpu, plan.kernel, plan.launch, stream, parameters);
+  cuda::Launch(gpu, plan.kernel, plan.launch, stream, parameters);
 }
 
 namespace {

@@ -123,7 +123,7 @@ __device__ __forceinline__ int count_of(int start, int kernel, int dilation, int
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) pool(const Arguments a) {
   const index_t index = (index_t)blockIdx.x * THREADS + threadIdx.x;
-  begin_kernel();
+  grid_dependency_wait();
   if (index >= (index_t)a.count) return;
   const index_t pixel = quotient(index, a.by_inner), c = index - pixel * (index_t)a.inner;
   const index_t rows = quotient(pixel, a.by_w), planes = quotient(rows, a.by_h), image = quotient(planes, a.by_d);
@@ -260,7 +260,7 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) pool_global
   const unsigned long long image = number / a.chunks;
   const index_t c = (index_t)(number - image * a.chunks) * LANES + lane;
   const bool is_there = image < a.outer && c < (index_t)a.inner;
-  begin_kernel();
+  grid_dependency_wait();
 
   // ITEMS loads are under way at once; past the end the last pixel is read again and left out. The sums are taken in an
   // order that the shape decides.

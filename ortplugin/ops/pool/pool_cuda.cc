@@ -269,7 +269,7 @@ class CudaImages : public Kernel {
     arguments[0] = reinterpret_cast<uintptr_t>(input.data);
     arguments[1] = reinterpret_cast<uintptr_t>(output);
     void* parameters[] = {arguments.data()};
-    cuda::LaunchNext(device_, plan->kernel, plan->launch, stream, parameters);
+    cuda::Launch(device_, plan->kernel, plan->launch, stream, parameters);
   }
 
  protected:

@@ -111,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) resize(const Arguments 
   const Place place_d = AXES == 3 ? Place(d, a.axes[0]) : Place();
   const Place place_h = AXES >= 2 ? Place(h, a.axes[1]) : Place();
   const index_t image_size = (index_t)a.axes[0].size * a.axes[1].size * a.axes[2].size;
-  begin_kernel();
+  grid_dependency_wait();
   if (index >= (index_t)a.count) return;
 
 #if ALONG

@@ -209,7 +209,7 @@ __device__ __forceinline__ Tile tile_of(const Arguments& args, count_t block) {
 // Where out is data there is only the filling: `words` words of scratch memory.
 extern "C" __global__ void __launch_bounds__(THREADS)
     scatter_copy(const Arguments args, unsigned* scratch, unsigned long long words, unsigned value) {
-  begin_kernel();
+  grid_dependency_wait();
   const unsigned long long threads = (unsigned long long)gridDim.x * THREADS;
   for (unsigned long long i = (unsigned long long)blockIdx.x * THREADS + threadIdx.x; i < words; i += threads)
     scratch[i] = value;
@@ -308,7 +308,7 @@ __device__ __forceinline__ void meet(const element_t* unit, count_t start, count
 // At most 4 units of one element each, into a tensor of which each thread of a block takes one access: every thread
 // reads all units itself, which is sooner done than passed on.
 extern "C" __global__ void __launch_bounds__(THREADS) scatter_small(const Arguments args) {
-  begin_kernel();
+  grid_dependency_wait();
   const count_t element = threadIdx.x * VECTOR;
   if (element >= (count_t)args.elements) return;
   Pack pack;
@@ -331,7 +331,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) scatter_small(const Argume
 
 // With IS_COVERING (units are much of the output) the first blocks write units, and the others only what none writes.
 extern "C" __global__ void __launch_bounds__(THREADS, 4) scatter_fused(const Arguments args, unsigned unit_blocks) {
-  begin_kernel();
+  grid_dependency_wait();
 #if IS_COVERING
   if (blockIdx.x < unit_blocks) return write_tile_of_unit(args, blockIdx.x * WARPS + threadIdx.x / 32);
 #endif
@@ -421,7 +421,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) scatter_fused(const Arg
 // again unless two meet. Where any did: the last of each slot among 32 is matched, and the later 32 come after the
 // first.
 extern "C" __global__ void __launch_bounds__(32) scatter_few_narrow(const Arguments args) {
-  begin_kernel();
+  grid_dependency_wait();
   __shared__ unsigned table[8192];
   const count_t units = (count_t)args.units;
   const int lane = threadIdx.x;
@@ -458,7 +458,7 @@ extern "C" __global__ void __launch_bounds__(32) scatter_few_narrow(const Argume
 
 // A warp for each tile of each unit.
 extern "C" __global__ void __launch_bounds__(THREADS, 4) scatter_few(const Arguments args) {
-  begin_kernel();
+  grid_dependency_wait();
   const count_t warp = (count_t)blockIdx.x * WARPS + threadIdx.x / 32;
 #if REDUCTION == NONE
   write_tile_of_unit(args, warp);
@@ -494,14 +494,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) scatter_few(const Argum
 // owner: for each slot the last unit that goes there, -1 where there is none.
 
 extern "C" __global__ void __launch_bounds__(THREADS) scatter_unclaim(const Arguments args, int* owner) {
-  begin_kernel();
+  grid_dependency_wait();
   const count_t n = (count_t)blockIdx.x * THREADS + threadIdx.x;
   count_t slot;
   if (n < (count_t)args.units && slot_of(args, n, slot)) owner[slot] = -1;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) scatter_claim(const Arguments args, int* owner) {
-  begin_kernel();
+  grid_dependency_wait();
   const count_t n = (count_t)blockIdx.x * THREADS + threadIdx.x;
   count_t slot;
   if (n < (count_t)args.units && slot_of(args, n, slot)) atomicMax(owner + slot, (int)n);
@@ -509,7 +509,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) scatter_claim(const Argume
 
 // A thread for each access of the output. Where out is data, what no unit goes to stays as it is.
 extern "C" __global__ void __launch_bounds__(THREADS) scatter_collect(const Arguments args, const int* owner) {
-  begin_kernel();
+  grid_dependency_wait();
   const count_t accesses = (count_t)args.width / VECTOR;
   const count_t t = (count_t)blockIdx.x * THREADS + threadIdx.x;
   const count_t slot = IS_NARROW ? t : t / accesses;
@@ -590,7 +590,7 @@ __device__ __forceinline__ void combine_atomically(element_t* p, element_t x) {
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS) scatter_write(const Arguments args, const int* owner) {
-  begin_kernel();
+  grid_dependency_wait();
   const count_t accesses = (count_t)args.width / VECTOR;  // of a unit
   const count_t t = (count_t)blockIdx.x * THREADS + threadIdx.x;
   const count_t n = IS_NARROW ? t : t / accesses;

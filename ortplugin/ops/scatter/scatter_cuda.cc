@@ -356,7 +356,7 @@ class CudaScatter : public Kernel {
       unsigned value = plan.fill;
       if (!plan.choice.copies) copy_arguments[kOutput] = copy_arguments[kData];  // only fills
       void* parameters[] = {copy_arguments, &memory, &words, &value};
-      cuda::LaunchNext(device_, plan.copy, plan.copy_launch, stream, parameters);
+      cuda::Launch(device_, plan.copy, plan.copy_launch, stream, parameters);
     }
     void* parameters[] = {arguments, &memory};
     switch (plan.choice.form) {
@@ -365,16 +365,16 @@ class CudaScatter : public Kernel {
       case ScatterForm::kFused: {
         unsigned unit_blocks = plan.unit_launch.blocks;
         parameters[1] = &unit_blocks;
-        return cuda::LaunchNext(device_, plan.first, plan.launch, stream, parameters);
+        return cuda::Launch(device_, plan.first, plan.launch, stream, parameters);
       }
       case ScatterForm::kFew:
-        return cuda::LaunchNext(device_, plan.first, plan.launch, stream, parameters);
+        return cuda::Launch(device_, plan.first, plan.launch, stream, parameters);
       case ScatterForm::kWrite:
         if (plan.choice.owned) {
-          if (plan.filled == 0) cuda::LaunchNext(device_, plan.second, plan.unit_launch, stream, parameters);
-          cuda::LaunchNext(device_, plan.third, plan.unit_launch, stream, parameters);
+          if (plan.filled == 0) cuda::Launch(device_, plan.second, plan.unit_launch, stream, parameters);
+          cuda::Launch(device_, plan.third, plan.unit_launch, stream, parameters);
         }
-        return cuda::LaunchNext(device_, plan.first, plan.launch, stream, parameters);
+        return cuda::Launch(device_, plan.first, plan.launch, stream, parameters);
       case ScatterForm::kSort:
         return LaunchSort(plan, stream, arguments, scratch);
     }
@@ -386,7 +386,7 @@ class CudaScatter : public Kernel {
     char* counts = scratch;
     void* count_parameters[] = {arguments, &counts, &passes, &bits};
     const int64_t count_blocks = std::min<int64_t>(sort.tiles * 4, 4 * device_.multiprocessors);
-    cuda::LaunchNext(device_, plan.second, {static_cast<unsigned>(count_blocks), kSortThreads}, stream,
+    cuda::Launch(device_, plan.second, {static_cast<unsigned>(count_blocks), kSortThreads}, stream,
                      count_parameters);
     char *keys = nullptr, *units = nullptr;
     for (int pass = 0; pass < passes; ++pass) {
@@ -398,12 +398,12 @@ class CudaScatter : public Kernel {
       int shift = pass * bits;
       void* parameters[] = {arguments,    &keys,      &units,  &sorted_keys, &sorted_units,
                             &pass_counts, &published, &ticket, &shift,       &bits};
-      cuda::LaunchNext(device_, plan.third, {static_cast<unsigned>(sort.tiles), kSortThreads}, stream, parameters);
+      cuda::Launch(device_, plan.third, {static_cast<unsigned>(sort.tiles), kSortThreads}, stream, parameters);
       keys = sorted_keys;
       units = sorted_units;
     }
     void* fold_parameters[] = {arguments, &keys, &units};
-    cuda::LaunchNext(device_, plan.first, plan.launch, stream, fold_parameters);
+    cuda::Launch(device_, plan.first, plan.launch, stream, fold_parameters);
   }
 
   // Compiles for the shapes that the model declares, where they are known, so that errors come with the session and

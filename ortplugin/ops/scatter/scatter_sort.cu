@@ -19,7 +19,7 @@ __device__ __forceinline__ count_t key_of(const Arguments& args, count_t n) {
 // counts: [passes, DIGITS], zero before: how many keys have each digit.
 extern "C" __global__ void __launch_bounds__(SORT_THREADS, 1)
     sort_count(const Arguments args, unsigned* counts, int passes, int bits) {
-  begin_kernel();
+  grid_dependency_wait();
   __shared__ unsigned local[8 * DIGITS];
   for (int i = threadIdx.x; i < passes * DIGITS; i += SORT_THREADS) local[i] = 0;
   __syncthreads();
@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS, 1)
     sort_pass(const Arguments args, const count_t* keys, const unsigned* units, count_t* sorted_keys,
               unsigned* sorted_units, const unsigned* counts, unsigned* published, unsigned* ticket, int shift,
               int bits) {
-  begin_kernel();
+  grid_dependency_wait();
   __shared__ unsigned short warp_counts[SORT_WARPS][DIGITS];
   __shared__ count_t exchange[SORT_TILE];
   __shared__ unsigned target[DIGITS], partial[SORT_THREADS], slots[SORT_WARPS], ticket_drawn;
@@ -217,7 +217,7 @@ __device__ __forceinline__ int add_units(const Arguments& args, const count_t* k
 // work.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     scatter_fold(const Arguments args, const count_t* keys, const unsigned* units) {
-  begin_kernel();
+  grid_dependency_wait();
   const count_t accesses = (count_t)args.width / VECTOR;
   const count_t t = (count_t)blockIdx.x * THREADS + threadIdx.x;
   const count_t place = IS_NARROW ? t : t / accesses, total = (count_t)args.units;

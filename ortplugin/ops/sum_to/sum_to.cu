@@ -121,7 +121,7 @@ __device__ __forceinline__ void sum_of_threads(T (&x)[WIDTH], T* slots) {
 }
 
 extern "C" __global__ void __launch_bounds__(BOUNDS) sum_to(const Arguments args) {
-  begin_kernel();
+  grid_dependency_wait();
   __shared__ unsigned long long slots[ALONG ? THREADS / 32 + 1 : THREADS * WIDTH];
   const int thread_of_kept = ALONG ? threadIdx.x / SUMMED_THREADS : threadIdx.x % KEPT_THREADS;
   const int thread_of_summed = ALONG ? threadIdx.x % SUMMED_THREADS : threadIdx.x / KEPT_THREADS;
@@ -229,7 +229,7 @@ __device__ __forceinline__ T sum_of_column(T x, T* slots, unsigned adders, unsig
 
 // partial[i]: [chunks, sums]. `adders` threads, a power of two, take the chunks of one sum.
 extern "C" __global__ void __launch_bounds__(256, 1) add_chunks(const Arguments args) {
-  begin_kernel();
+  grid_dependency_wait();
   __shared__ unsigned long long slots[256];
   const unsigned adders = (unsigned)args.adders, columns = 256 / adders;
   for (unsigned long long first = (unsigned long long)blockIdx.x * columns; first < args.sums;

@@ -374,8 +374,8 @@ void RunSums(const SumPlan& plan, const cuda::DeviceFacts& gpu, cuda::Stream str
     for (const size_t r : stage.outputs) arguments[at++] = reinterpret_cast<uintptr_t>(outputs[r]);
     for (const size_t offset : stage.partial) arguments[at++] = reinterpret_cast<uintptr_t>(scratch + offset);
     void* parameters[] = {arguments.data()};
-    cuda::LaunchNext(gpu, stage.sum, stage.sum_launch, stream, parameters);
-    if (stage.add != nullptr) cuda::LaunchNext(gpu, stage.add, stage.add_launch, stream, parameters);
+    cuda::Launch(gpu, stage.sum, stage.sum_launch, stream, parameters);
+    if (stage.add != nullptr) cuda::Launch(gpu, stage.add, stage.add_launch, stream, parameters);
   }
 }
 

@@ -1,0 +1,143 @@
+#include "tests/native/fake_cuda.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+
+using namespace ortplugin::cuda;  // the driver's types
+
+namespace {
+
+fake::Stream stream;
+std::vector<std::unique_ptr<fake::GraphNode>> nodes;
+
+fake::GraphNode* Of(Node node) { return reinterpret_cast<fake::GraphNode*>(node); }
+Node As(fake::GraphNode* node) { return reinterpret_cast<Node>(node); }
+
+fake::GraphNode* Add(int type) {
+  nodes.push_back(std::make_unique<fake::GraphNode>());
+  fake::GraphNode* const node = nodes.back().get();
+  node->type = type;
+  node->from = stream.last;
+  node->edges = stream.edges;
+  stream.last = {node};
+  stream.edges = {EdgeData{}};
+  return node;
+}
+
+}  // namespace
+
+#define DRIVER extern "C" __attribute__((visibility("default")))
+
+DRIVER fake::Stream* FakeBeginCapture() {
+  stream.is_capturing = true;
+  stream.capture += 1;
+  stream.last.clear();
+  stream.edges.clear();
+  return &stream;
+}
+
+// What another library, or ONNX Runtime, adds; `edge_type`: of the edges by which it depends on what is there.
+DRIVER fake::GraphNode* FakeAddNode(int type, unsigned char edge_type) {
+  for (EdgeData& edge : stream.edges) {
+    edge.type = edge_type;
+    edge.from_port = edge_type;
+  }
+  return Add(type);
+}
+
+DRIVER Result cuInit(unsigned) { return 0; }
+DRIVER Result cuDriverGetVersion(int* version) { return *version = 13000, 0; }
+DRIVER Result cuDeviceGet(int* device, int ordinal) { return *device = ordinal, 0; }
+DRIVER Result cuDeviceGetAttribute(int* value, Attribute which, int) {
+  *value = which == kComputeCapabilityMajor ? 9 : 0;
+  return 0;
+}
+DRIVER Result cuDevicePrimaryCtxRetain(Context* context, int) { return *context = nullptr, 0; }
+DRIVER Result cuCtxGetCurrent(Context* context) { return *context = nullptr, 0; }
+DRIVER Result cuCtxPushCurrent_v2(Context) { return 0; }
+DRIVER Result cuCtxPopCurrent_v2(Context*) { return 0; }
+DRIVER Result cuModuleLoadData(Module*, const void*) { return 1; }
+DRIVER Result cuModuleGetFunction(Function*, Module, const char*) { return 1; }
+DRIVER Result cuFuncSetAttribute(Function, FunctionAttribute, int) { return 1; }
+DRIVER Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int*, Function, int, size_t) { return 1; }
+DRIVER Result cuThreadExchangeStreamCaptureMode(int*) { return 0; }
+DRIVER Result cuGetErrorName(Result, const char** text) { return *text = "FAKE", 0; }
+DRIVER Result cuGetErrorString(Result, const char** text) { return *text = "a fake driver's error", 0; }
+
+DRIVER Result cuLaunchKernel(Function function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                             ortplugin::cuda::Stream, void** arguments, void**) {
+  ++stream.launches;
+  if (!stream.is_capturing) return 0;
+  fake::GraphNode* const node = Add(kKernelNode);
+  node->arguments[0] = *static_cast<void**>(arguments[0]);
+  if (reinterpret_cast<intptr_t>(function) == fake::kTwoParameters)
+    node->next_waits = *static_cast<unsigned*>(arguments[1]);
+  return 0;
+}
+
+DRIVER Result cuStreamIsCapturing(ortplugin::cuda::Stream, int* status) { return *status = stream.is_capturing, 0; }
+
+DRIVER Result cuStreamGetCaptureInfo_v3(ortplugin::cuda::Stream, int* status, uint64_t* id, Graph* graph,
+                                        const Node** last, const EdgeData** edges, size_t* count) {
+  *status = stream.is_capturing ? kCaptureActive : 0;
+  *id = stream.capture;
+  *graph = nullptr;
+  *last = reinterpret_cast<const Node*>(stream.last.data());
+  *edges = stream.edges.data();
+  *count = stream.last.size();
+  return 0;
+}
+
+DRIVER Result cuStreamUpdateCaptureDependencies_v2(ortplugin::cuda::Stream, Node* last, const EdgeData* edges,
+                                                   size_t count, unsigned flags) {
+  if (flags != kSetCaptureDependencies) return 1;
+  stream.last.clear();
+  for (size_t i = 0; i < count; ++i) stream.last.push_back(Of(last[i]));
+  stream.edges.assign(edges, edges + count);
+  return 0;
+}
+
+DRIVER Result cuGraphNodeGetType(Node node, int* type) { return *type = Of(node)->type, 0; }
+
+DRIVER Result cuGraphKernelNodeGetParams_v2(Node node, KernelNodeParams* params) {
+  static void* pointers[2];
+  pointers[0] = &Of(node)->arguments[0];
+  pointers[1] = &Of(node)->next_waits;
+  *params = {};
+  params->arguments = pointers;
+  return 0;
+}
+
+DRIVER Result cuGraphKernelNodeSetParams_v2(Node node, const KernelNodeParams* params) {
+  Of(node)->arguments[0] = *static_cast<void**>(params->arguments[0]);
+  Of(node)->next_waits = *static_cast<unsigned*>(params->arguments[1]);
+  return 0;
+}
+
+DRIVER Result cuGraphNodeGetDependencies_v2(Node node, Node* from, EdgeData* edges, size_t* count) {
+  const fake::GraphNode& the = *Of(node);
+  for (size_t i = 0; from != nullptr && i < the.from.size(); ++i) {
+    from[i] = As(the.from[i]);
+    edges[i] = the.edges[i];
+  }
+  *count = the.from.size();
+  return 0;
+}
+
+DRIVER Result cuGraphAddDependencies_v2(Graph, const Node* from, const Node* to, const EdgeData* edges, size_t) {
+  Of(*to)->from.push_back(Of(*from));
+  Of(*to)->edges.push_back(*edges);
+  return 0;
+}
+
+DRIVER Result cuGraphRemoveDependencies_v2(Graph, const Node* from, const Node* to, const EdgeData* edges, size_t) {
+  fake::GraphNode& the = *Of(*to);
+  const auto found = std::find(the.from.begin(), the.from.end(), Of(*from));
+  const auto at = found - the.from.begin();
+  if (found == the.from.end() || the.edges[at].type != edges->type || the.edges[at].from_port != edges->from_port)
+    return 1;
+  the.from.erase(found);
+  the.edges.erase(the.edges.begin() + at);
+  return 0;
+}

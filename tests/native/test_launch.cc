@@ -1,0 +1,138 @@
+// The rule under which kernels overlap (launch.cc), by a driver that captures without a GPU: argv[1].
+#include <dlfcn.h>
+
+#include "tests/native/check.h"
+#include "tests/native/fake_cuda.h"
+
+using namespace ortplugin;
+using cuda::EdgeData;
+using cuda::NextStarts;
+using fake::GraphNode;
+
+namespace {
+
+fake::BeginCapture begin_capture;
+fake::AddNode add_node;
+fake::Stream* stream;
+constexpr int kMemset = 2;
+
+void Launch(NextStarts next_starts) {
+  void* value = stream;
+  void* arguments[] = {&value};
+  const bool has_switch = next_starts == NextStarts::kAtTrigger;
+  const auto function = reinterpret_cast<cuda::Function>(has_switch ? fake::kTwoParameters : fake::kOneParameter);
+  cuda::Launch(cuda::Device(0), function, {1, 32, 0, next_starts}, nullptr, arguments);
+}
+
+GraphNode* Last() { return stream->last.at(0); }
+bool IsFull(const EdgeData& edge) { return edge.type == 0 && edge.from_port == 0; }
+bool LeavesFrom(const EdgeData& edge, unsigned char port) {
+  return edge.type == cuda::kProgrammaticEdge && edge.from_port == port && edge.to_port == 0;
+}
+
+void OursAfterOurs() {
+  stream = begin_capture();
+  Launch(NextStarts::kAtLaunch);
+  CHECK(Last()->from.empty());
+  Launch(NextStarts::kAtTrigger);
+  CHECK(LeavesFrom(Last()->edges.at(0), cuda::kPortLaunchCompletion));
+  GraphNode* const with_switch = Last();
+  CHECK(with_switch->next_waits == 0);
+  Launch(NextStarts::kAtEnd);
+  CHECK(LeavesFrom(Last()->edges.at(0), cuda::kPortProgrammatic));
+  CHECK(with_switch->next_waits == 1);
+  CHECK(with_switch->arguments[0] == stream);
+  Launch(NextStarts::kAtLaunch);
+  CHECK(Last()->edges.size() == 1 && IsFull(Last()->edges[0]));
+}
+
+void OthersAfterOurs() {
+  stream = begin_capture();
+  for (const NextStarts next_starts : {NextStarts::kAtLaunch, NextStarts::kAtTrigger}) {
+    Launch(next_starts);
+    const GraphNode* const ours = Last();
+    add_node(cuda::kKernelNode, cuda::kProgrammaticEdge);  // a stranger that does not wait
+    CHECK(ours->next_waits == 0);
+    Launch(NextStarts::kAtLaunch);  // and what comes after it knows nothing of it
+    CHECK(IsFull(Last()->edges.at(0)));
+    CHECK(ours->next_waits == 0);
+    Launch(next_starts);
+    const GraphNode* const again = Last();
+    add_node(kMemset, 0);
+    Launch(NextStarts::kAtLaunch);
+    CHECK(IsFull(Last()->edges.at(0)) && again->next_waits == 0);
+  }
+}
+
+void SeveralBefore() {
+  stream = begin_capture();
+  Launch(NextStarts::kAtLaunch);
+  GraphNode* const ours = Last();
+  stream->last = {add_node(cuda::kKernelNode, 0), ours};  // two branches meet
+  stream->edges = {EdgeData{}, EdgeData{}};
+  Launch(NextStarts::kAtLaunch);
+  CHECK(Last()->edges.size() == 2 && IsFull(Last()->edges[0]) && IsFull(Last()->edges[1]));
+}
+
+void AnotherCapture() {
+  stream = begin_capture();
+  Launch(NextStarts::kAtTrigger);
+  GraphNode* const earlier = Last();
+  stream = begin_capture();
+  stream->last = {earlier};  // the address of a node may come again
+  stream->edges = {EdgeData{}};
+  Launch(NextStarts::kAtLaunch);
+  CHECK(IsFull(Last()->edges.at(0)) && earlier->next_waits == 0);
+}
+
+void Foreign() {
+  stream = begin_capture();
+  Launch(NextStarts::kAtTrigger);
+  GraphNode* const ours = Last();
+  GraphNode *first = nullptr, *second = nullptr;
+  cuda::LaunchForeign(cuda::Device(0), nullptr, [&] {
+    first = add_node(cuda::kKernelNode, cuda::kProgrammaticEdge);
+    second = add_node(cuda::kKernelNode, cuda::kProgrammaticEdge);
+  });
+  CHECK(first->from.size() == 1 && first->from[0] == ours && IsFull(first->edges.at(0)));
+  CHECK(second->from.size() == 1 && second->from[0] == first && IsFull(second->edges.at(0)));
+  CHECK(ours->next_waits == 0);
+  Launch(NextStarts::kAtLaunch);  // waits for `second`, before which all has completed
+  CHECK(LeavesFrom(Last()->edges.at(0), cuda::kPortProgrammatic));
+  GraphNode* const before = Last();
+  cuda::LaunchForeign(cuda::Device(0), nullptr, [] {});
+  Launch(NextStarts::kAtLaunch);
+  CHECK(Last()->from.at(0) == before && IsFull(Last()->edges.at(0)));
+  cuda::LaunchForeign(cuda::Device(0), nullptr, [] { add_node(kMemset, 0); });
+  Launch(NextStarts::kAtLaunch);
+  CHECK(IsFull(Last()->edges.at(0)));
+}
+
+void WithoutCapture() {
+  stream->is_capturing = false;
+  const size_t before = stream->launches;
+  Launch(NextStarts::kAtLaunch);
+  cuda::LaunchForeign(cuda::Device(0), nullptr, [] {});
+  Launch(NextStarts::kAtTrigger);
+  CHECK(stream->launches == before + 2);
+  CHECK(!cuda::IsCapturing(cuda::Device(0), nullptr));
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  if (count != 2) return 2;
+  // By its name the library takes the place of the driver, which cuda_driver.cc opens later.
+  void* const library = dlopen(arguments[1], RTLD_NOW | RTLD_GLOBAL);
+  CHECK_WITH(library != nullptr, std::string("no fake driver: ") + arguments[1]);
+  if (library == nullptr) return test::Summary();
+  begin_capture = reinterpret_cast<fake::BeginCapture>(dlsym(library, "FakeBeginCapture"));
+  add_node = reinterpret_cast<fake::AddNode>(dlsym(library, "FakeAddNode"));
+  OursAfterOurs();
+  OthersAfterOurs();
+  SeveralBefore();
+  AnotherCapture();
+  Foreign();
+  WithoutCapture();
+  return test::Summary();
+}
