@@ -46,6 +46,7 @@ from .passes.inline_if import INLINE_IF
 from .passes.lone_pointwise import LONE_POINTWISE
 from .passes.masked_fill import MASKED_FILL
 from .passes.matmul_to_conv import MATMUL_TO_CONV
+from .passes.narrow_concat import NARROW_CONCAT
 from .passes.nested_slices import NESTED_SLICES
 from .passes.norm_epilogue import NORM_EPILOGUE
 from .passes.norm_prologue import NORM_PROLOGUE
@@ -91,6 +92,7 @@ PIPELINE: tuple[Pass, ...] = (
     FUSE_SCATTER,
     SCATTER_TRANSPOSE,  # after both, since it knows our operators only
     NESTED_SLICES,  # after Transposes between the slices are gone
+    NARROW_CONCAT,  # before the layout of convolutions is chosen, which sees the Concats that run then
     DEAD_NODES,  # sweeps up what the others cut off
     BATCH_NORM_POINTWISE,  # those that no weights have taken in, for epilogues and FusedPointwise; see LAST
     FUSE_CONV,  # once weights have taken in what they can, which these passes look for around a Conv; see LAST
