@@ -69,6 +69,12 @@ def _shapes(
     help="Verify on (and tune on the first): cpu, cuda.",
 )
 @click.option(
+    "--device",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="The GPU to verify (and tune) on, by its number; the first by default.",
+)
+@click.option(
     "--input-shape", "input_shapes", multiple=True, callback=_shapes, metavar="NAME:1,128", help="Fix an input's shape."
 )
 @click.option(
@@ -109,6 +115,7 @@ def command(
     drop_guilty: bool,
     tune: bool,
     providers: tuple[str, ...] | None,
+    device: int | None,
     input_shapes: dict[str, tuple[int, ...]] | None,
     precision: str | None,
     precision_io: bool,
@@ -151,8 +158,11 @@ def command(
         raise UsageError("--restore converts nothing, so --precision does not go with it")
     if precision is None and (precision_io or precision_skip):
         raise UsageError("--precision-io and --precision-skip are about a conversion; add --precision fp16, say")
-    for option, value in (("--provider", providers), ("--inputs", inputs), ("--rtol", rtol), ("--atol", atol)):
-        needed = (tune and option in ("--provider", "--inputs")) or (precision is not None and option == "--inputs")
+    for option, value in (("--provider", providers), ("--device", device), ("--inputs", inputs), ("--rtol", rtol),
+                          ("--atol", atol)):  # fmt: skip
+        needed = (tune and option in ("--provider", "--device", "--inputs")) or (
+            precision is not None and option == "--inputs"
+        )
         if value is not None and not verify and not needed:
             raise UsageError(f"{option} is about the verification, which --no-verify leaves out")
 
@@ -173,7 +183,8 @@ def command(
         for path in (output, report_path):
             if path is not None:
                 check_output(path, stored.files)
-        settings: dict[str, Any] = {"providers": providers, "inputs": inputs, "rtol": rtol, "atol": atol}
+        settings: dict[str, Any] = {"providers": providers, "device_id": device or 0, "inputs": inputs}
+        settings |= {"rtol": rtol, "atol": atol}
         failure: VerificationError | None = None
         try:
             if restore:
@@ -243,6 +254,7 @@ def _restore(
                 stored.proto,
                 path=stored.path,
                 providers=settings["providers"],
+                device_id=settings["device_id"],
                 inputs=settings["inputs"],
                 tolerance=Tolerance(settings["rtol"], settings["atol"]),
                 progress=progress,

@@ -101,7 +101,12 @@ def replay(session: Any, feeds: Mapping[str, Any]) -> Callable[[], None]:
         session.run_with_iobinding(captured.binding, captured.run_options)
         # The graph's number must not be given to another one.
         state.graphs[("replay", len(state.graphs))] = captured
-    return lambda: session.run_with_iobinding(captured.binding, captured.run_options)
+
+    def run_once() -> None:
+        with cupy.cuda.Device(state.device_id):  # ONNX Runtime leaves its GPU the thread's current one
+            session.run_with_iobinding(captured.binding, captured.run_options)
+
+    return run_once
 
 
 def _settle(cupy: Any) -> None:

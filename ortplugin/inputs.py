@@ -92,6 +92,23 @@ def generate(model: ModelProto, sizes: Sizes, shapes: Shapes | None = None, seed
     return Case(name, feeds)
 
 
+def shifted(case: Case) -> Case:
+    """The same values in another place: each array rolled by one along its first axis of several elements.
+
+    What held for single values still does: indices are in their tables and as distinct as before.
+    """
+
+    def rolled(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [rolled(each) for each in value]
+        if not isinstance(value, np.ndarray):
+            return value
+        axis = next((axis for axis, size in enumerate(value.shape) if size > 1), None)
+        return value if axis is None else np.roll(value, 1, axis)
+
+    return Case(f"{case.name}, shifted", {name: rolled(value) for name, value in case.feeds.items()})
+
+
 def as_wanted(feeds: Mapping[str, Any], model: ModelProto) -> dict[str, Any]:
     """The feeds in the dtypes of the inputs of `model`, which a conversion may have changed."""
     wanted = {value.name: _dtype(value) for value in model.graph.input if value.type.HasField("tensor_type")}

@@ -64,8 +64,8 @@ from .precision import FLOAT16, Precision, resolve
 from .precision.convert import ConvertPrecision
 from .precision.plan import Request
 from .precision.ranges import measure
-from .report import CONVERSION, Dropped, ProviderVerification, Report, count_operators
-from .session import CUDA, available_providers, resolve_provider
+from .report import CONVERSION, PLAIN, Dropped, ProviderVerification, Report, count_operators
+from .session import CUDA, available_providers, check_device, resolve_provider
 from .storage import PathLike, StoredModel, load
 from .tune import TunedNode
 from .tune import tune as tune_nodes
@@ -297,6 +297,7 @@ def optimize(
     drop_guilty: bool = False,
     tune: bool = False,
     providers: Sequence[str] | None = None,
+    device_id: int = 0,
     inputs: Mapping[str, object] | PathLike | None = None,
     rtol: float | None = None,
     atol: float | None = None,
@@ -320,6 +321,7 @@ def optimize(
         tune: time each fused node on this machine and keep what is fastest (`ortplugin.tune`).
         providers: execution providers to verify on; None takes the CPU, and CUDA where it is present. `tune` measures
             on the first one; None takes CUDA.
+        device_id: the number of the GPU, in this process, to verify and tune on.
         inputs: arrays by input name, or the path of an .npz file, to verify on besides generated ones. `tune` measures
             on them; without them on generated ones. `precision` keeps operators in float32 whose values on them are too
             large.
@@ -352,6 +354,7 @@ def optimize(
                 verify=verify,
                 tune=tune,
                 providers=providers,
+                device_id=device_id,
                 inputs=inputs,
                 rtol=rtol,
                 atol=atol,
@@ -386,6 +389,7 @@ def _optimize(
     verify: bool,
     tune: bool,
     providers: Sequence[str] | None,
+    device_id: int,
     inputs: Mapping[str, object] | PathLike | None,
     rtol: float | None,
     atol: float | None,
@@ -436,14 +440,14 @@ def _optimize(
     untuned = optimized
     if tune:
         with _timed(report, "tune"):
-            optimized, report.tuning = _tune(original, optimized, providers, inputs, input_shapes, tell)
+            optimized, report.tuning = _tune(original, optimized, providers, device_id, inputs, input_shapes, tell)
             check_result(optimized)
     report.after = count_operators(optimized)
     if verify and (report.changes or input_shapes or report.tuned):
         with _timed(report, "verify"):
             _verify(
-                original, path, start, untuned, optimized, stages, report, providers, inputs, input_shapes, rtol, atol,
-                tell,
+                original, path, start, untuned, optimized, stages, report, providers, device_id, inputs, input_shapes,
+                rtol, atol, tell,
             )  # fmt: skip
     return optimized, report
 
@@ -452,6 +456,7 @@ def _tune(
     original: ModelProto,
     optimized: ModelProto,
     providers: Sequence[str] | None,
+    device_id: int,
     inputs: Mapping[str, object] | PathLike | None,
     input_shapes: Shapes | None,
     tell: Progress,
@@ -462,13 +467,15 @@ def _tune(
             "or choose the provider 'cpu' to tune for the CPU"
         )
     provider = CUDA if providers is None else resolve_provider(providers[0])
+    check_device(device_id, [provider])
     if inputs is not None:
-        return tune_nodes(optimized, as_wanted(load_inputs(inputs, original).feeds, optimized), provider, tell)
+        feeds = as_wanted(load_inputs(inputs, original).feeds, optimized)
+        return tune_nodes(optimized, feeds, provider, tell, device_id)
     problem: Exception | None = None
     for sizes in CANDIDATES:
         try:
             feeds = as_wanted(generate(original, sizes, input_shapes).feeds, optimized)
-            return tune_nodes(optimized, feeds, provider, tell)
+            return tune_nodes(optimized, feeds, provider, tell, device_id)
         except OrtPluginError:
             raise
         except Exception as error:  # ONNX Runtime's own classes have no common base
@@ -519,6 +526,7 @@ def _verify(
     stages: Sequence[Sequence[Pass]],
     report: Report,
     providers: Sequence[str] | None,
+    device_id: int,
     inputs: Mapping[str, object] | PathLike | None,
     input_shapes: Shapes | None,
     rtol: float | None,
@@ -531,6 +539,7 @@ def _verify(
             original,
             path=path,
             providers=providers,
+            device_id=device_id,
             inputs=inputs,
             input_shapes=input_shapes,
             tolerance=verification.Tolerance(rtol, atol, report.precision),
@@ -569,9 +578,10 @@ def _verify(
 def _verdict(failed: ProviderVerification, guilty: Change | None, otherwise: str, remedy: str = "") -> str:
     """One line that says which output differs, where, by how much, and which rewrite is to blame, or `otherwise`."""
     case, output = next(
-        (comparison.name, output) for comparison in failed.inputs for output in comparison.outputs if not output.passed
+        (comparison, output) for comparison in failed.inputs for output in comparison.outputs if not output.passed
     )
-    place = f"{failed.provider.removesuffix('ExecutionProvider')}, {case}"
+    how = "" if case.mode == PLAIN else f", replays of a CUDA {case.mode}"
+    place = f"{failed.provider.removesuffix('ExecutionProvider')}, {case.name}{how}"
     what = f"output '{output.name}' differs ({place})" if output.name else f"the check failed ({place})"
     if guilty is None:
         return f"{what} {otherwise}: {one_line(output.message, 250)}{remedy}"

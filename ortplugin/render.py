@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .report import ProviderVerification, Report
+from .report import PLAIN, ProviderVerification, Report
 
 
 def print_report(report: Report, console: Console, explain: bool = False) -> None:
@@ -119,7 +119,8 @@ def _print_verification(result: ProviderVerification, console: Console) -> None:
         console.print(f"[yellow]{escape(provider)}: not compared, {escape(result.skipped)}[/]")
         return
     table = Table(title=f"Original against optimized on {escape(provider)}", title_justify="left")
-    for header in ("inputs", "output"):
+    has_graphs = any(comparison.mode != PLAIN for comparison in result.inputs)
+    for header in ("inputs", *(["run"] if has_graphs else []), "output"):
         table.add_column(header)
     for header in ("largest error", "largest relative error"):
         table.add_column(header, justify="right")
@@ -129,12 +130,19 @@ def _print_verification(result: ProviderVerification, console: Console) -> None:
             verdict = "[green]agrees[/]" if output.passed else "[bold red]differs[/]"
             table.add_row(
                 escape(comparison.name),
+                *([escape(comparison.mode)] if has_graphs else []),
                 escape(output.name),
                 _number(output.max_abs_error),
                 _number(output.max_rel_error),
                 verdict + (f": {escape(output.message)}" if output.message else ""),
             )
     console.print(table)
+    if result.replays:
+        console.print(f"{escape(provider)}: {result.replays} replays of CUDA graphs were compared")
+    if result.graph_skipped:
+        console.print(f"[yellow]{escape(provider)}: CUDA graphs were not compared, {escape(result.graph_skipped)}[/]")
+    for note in result.notes:
+        console.print(f"[bold yellow]{escape(provider)}: {escape(note)}[/]")
     if result.original_ms is not None and result.optimized_ms is not None:
         factor = result.original_ms / max(result.optimized_ms, 1e-9)
         console.print(

@@ -16,9 +16,11 @@
     fused             how many of the changes are fusions; 0 means that nothing was fused
     seconds           {"load", "passes", ...}: wall time of each step
     verification      [{"provider", "inputs": [{"name", "outputs": [{"name", "passed", "max_abs_error",
-                      "max_rel_error", "message"}]}], "original_ms", "optimized_ms", "skipped", "passed"}]; errors are
-                      null where an output is not numeric; times are medians and null where they were not taken;
-                      skipped says why nothing was compared, "" if it was
+                      "max_rel_error", "message"}], "mode"}], "original_ms", "optimized_ms", "skipped", "replays",
+                      "graph_skipped", "notes": [text], "passed"}]; errors are null where an output is not numeric;
+                      mode is "plain", "graph" for replays of a CUDA graph, or "graph, TF32"; times are medians and null
+                      where they were not taken; skipped says why nothing was compared, "" if it was; replays counts
+                      those of CUDA graphs, and graph_skipped says why there are none, or none for some inputs
     tuning            [{"node", "choice", "microseconds": {candidate: time}, "wrong"}] of --tune; "" is the node as the
                       passes made it, null a candidate that could not be measured; wrong names those whose outputs were
                       not the node's
@@ -45,6 +47,7 @@ if TYPE_CHECKING:  # tune compares outputs, and what compare returns is defined 
     from .tune import TunedNode
 
 CONVERSION = "precision"  # the rewrite under which a conversion of precision reports
+PLAIN, GRAPH, GRAPH_TF32 = "plain", "graph", "graph, TF32"  # how the models were run
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ class InputComparison:
 
     name: str  # "generated, batch=2" or the path of the user's file
     outputs: tuple[OutputComparison, ...]
+    mode: str = PLAIN  # or GRAPH: replays of a CUDA graph; GRAPH_TF32: those of a session that may round to TF32
 
     @property
     def passed(self) -> bool:
@@ -88,6 +92,9 @@ class ProviderVerification:
     original_ms: float | None = None
     optimized_ms: float | None = None
     skipped: str = ""  # why nothing was compared here; empty if it was
+    replays: int = 0  # of CUDA graphs, all of whose outputs were compared
+    graph_skipped: str = ""  # why no graph was replayed, or on some inputs only; empty off CUDA
+    notes: tuple[str, ...] = ()  # what a user should know besides
 
     @property
     def passed(self) -> bool:

@@ -162,12 +162,25 @@ def resolve_provider(name: str) -> str:
     return full
 
 
+def check_device(device_id: int, providers: Iterable[str] = (CUDA,)) -> None:
+    """Raises UsageError where this process sees no GPU of this number, or the providers use none."""
+    if device_id == 0:
+        return
+    if CUDA not in providers:
+        raise UsageError(f"GPU {device_id} is for the CUDA provider, which is not used here; add the provider 'cuda'")
+    count = gpu_count()
+    if not 0 <= device_id < count:
+        known = "none" if count == 0 else "GPU 0 alone" if count == 1 else f"GPUs 0 to {count - 1}"
+        raise UsageError(f"there is no GPU {device_id}; this process sees {known} (see CUDA_VISIBLE_DEVICES)")
+
+
 def session(
     path_or_bytes: str | os.PathLike[str] | bytes,
     providers: Sequence[str | tuple[str, Mapping[str, object]]] | None = None,
     cuda_graph: bool = False,
     session_options: Any = None,
     provider_options: Sequence[Mapping[str, object]] | None = None,
+    device_id: int | None = None,
 ) -> Any:
     """A plain `onnxruntime.InferenceSession` in which the plugin's operators run.
 
@@ -180,9 +193,14 @@ def session(
         cuda_graph: capture what `run` runs into a CUDA graph, one for each set of input shapes, and replay it.
         session_options: `onnxruntime.SessionOptions` of yours; the library is registered with them.
         provider_options: options of each provider, in the order of `providers`.
+        device_id: the GPU's number in this process; None takes the one in the provider's options, else the first.
     """
     ort = onnxruntime()
     wanted = _wanted_providers(providers, provider_options)
+    if device_id is not None:
+        check_device(device_id, wanted)
+        if CUDA in wanted and wanted[CUDA].setdefault("device_id", str(device_id)) != str(device_id):
+            raise UsageError(f"device_id is {device_id}, the provider's options say {wanted[CUDA]['device_id']}")
     if cuda_graph:
         if CUDA not in wanted:
             raise UsageError("a CUDA graph needs the CUDA provider; add 'cuda' to the providers")

@@ -4,9 +4,9 @@ For every node of ours in the main graph, on the inputs that it gets when the mo
 (`Operator.variants`, sets of attributes, on CUDA also `device_variants`, which the GPU is asked for) and its
 decomposition into standard ONNX are timed against the node as it stands. The fastest is kept if it is faster by more
 than MARGIN, and is so again when the two are timed in turn: what seemed fastest of many by chance is not taken. Nor is
-what gives other outputs, within the tolerances of verification: libraries have plans that are fast and wrong. So a
-rewrite that does not pay on this GPU is taken back, and a tuned model needs no file beside it. Nodes in bodies of If,
-Loop and Scan stay as they are.
+what gives other outputs, within the tolerances of verification, in plain runs or in replays of a CUDA graph: libraries
+have plans that are fast and wrong. So a rewrite that does not pay on this GPU is taken back, and a tuned model needs no
+file beside it. Nodes in bodies of If, Loop and Scan stay as they are.
 
 Variants that set different attributes are choices of their own, as the two gradients of a convolution: one after the
 other, the best of each is set beside what was chosen before, if it is faster still by the same rule.
@@ -33,8 +33,10 @@ from onnx import ModelProto, NodeProto, ValueInfoProto, helper
 
 from .compare import Tolerance, compare
 from .errors import ModelError
+from .inputs import Case, shifted
 from .ops import DOMAIN, Operator, find
 from .ops.base import TensorType
+from .replays import GraphSession, NotCaptured, compare_replays
 from .session import CUDA, onnxruntime, run, run_on_host
 from .session import session as make_session
 
@@ -43,6 +45,7 @@ STANDARD = "standard ONNX"
 _FEW = 2  # copies in the short session
 _BYTES = 2**29  # of inputs and outputs in the long one, which bounds its copies
 _ROUNDS = 12
+_SIDE_BY_SIDE = 4  # copies that are replayed together, so that each has neighbours to overlap with
 
 Progress = Callable[[str], None]
 
@@ -62,6 +65,19 @@ class TunedNode:
     choice: str
     microseconds: dict[str, float | None]
     wrong: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where nodes are measured: an execution provider's full name, and the GPU's number on CUDA."""
+
+    provider: str
+    device_id: int = 0
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether that is a GPU."""
+        return self.provider == CUDA
 
 
 @dataclass(frozen=True)
@@ -87,7 +103,11 @@ class _Choice:
 
 
 def tune(
-    model: ModelProto, feeds: Mapping[str, Any], provider: str, progress: Progress | None = None
+    model: ModelProto,
+    feeds: Mapping[str, Any],
+    provider: str,
+    progress: Progress | None = None,
+    device_id: int = 0,
 ) -> tuple[ModelProto, list[TunedNode]]:
     """A copy of `model` in which every fused node is what measured fastest, and the measurements.
 
@@ -96,13 +116,15 @@ def tune(
         feeds: host arrays by input name. The nodes are measured with the shapes and values that follow from them.
         provider: full name of the execution provider to measure on.
         progress: told what is being compiled and measured.
+        device_id: of the GPU, on CUDA.
     """
+    place = Place(provider, device_id)
     result = ModelProto()
     result.CopyFrom(model)
     nodes = [node for node in model.graph.node if node.domain == DOMAIN]
     if not nodes:
         return result, []
-    values = _inputs_of(model, nodes, feeds, provider)
+    values = _inputs_of(model, nodes, feeds, place)
     opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
     found: list[tuple[NodeProto, Operator, tuple[Any, ...]]] = []
@@ -123,23 +145,23 @@ def tune(
     jobs: dict[tuple[Any, ...], _Job] = {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # cuDNN compiles what it lists
         asked = {
-            key: pool.submit(_device_variants, operator, node, inputs, initializers, provider)
+            key: pool.submit(_device_variants, operator, node, inputs, initializers, place)
             for key, (node, operator, inputs) in alike.items()
         }
         for key, (node, operator, inputs) in alike.items():
             variants = [*operator.variants(node), *asked[key].result()]
             weights = [initializers[name] for name in dict.fromkeys(node.input) if name in initializers]
             jobs[key] = _Job(node, variants, _candidates(operator, node, opset, variants), inputs, weights)
-    if provider == CUDA:
+    if place.is_cuda:
         if progress is not None:
             progress(f"compiling {sum(len(job.candidates) for job in jobs.values())} candidates")
-        _compile(model, jobs.values(), provider)
+        _compile(model, jobs.values(), place)
 
     choices: dict[tuple[Any, ...], _Choice] = {}
     for number, (key, job) in enumerate(jobs.items(), 1):
         if progress is not None:
             progress(f"measuring {job.node.name} ({number} of {len(jobs)})")
-        choices[key] = _choose(model, job, provider)
+        choices[key] = _choose(model, job, place)
     replaced: dict[str, list[NodeProto]] = {}
     report = []
     for node, operator, key in found:
@@ -159,10 +181,10 @@ def _device_variants(
     node: NodeProto,
     inputs: Mapping[str, Any],
     initializers: Mapping[str, onnx.TensorProto],
-    provider: str,
+    place: Place,
 ) -> Sequence[Mapping[str, Any]]:
     """What the GPU offers for a node's inputs; none where a node leaves out an input, or off CUDA."""
-    if provider != CUDA or not all(node.input):
+    if not place.is_cuda or not all(node.input):
         return ()
     types = []
     for name in node.input:
@@ -171,7 +193,7 @@ def _device_variants(
             types.append(TensorType(helper.tensor_dtype_to_np_dtype(tensor.data_type), tuple(tensor.dims)))
         else:
             types.append(TensorType(inputs[name].dtype, inputs[name].shape))
-    return operator.device_variants(node, types, [name in initializers for name in node.input])
+    return operator.device_variants(node, types, [name in initializers for name in node.input], place.device_id)
 
 
 def _candidates(
@@ -203,7 +225,7 @@ def _name(attributes: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in sorted(attributes.items()))
 
 
-def _choose(model: ModelProto, job: _Job, provider: str) -> _Choice:
+def _choose(model: ModelProto, job: _Job, place: Place) -> _Choice:
     """Measures a job: takes the best of the variants that set the same attributes, if any, then tries beside it those
     that set others. Standard ONNX competes with the last ones."""
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
@@ -213,7 +235,7 @@ def _choose(model: ModelProto, job: _Job, provider: str) -> _Choice:
     chosen = ""
     attributes: Mapping[str, Any] | None = {}
     wrong = []
-    times = _time(model, job, [chosen], provider)
+    times = _time(model, job, [chosen], place)
     for number, variants in enumerate(steps, 1):
         tried: dict[str, Mapping[str, Any] | None] = {}
         for each in variants:
@@ -224,10 +246,10 @@ def _choose(model: ModelProto, job: _Job, provider: str) -> _Choice:
         if number == len(steps) and STANDARD in job.candidates:
             tried[STANDARD] = None
         for name in tried:
-            times |= _time(model, job, [name], provider)
+            times |= _time(model, job, [name], place)
         while best := _fastest({name: times[name] for name in (chosen, *tried)}, chosen):
-            if _agrees(model, job, best, provider):
-                times |= _time(model, job, [chosen, best], provider)
+            if _agrees(model, job, best, place):
+                times |= _time(model, job, [chosen, best], place)
                 if _fastest({name: times[name] for name in (chosen, best)}, chosen):
                     chosen, attributes = best, tried[best]
                 break
@@ -257,9 +279,7 @@ def _key(node: NodeProto, inputs: Mapping[str, Any], initializers: Mapping[str, 
     return (node.op_type, attributes, tuple(shapes), tuple(name in initializers for name in node.input))
 
 
-def _inputs_of(
-    model: ModelProto, nodes: Sequence[NodeProto], feeds: Mapping[str, Any], provider: str
-) -> dict[str, Any]:
+def _inputs_of(model: ModelProto, nodes: Sequence[NodeProto], feeds: Mapping[str, Any], place: Place) -> dict[str, Any]:
     """Every value that these nodes read and that is no initializer, as a host array, from one run of the model."""
     fixed = {tensor.name for tensor in model.graph.initializer} - {value.name for value in model.graph.input}
     wanted = list(dict.fromkeys(name for node in nodes for name in node.input if name and name not in fixed))
@@ -270,7 +290,7 @@ def _inputs_of(
     present = {value.name for value in probe.graph.output}
     probe.graph.output.extend(ValueInfoProto(name=name) for name in produced if name not in present)
     if produced:
-        session = make_session(probe.SerializeToString(), providers=[provider])
+        session = _session(probe, place)
         values.update(run_on_host(session, feeds, produced))
     return values
 
@@ -278,7 +298,7 @@ def _inputs_of(
 # ------------------------------------------------------------------------------------------------------------ timing
 
 
-def _compile(model: ModelProto, jobs: Iterable[_Job], provider: str) -> None:
+def _compile(model: ModelProto, jobs: Iterable[_Job], place: Place) -> None:
     """Makes a session of every candidate, many at a time: kernels and plans are then in the process's caches.
 
     Compiling takes most of the time of a measurement, and one core.
@@ -286,25 +306,51 @@ def _compile(model: ModelProto, jobs: Iterable[_Job], provider: str) -> None:
 
     def make(job: _Job, name: str) -> None:
         with contextlib.suppress(Exception):  # one that does not run is found again when it is measured
-            _session(_copies(model, job, name, 1), provider, cuda_graph=provider == CUDA)
+            _session(_copies(model, job, name, 1), place, cuda_graph=place.is_cuda)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for each in [pool.submit(make, job, name) for job in jobs for name in job.candidates]:
             each.result()
 
 
-def _agrees(model: ModelProto, job: _Job, name: str, provider: str) -> bool:
-    """Whether the candidate's outputs are those of the node as it stands, in the first run and in one more."""
+def _agrees(model: ModelProto, job: _Job, name: str, place: Place) -> bool:
+    """Whether the candidate's outputs are those of the node as it stands: in the first run, in one more, and on CUDA in
+    replays of a graph of several copies side by side."""
     feeds = {f"{value}#0": array for value, array in job.inputs.items()}
     outputs = [f"{value}#0" for value in job.node.output if value]
     tolerance = Tolerance(precision="tf32") if _is_tf32(job.node) else None
     # Without a CUDA graph, whose replays give the host nothing.
-    sessions = [_session(_copies(model, job, each, 1), provider, cuda_graph=False) for each in ("", name)]
+    sessions = [_session(_copies(model, job, each, 1), place) for each in ("", name)]
     for _ in range(2):
         expected, found = (run_on_host(session, feeds, outputs) for session in sessions)
         if not all(compare(output, expected[output], found[output], tolerance).passed for output in outputs):
             return False
-    return True
+    return not place.is_cuda or _agrees_in_graphs(model, job, name, place, sessions[0], tolerance)
+
+
+def _agrees_in_graphs(
+    model: ModelProto, job: _Job, name: str, place: Place, standing: Any, tolerance: Tolerance | None
+) -> bool:
+    """The same for replays. `standing`: a session of the node as it stands."""
+    numbers = range(_SIDE_BY_SIDE)
+    copies = _copies(model, job, name, len(numbers))
+    outputs = [value for value in job.node.output if value]
+    given, wanted = [], []
+    for inputs in (dict(job.inputs), shifted(Case("", dict(job.inputs))).feeds):
+        feeds = {f"{value}#0": array for value, array in inputs.items()}
+        found = run_on_host(standing, feeds, [f"{each}#0" for each in outputs])
+        given.append({f"{value}#{copy}": array for value, array in inputs.items() for copy in numbers})
+        wanted.append({f"{each}#{copy}": found[f"{each}#0"] for each in outputs for copy in numbers})
+    try:
+        with GraphSession(lambda options: _session(copies, place, more=options), place.device_id) as graphs:
+            replayed = graphs.replay(given)
+    except NotCaptured:  # nor could it be timed
+        return False
+    return all(
+        each.passed
+        for case, expected in enumerate(wanted)
+        for each in compare_replays(replayed, case, expected, tolerance)
+    )
 
 
 def _is_tf32(node: NodeProto) -> bool:
@@ -312,7 +358,7 @@ def _is_tf32(node: NodeProto) -> bool:
     return any(attribute.name == "allow_tf32" and attribute.i for attribute in node.attribute)
 
 
-def _time(model: ModelProto, job: _Job, names: Sequence[str], provider: str) -> dict[str, float | None]:
+def _time(model: ModelProto, job: _Job, names: Sequence[str], place: Place) -> dict[str, float | None]:
     """Microseconds of one run of each candidate, which take turns; None where one can't be measured, as without a CUDA
     graph on CUDA."""
     size = sum(array.nbytes for array in job.inputs.values())
@@ -321,7 +367,7 @@ def _time(model: ModelProto, job: _Job, names: Sequence[str], provider: str) -> 
     for name in names:
         # ONNX Runtime's own exceptions, which say which kernel or memory lacks, have no common base.
         with contextlib.suppress(Exception):
-            runs[name] = [_runner(_copies(model, job, name, count), job.inputs, count, provider)
+            runs[name] = [_runner(_copies(model, job, name, count), job.inputs, count, place)
                           for count in (_FEW, many)]  # fmt: skip
     slopes: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(_ROUNDS):
@@ -360,18 +406,24 @@ def _copies(model: ModelProto, job: _Job, name: str, count: int) -> ModelProto:
     return helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
 
 
-def _session(model: ModelProto, provider: str, *, cuda_graph: bool) -> Any:
+def _session(
+    model: ModelProto, place: Place, *, cuda_graph: bool = False, more: Mapping[str, str] | None = None
+) -> Any:
+    """A silent session; `more`: options of the execution provider."""
     options = onnxruntime().SessionOptions()
     options.log_severity_level = 4
-    return make_session(model.SerializeToString(), providers=[provider], cuda_graph=cuda_graph, session_options=options)
+    settings = {**({"device_id": str(place.device_id)} if place.is_cuda else {}), **(more or {})}
+    return make_session(
+        model.SerializeToString(), [(place.provider, settings)], cuda_graph=cuda_graph, session_options=options
+    )
 
 
-def _runner(model: ModelProto, inputs: Mapping[str, Any], count: int, provider: str) -> Callable[[], object]:
+def _runner(model: ModelProto, inputs: Mapping[str, Any], count: int, place: Place) -> Callable[[], object]:
     """A function that runs the model once, warmed up; on CUDA it replays a CUDA graph."""
     feeds = {f"{name}#{copy}": array for name, array in inputs.items() for copy in range(count)}
-    session = _session(model, provider, cuda_graph=provider == CUDA)
+    session = _session(model, place, cuda_graph=place.is_cuda)
     run_once: Callable[[], object] = partial(run, session, feeds)
-    if provider == CUDA:
+    if place.is_cuda:
         from . import device
 
         run_once = device.replay(session, feeds)

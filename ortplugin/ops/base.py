@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,15 @@ class TensorType:
 
     dtype: np.dtype[np.generic] | None
     shape: Shape | None
+
+
+class DeviceVariants(Protocol):
+    """A function whose last argument, the GPU's number, may be left out for the first one."""
+
+    def __call__(
+        self, node: onnx.NodeProto, inputs: Sequence[TensorType], constant: Sequence[bool], device_id: int = 0
+    ) -> Sequence[Mapping[str, Any]]:
+        """Sets of attributes."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +49,6 @@ class Operator:
     variants: Callable[[onnx.NodeProto], Sequence[Mapping[str, Any]]] = lambda node: ()
     """node -> sets of attributes with which it computes the same in another way; `optimize-model --tune` times them.
     Of those that set the same attributes it takes the best, and goes on from there with those that set others."""
-    device_variants: Callable[[onnx.NodeProto, Sequence[TensorType], Sequence[bool]], Sequence[Mapping[str, Any]]] = (
-        lambda node, inputs, constant: ()
-    )
-    """(node, inputs, whether each is an initializer) -> more such sets, which only the GPU at hand can tell"""
+    device_variants: DeviceVariants = lambda node, inputs, constant, device_id=0: ()
+    """(node, inputs, whether each is an initializer, the GPU's number) -> more such sets, which only that GPU can
+    tell"""

@@ -24,8 +24,8 @@ def known_shapes(inputs: Sequence[TensorType]) -> list[list[int]] | None:
     return shapes if whole else None
 
 
-def ask(function: str, where: str, numbers: Sequence[int], program: str) -> list[str]:
-    """The lines that the library's `function` answers for the first GPU, where `numbers` and `program` describe a node.
+def ask(function: str, where: str, numbers: Sequence[int], program: str, device_id: int = 0) -> list[str]:
+    """The lines that the library's `function` answers for a GPU, where `numbers` and `program` describe a node.
 
     Raises ModelError that begins with `where` if the library can't tell, as without cuDNN.
     """
@@ -36,7 +36,7 @@ def ask(function: str, where: str, numbers: Sequence[int], program: str) -> list
     call.argtypes = [ctypes.POINTER(ctypes.c_int64), ctypes.c_size_t, ctypes.c_char_p, _ANSWER]
     call.restype = ctypes.c_int
     answers: list[bytes] = []
-    given = [0, *numbers]  # the first GPU
+    given = [device_id, *numbers]
     failed = call((ctypes.c_int64 * len(given))(*given), len(given), program.encode(), _ANSWER(answers.append))
     text = answers[0].decode(errors="replace")
     if failed:

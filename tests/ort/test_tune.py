@@ -55,7 +55,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[Sequence[NodeProto
     """Replaces the clock; returns the list that collects the names of the measured nodes."""
     measured: list[str] = []
 
-    def time(model: ModelProto, job: Any, names: Sequence[str], provider: str) -> dict[str, float | None]:
+    def time(model: ModelProto, job: Any, names: Sequence[str], place: tune.Place) -> dict[str, float | None]:
         measured.append(job.node.name)
         return {name: seconds(job.candidates[name]) for name in names}
 
@@ -112,7 +112,7 @@ def test_what_is_fastest_by_chance_is_not_taken(monkeypatch: pytest.MonkeyPatch)
     """Timed in turn with the node as it stands, the candidate is as fast: what is reported then is that."""
     model, feeds = two_scatters()
 
-    def time(model: ModelProto, job: Any, names: Sequence[str], provider: str) -> dict[str, float | None]:
+    def time(model: ModelProto, job: Any, names: Sequence[str], place: tune.Place) -> dict[str, float | None]:
         def of(name: str) -> float:
             return 1.0 if len(names) > 1 or algorithm(job.candidates[name]) != "sorting" else 0.5
 
@@ -156,12 +156,14 @@ def test_outputs_are_compared_without_a_cuda_graph(monkeypatch: pytest.MonkeyPat
     job = tune._Job(node, (), {"": [node]}, {name: feeds[name] for name in node.input}, ())
     graphs = []
 
-    def session(model: bytes, *, cuda_graph: bool, **rest: Any) -> Any:
+    def session(model: bytes, providers: Any, *, cuda_graph: bool, **rest: Any) -> Any:
+        assert providers == [(CUDA, {"device_id": "3"})]
         graphs.append(cuda_graph)
         return ortplugin.session(model, providers=["cpu"])
 
     monkeypatch.setattr(tune, "make_session", session)
-    assert tune._agrees(model, job, "", CUDA)
+    monkeypatch.setattr(tune, "_agrees_in_graphs", lambda *rest: True)
+    assert tune._agrees(model, job, "", tune.Place(CUDA, 3))
     assert graphs == [False, False]
 
 
@@ -180,7 +182,7 @@ def test_float_that_may_be_rounded_has_the_tolerance_of_tf32(monkeypatch: pytest
         allowing.CopyFrom(node)
         allowing.attribute.append(helper.make_attribute("allow_tf32", allowed))
         job = tune._Job(allowing, (), {"": [node]}, {name: feeds[name] for name in node.input}, ())
-        assert tune._agrees(model, job, "", CPU) == bool(allowed)
+        assert tune._agrees(model, job, "", tune.Place(CPU)) == bool(allowed)
 
 
 def test_tuning_again_measures_the_way_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +262,7 @@ def test_a_wrong_choice_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> No
         return of_data.get(data, 9.0) + of_weight.get(weight, 9.0)
 
     timed(monkeypatch, seconds)
-    monkeypatch.setattr(tune, "_agrees", lambda model, job, name, provider: "data_algorithm=own" not in name)
+    monkeypatch.setattr(tune, "_agrees", lambda model, job, name, place: "data_algorithm=own" not in name)
     tuned, (entry,) = tune.tune(model, feeds, CPU)
     assert ways_of(tuned.graph.node) == ("engine=2", "own")
     assert entry.wrong == ("data_algorithm=own",)

@@ -67,7 +67,7 @@ def test_an_answer_of_any_length_comes_whole(library: Path, monkeypatch: pytest.
     lines = [f"split:engine={number};k2=1" for number in range(10_000)]
 
     def answering(numbers: Any, count: int, program: bytes, answer: Callable[[bytes], None]) -> int:
-        assert list(numbers) == [0, 3, 4]
+        assert list(numbers) == [device, 3, 4]
         assert (count, program) == (3, b"program")
         answer("".join(f"{line}\n" for line in lines).encode())
         return 0
@@ -78,7 +78,10 @@ def test_an_answer_of_any_length_comes_whole(library: Path, monkeypatch: pytest.
         return SimpleNamespace(Listing=answering) if path == library_path() else load(path)
 
     monkeypatch.setattr(ctypes, "CDLL", loaded)
+    device = 0
     assert ask("Listing", "node 'long'", [3, 4], "program") == lines
+    device = 2
+    assert ask("Listing", "node 'long'", [3, 4], "program", 2) == lines
 
 
 # ------------------------------------------------------------------------------------------------------------ gradients
@@ -102,7 +105,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, *lines: str) -> list[tuple[str, S
     """Replaces the library; returns the list that collects what it is asked."""
     asked = []
 
-    def answer(function: str, where: str, numbers: Sequence[int], program: str) -> list[str]:
+    def answer(function: str, where: str, numbers: Sequence[int], program: str, device_id: int) -> list[str]:
         asked.append((where, numbers, program))
         return list(lines)
 

@@ -105,7 +105,18 @@ def test_json_has_the_documented_keys_and_no_others() -> None:
         {"rewrite": "fuse-layer-norm", "node": "odd (ReduceMean)", "reason": "the axes [1] are not the trailing ones"}
     ]
     first = data["verification"][0]
-    assert list(first) == ["provider", "inputs", "original_ms", "optimized_ms", "skipped", "passed"]
+    assert list(first) == [
+        "provider",
+        "inputs",
+        "original_ms",
+        "optimized_ms",
+        "skipped",
+        "replays",
+        "graph_skipped",
+        "notes",
+        "passed",
+    ]
+    assert list(first["inputs"][0]) == ["name", "outputs", "mode"]
     assert first["passed"] is True
     assert first["inputs"][0]["outputs"][0]["max_abs_error"] == 1e-6
     assert first["inputs"][1]["outputs"][0]["max_abs_error"] == "inf"  # JSON has no infinity

@@ -14,8 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 from ortplugin.compare import Tolerance, compare, compare_form
 from ortplugin.errors import UsageError
 from ortplugin.inputs import CANDIDATES, Sizes, generate, load_inputs, required_inputs
+from ortplugin.judge import median_times
 from ortplugin.optimizer import find_guilty
-from ortplugin.verify import median_times
 
 SIZES = Sizes(batch=2, sequence=16, past=3, image=64, other=4)
 FLOATS = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]

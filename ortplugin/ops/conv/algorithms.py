@@ -14,9 +14,13 @@ from ortplugin.ops.list_algorithms import ask, known_shapes, lists
 
 
 def device_variants(
-    node: onnx.NodeProto, inputs: Sequence[TensorType], constant: Sequence[bool], transposed: bool = False
+    node: onnx.NodeProto,
+    inputs: Sequence[TensorType],
+    constant: Sequence[bool],
+    device_id: int = 0,
+    transposed: bool = False,
 ) -> Sequence[Mapping[str, Any]]:
-    """{"algorithm": text} for each one that the first GPU offers for inputs of these shapes; none where one is unknown.
+    """{"algorithm": text} for each one that a GPU offers for inputs of these shapes; none where one is unknown.
 
     Raises ModelError that names the node where the library can't tell, as without cuDNN.
     """
@@ -32,6 +36,6 @@ def device_variants(
     optional = (attributes.kernel_shape, attributes.strides, attributes.dilations, attributes.pads,
                 attributes.output_padding, attributes.output_shape)  # fmt: skip
     numbers += [*lists([each or () for each in optional]), len(shapes), *lists(shapes)]
-    found = ask("OrtPluginListConvAlgorithms", attributes.where, numbers, str(program))
+    found = ask("OrtPluginListConvAlgorithms", attributes.where, numbers, str(program), device_id)
     current = given.get("algorithm", b"auto").decode()
     return [{"algorithm": text} for text in ("auto", *found) if text != current]

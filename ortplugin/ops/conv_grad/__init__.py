@@ -388,10 +388,10 @@ def _whole_program(
 
 
 def device_variants(
-    node: onnx.NodeProto, inputs: Sequence[TensorType], constant: Sequence[bool]
+    node: onnx.NodeProto, inputs: Sequence[TensorType], constant: Sequence[bool], device_id: int = 0
 ) -> Sequence[Mapping[str, Any]]:
     """What the GPU offers for dX and for dW; see algorithms.py."""
-    return algorithms.variants(node, gradient_of(node), inputs)
+    return algorithms.variants(node, gradient_of(node), inputs, device_id)
 
 
 OPERATOR = Operator(

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 ATTRIBUTES = {"dX": "data_algorithm", "dW": "weight_algorithm"}
 
 
-def variants(node: onnx.NodeProto, gradient: Gradient, inputs: Sequence[TensorType]) -> Sequence[Mapping[str, Any]]:
-    """{"data_algorithm": text} and {"weight_algorithm": text} for each one that the first GPU offers for inputs of
-    these shapes; none where one is unknown.
+def variants(
+    node: onnx.NodeProto, gradient: Gradient, inputs: Sequence[TensorType], device_id: int = 0
+) -> Sequence[Mapping[str, Any]]:
+    """{"data_algorithm": text} and {"weight_algorithm": text} for each one that a GPU offers for inputs of these
+    shapes; none where one is unknown.
 
     Raises ModelError that names the node where the library can't tell, as without cuDNN.
     """
@@ -36,7 +38,7 @@ def variants(node: onnx.NodeProto, gradient: Gradient, inputs: Sequence[TensorTy
                gradient.output_padding)  # fmt: skip
     numbers += [*lists(windows), len(shapes), *lists(shapes)]
     where = f"node '{node.name}' ({node.op_type})"
-    answer = ask("OrtPluginListConvGradAlgorithms", where, numbers, str(gradient.program))
+    answer = ask("OrtPluginListConvGradAlgorithms", where, numbers, str(gradient.program), device_id)
     lines = [line.partition("=") for line in answer]
     return [
         {name: text}

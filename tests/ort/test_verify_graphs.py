@@ -1,0 +1,304 @@
+"""Verification on CUDA: plain runs, then replays of CUDA graphs. The CPU provider stands for a GPU that captures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_graphsurgeon as gs
+import pytest
+from fake_gpu import Arrays, CapturingSession, FakeGpu
+
+from ortplugin import judge, optimizer, tune, verify
+from ortplugin.cli import main
+from ortplugin.inputs import Case, shifted
+from ortplugin.judge import Side
+from ortplugin.passes.base import Change, PassResult
+from ortplugin.replays import REPLAYS, GraphSession
+from ortplugin.report import GRAPH, GRAPH_TF32, PLAIN, ProviderVerification
+from ortplugin.session import CPU, CUDA
+from ortplugin.verify import Verifier
+
+MODEL = """<ir_version: 8, opset_import: ["": 17]>
+g (float[4,8] x) => (float[4,8] y, float[4,8] z) { a = Abs(x) y = Neg(a) e = Exp(x) z = Sqrt(e) }"""
+WEIGHTS = """<ir_version: 8, opset_import: ["": 17]>
+g (float[1,2] x) => (float[1,2] y) <float[2,2] w = {1, 2, 3, 4}> { y = MatMul(x, w) }"""
+
+Spoil = Callable[[onnx.ModelProto, Mapping[str, str], int, Arrays], Arrays]
+
+
+def no_fault(model: onnx.ModelProto, options: Mapping[str, str], replay: int, outputs: Arrays) -> Arrays:
+    return outputs
+
+
+class Machine:
+    """What replaces the GPU: its faults, and what it was asked for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.spoil: Spoil = no_fault
+        self.refuse: Callable[[onnx.ModelProto], str] = lambda model: ""
+        self.options: list[dict[str, str]] = []
+        self.plain_options: list[Mapping[str, str]] = []
+        self.busy = True
+        real = judge.make_session
+
+        def make(side: Side, provider: str, tf32: bool = False, options: Mapping[str, str] | None = None) -> Any:
+            session = real(side, CPU)
+            if "enable_cuda_graph" not in (options or {}):
+                self.plain_options.append(options or {})
+                return session
+            given = {**(options or {}), "use_tf32": str(int(tf32))}
+            self.options.append(given)
+            model = onnx.load(side.path)
+            spoil = lambda replay, feeds, outputs: self.spoil(model, given, replay, outputs)  # noqa: E731
+            return CapturingSession(session, given, spoil, self.refuse(model))
+
+        monkeypatch.setattr(judge, "make_session", make)
+        graphs = lambda make, device_id: GraphSession(make, device_id, FakeGpu(device_id, busy=self.busy))  # noqa: E731
+        monkeypatch.setattr(judge, "GraphSession", graphs)
+        monkeypatch.setattr(judge, "_runner", lambda session, provider, *rest: lambda: None)
+        for module in (verify, optimizer):
+            monkeypatch.setattr(module, "resolve_provider", lambda name: CUDA)
+            monkeypatch.setattr(module, "check_device", lambda *rest: None)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+def parsed(text: str = MODEL) -> onnx.ModelProto:
+    model = onnx.parser.parse_model(text)
+    for node in model.graph.node:
+        node.name = node.op_type.lower()
+    return model
+
+
+def renamed(name: str = "new", text: str = MODEL) -> onnx.ModelProto:
+    """The same model with another name, by which a fault knows it."""
+    model = parsed(text)
+    model.graph.name = name
+    return model
+
+
+def verified(optimized: onnx.ModelProto, text: str = MODEL, **more: Any) -> ProviderVerification:
+    with closing(Verifier(parsed(text), providers=["cuda"], **more)) as verifier:
+        (result,) = verifier.verify(optimized)
+        assert verifier.agrees(optimized, CUDA) == result.passed
+    return result
+
+
+def test_plain_runs_and_replays_are_compared(machine: Machine) -> None:
+    result = verified(renamed(), device_id=1)
+    assert result.passed
+    assert [(each.name, each.mode) for each in result.inputs] == [
+        ("generated", PLAIN),
+        ("generated, shifted", PLAIN),
+        ("generated", GRAPH),
+        ("generated, shifted", GRAPH),
+    ]
+    assert result.replays == REPLAYS
+    assert (result.graph_skipped, result.notes) == ("", ())
+    assert {options["device_id"] for options in (*machine.options, *machine.plain_options)} == {"1"}
+    assert {options["use_tf32"] for options in machine.options} == {"0"}
+    assert result.original_ms is not None
+
+
+def test_values_that_are_wrong_in_replays_only(machine: Machine) -> None:
+    def spoil(model: onnx.ModelProto, options: Mapping[str, str], replay: int, outputs: Arrays) -> Arrays:
+        return {**outputs, "z": outputs["z"] + 3} if model.graph.name == "new" and replay == 11 else outputs
+
+    machine.spoil = spoil
+    result = verified(renamed())
+    assert not result.passed
+    (wrong,) = [(each.mode, output) for each in result.inputs for output in each.outputs if not output.passed]
+    assert wrong[0] == GRAPH
+    assert wrong[1].name == "z"
+    assert "1 of" in wrong[1].message
+    assert wrong[1].max_abs_error == pytest.approx(3)
+    assert result.original_ms is None
+    assert verified(renamed("old")).passed
+
+
+def test_what_the_original_does_itself_is_not_blamed_on_the_optimized_model(machine: Machine) -> None:
+    """Its replays differ in their last bits, as sums by atomic additions do; then in values, which is no yardstick."""
+    step = 1e-6
+
+    def spoil(model: onnx.ModelProto, options: Mapping[str, str], replay: int, outputs: Arrays) -> Arrays:
+        return {**outputs, "y": outputs["y"] + np.float32(step * (replay % 2))}
+
+    machine.spoil = spoil
+    assert verified(renamed()).passed
+    step = 1.0
+    result = verified(renamed())
+    assert result.passed
+    assert any("other values in each run" in output.message for each in result.inputs for output in each.outputs)
+    machine.spoil = lambda model, options, replay, outputs: (
+        spoil(model, options, replay, outputs) if model.graph.name == "new" else outputs
+    )
+    assert not verified(renamed()).passed
+
+
+def test_a_model_that_can_not_be_captured_says_why(machine: Machine) -> None:
+    machine.refuse = lambda model: "operation not permitted when stream is capturing"
+    result = verified(renamed())
+    assert result.passed
+    assert result.replays == 0
+    assert "can't be captured: 1 : FAIL : operation not permitted" in result.graph_skipped
+    assert result.graph_skipped.endswith("nor can the original")
+    assert result.notes == ()
+
+
+def test_that_the_original_alone_can_be_captured_is_a_note(machine: Machine) -> None:
+    machine.refuse = lambda model: "too many inputs" if model.graph.name == "new" else ""
+    result = verified(renamed())
+    assert result.passed
+    (note,) = result.notes
+    assert "the original can be captured in a CUDA graph, the optimized model can't" in note
+    assert "too many inputs" in note
+
+
+def test_an_optimized_model_that_alone_can_be_captured_is_compared(machine: Machine) -> None:
+    machine.refuse = lambda model: "" if model.graph.name == "new" else "32 inputs"
+    machine.spoil = lambda model, options, replay, outputs: {name: array * 2 for name, array in outputs.items()}
+    result = verified(renamed())
+    assert not result.passed
+    assert result.replays == REPLAYS
+
+
+def test_an_error_in_replays_is_a_failure(machine: Machine) -> None:
+    def spoil(model: onnx.ModelProto, options: Mapping[str, str], replay: int, outputs: Arrays) -> Arrays:
+        if model.graph.name == "new" and replay == 3:
+            raise RuntimeError("an illegal memory access was encountered")
+        return outputs
+
+    machine.spoil = spoil
+    result = verified(renamed())
+    assert not result.passed
+    assert "illegal memory access" in result.inputs[-1].outputs[0].message
+    assert result.inputs[-1].mode == GRAPH
+
+
+def test_replays_that_are_waited_for_are_noted(machine: Machine) -> None:
+    machine.busy = False
+    (note,) = verified(renamed()).notes
+    assert "waits for each replay" in note
+
+
+def test_float_weights_are_replayed_with_tf32_too(machine: Machine) -> None:
+    """Against runs of the same session without a graph: its values are not those without TF32."""
+    result = verified(renamed(text=WEIGHTS), WEIGHTS)
+    assert result.passed
+    assert {each.mode for each in result.inputs} == {PLAIN, GRAPH, GRAPH_TF32}
+    assert result.replays == 2 * REPLAYS
+
+    def spoil(model: onnx.ModelProto, options: Mapping[str, str], replay: int, outputs: Arrays) -> Arrays:
+        return {"y": outputs["y"] * 1.01} if options["use_tf32"] == "1" and model.graph.name == "new" else outputs
+
+    machine.spoil = spoil
+    failed = [each.mode for each in verified(renamed(text=WEIGHTS), WEIGHTS).inputs if not each.passed]
+    assert failed == [GRAPH_TF32, GRAPH_TF32]
+
+
+def test_shifted_values_are_the_same_ones_elsewhere() -> None:
+    feeds = {"a": np.arange(6).reshape(1, 6), "s": np.float32(3), "l": [np.arange(3)], "n": 1}
+    case = shifted(Case("c", feeds))
+    assert case.name == "c, shifted"
+    assert case.feeds["a"].tolist() == [[5, 0, 1, 2, 3, 4]]
+    assert case.feeds["s"] == 3
+    assert case.feeds["l"][0].tolist() == [2, 0, 1]
+    assert case.feeds["n"] == 1
+
+
+# ------------------------------------------------------------------------------------------------ the guilty rewrite
+
+
+class Rename:
+    """A pass that renames the nodes of one type."""
+
+    summary = "for a test"
+
+    def __init__(self, name: str, operator: str) -> None:
+        self.name, self.operator = name, operator
+
+    def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
+        found = [node for node in graph.nodes if node.op == self.operator and not node.name.endswith("_new")]
+        for node in found[:limit]:
+            node.name += "_new"
+        return PassResult(tuple(Change(self.name, (node.name,), node.name) for node in found[:limit]), ())
+
+
+@pytest.mark.parametrize("guilty", ["abs", "exp", "sqrt"])
+def test_the_rewrite_that_makes_replays_differ_is_named(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], guilty: str
+) -> None:
+    """In plain runs every one of them is right."""
+
+    def spoil(model: onnx.ModelProto, options: Mapping[str, str], replay: int, outputs: Arrays) -> Arrays:
+        wrong = any(node.name == f"{guilty}_new" for node in model.graph.node) and replay % 7 == 3
+        return {**outputs, "y": outputs["y"] * 2} if wrong else outputs
+
+    machine.spoil = spoil
+    passes = tuple(Rename(f"rename-{name.lower()}", name) for name in ("Abs", "Neg", "Exp", "Sqrt"))
+    monkeypatch.setattr(optimizer, "PIPELINE", passes)
+    onnx.save(parsed(), tmp_path / "in.onnx")
+    report = tmp_path / "r.json"
+    command = [str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), "--provider", "cuda", "--device", "2"]
+    assert main([*command, "--report", str(report)]) == 1
+    captured = capsys.readouterr()
+    assert f"from the rewrite 'rename-{guilty}'" in captured.err
+    assert "output 'y' differs (CUDA, generated" in captured.err
+    assert ", replays of a CUDA graph) from" in captured.err
+    assert not (tmp_path / "out.onnx").exists()
+    (entry,) = json.loads(report.read_text())["verification"]
+    assert entry["replays"] == REPLAYS
+    assert [each["mode"] for each in entry["inputs"]] == ["plain", "plain", "graph", "graph"]
+    assert {options["device_id"] for options in machine.options} == {"2"}
+    assert main([*command, "--drop-guilty"]) == 0
+    text = capsys.readouterr().out
+    assert f"Left out the pass 'rename-{guilty}'" in text
+    assert f"{REPLAYS} replays of CUDA graphs were compared" in text
+
+
+# -------------------------------------------------------------------------------------------------------------- tuning
+
+
+def test_tuning_takes_nothing_whose_replays_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four copies side by side, on the GPU that was asked for; the first two runs are plain and agree."""
+    from ort.test_tune import two_scatters
+
+    model, feeds = two_scatters()
+    node = model.graph.node[0]
+    job = tune._Job(node, (), {"": [node]}, {name: feeds[name] for name in node.input}, ())
+    real, asked, wrong = tune.make_session, [], False
+
+    def make(model: bytes, providers: Any, **rest: Any) -> Any:
+        ((provider, options),) = providers
+        asked.append((provider, options))
+        session = real(model, ["cpu"])
+        if "enable_cuda_graph" not in options:
+            return session
+        assert len(onnx.load_from_string(model).graph.node) == 4
+
+        def spoil(replay: int, inputs: Arrays, outputs: Arrays) -> Arrays:
+            name = "first#2"
+            return {**outputs, name: outputs[name] + 1} if wrong and replay == 30 else outputs
+
+        return CapturingSession(session, options, spoil)
+
+    monkeypatch.setattr(tune, "make_session", make)
+    monkeypatch.setattr(
+        tune, "GraphSession", lambda make, device_id: partial(GraphSession, gpu=FakeGpu())(make, device_id)
+    )
+    place = tune.Place(CUDA, 1)
+    assert tune._agrees(model, job, "", place)
+    assert {(provider, options["device_id"]) for provider, options in asked} == {(CUDA, "1")}
+    wrong = True
+    assert not tune._agrees(model, job, "", place)
