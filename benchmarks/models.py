@@ -85,14 +85,15 @@ def session_replay(
     options.log_severity_level = 3
     if library is not None:
         options.register_custom_ops_library(library)
+    gpu = cupy.cuda.Device().id
     provider = {"user_compute_stream": str(stream.ptr), "enable_cuda_graph": str(int(graph)),
-                "prefer_nhwc": str(int(nhwc))}  # fmt: skip
+                "prefer_nhwc": str(int(nhwc)), "device_id": str(gpu)}  # fmt: skip
     session = onnxruntime.InferenceSession(model, options, providers=[("CUDAExecutionProvider", provider)])
     (output,) = session.get_outputs()
     result = cupy.empty(output.shape, image.dtype)
     binding = session.io_binding()
-    binding.bind_input(networks.INPUT, "cuda", 0, image.dtype, image.shape, image.data.ptr)
-    binding.bind_output(output.name, "cuda", 0, result.dtype, result.shape, result.data.ptr)
+    binding.bind_input(networks.INPUT, "cuda", gpu, image.dtype, image.shape, image.data.ptr)
+    binding.bind_output(output.name, "cuda", gpu, result.dtype, result.shape, result.data.ptr)
     run_options = onnxruntime.RunOptions()
     run_options.add_run_config_entry("disable_synchronize_execution_providers", "1")
     for _ in range(3):  # compiles, allocates, captures
@@ -238,14 +239,24 @@ def measure(
         key: float((torch.as_tensor(value, device="cuda").float() - expected).abs().max()) / scale
         for key, value in results.items()
     }
+    del replays, default, results  # their sessions' memory
+    gc.collect()
+    graphs = {}
+    (output,) = original.graph.output
+    feeds, wanted = {networks.INPUT: cupy.asnumpy(image)}, {output.name: expected.cpu().numpy()}
+    for key, variant in variants.items():
+        graphs[key] = timing.replayed_outputs(variant.SerializeToString(), feeds, wanted, plugin=True)
+        problem = graphs[key].get("refused") or graphs[key]["wrong"]
+        if problem:
+            failures[f"{key}, replayed"] = problem
+            print(f"  {key}, replayed: {problem}", flush=True)
     if profile is not None:
         write_profile(variants[list(variants)[-1]].SerializeToString(), image, profile / f"{name}_{batch}.json")
-    del replays, default, results
-    gc.collect()
     return {
         "case": case,
         "microseconds": {key: round(value, 1) for key, value in times.items()},
         "errors": errors,
+        "graphs": graphs,
         "operators": operators(optimized),
         "rewrites": report.rewrites,
         "seconds": {key: round(value, 1) for key, value in seconds.items()},

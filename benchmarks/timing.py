@@ -76,7 +76,7 @@ def environment(commit: str) -> dict[str, str]:
     import cupy
     import onnxruntime
 
-    properties = cupy.cuda.runtime.getDeviceProperties(0)
+    properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
     driver = cupy.cuda.runtime.driverGetVersion()
     record = {
         "gpu": properties["name"].decode(),
@@ -294,16 +294,16 @@ def session_chain(models: Mapping[int, bytes], feeds: Mapping[str, Any], *, plug
         options.log_severity_level = 3
         if plugin:
             ortplugin.register(options)
-        session = onnxruntime.InferenceSession(
-            models[length], options, providers=[("CUDAExecutionProvider", {"enable_cuda_graph": "1"})]
-        )
+        gpu = cupy.cuda.Device().id
+        provider = {"enable_cuda_graph": "1", "device_id": str(gpu)}
+        session = onnxruntime.InferenceSession(models[length], options, providers=[("CUDAExecutionProvider", provider)])
         binding = session.io_binding()
         for name, array in feeds.items():
-            binding.bind_input(name, "cuda", 0, array.dtype, array.shape, array.data.ptr)
+            binding.bind_input(name, "cuda", gpu, array.dtype, array.shape, array.data.ptr)
         kept = []  # a captured graph writes to fixed addresses
         for output in session.get_outputs():
             kept.append(cupy.empty(output.shape, next(iter(feeds.values())).dtype))
-            binding.bind_output(output.name, "cuda", 0, kept[-1].dtype, kept[-1].shape, kept[-1].data.ptr)
+            binding.bind_output(output.name, "cuda", gpu, kept[-1].dtype, kept[-1].shape, kept[-1].data.ptr)
         # The first runs compile, allocate and capture.
         for _ in range(3):
             session.run_with_iobinding(binding)
@@ -390,22 +390,102 @@ def session_replay(
     options.log_severity_level = 3
     if plugin:
         ortplugin.register(options)
-    provider = {"enable_cuda_graph": "1", "user_compute_stream": str(stream.ptr), **(provider_options or {})}
+    gpu = cupy.cuda.Device().id
+    provider = {"enable_cuda_graph": "1", "user_compute_stream": str(stream.ptr), "device_id": str(gpu)}
+    provider |= provider_options or {}
     session = onnxruntime.InferenceSession(model, options, providers=[("CUDAExecutionProvider", provider)])
     binding = session.io_binding()
     for number, feed in enumerate(feeds):
         for name, array in feed.items():
-            binding.bind_input(f"{name}{number}", "cuda", 0, array.dtype, array.shape, array.data.ptr)
+            binding.bind_input(f"{name}{number}", "cuda", gpu, array.dtype, array.shape, array.data.ptr)
     kept = []  # a captured graph writes to fixed addresses
     for output in session.get_outputs():
         dtype = {"tensor(float16)": "float16", "tensor(float)": "float32", "tensor(double)": "float64"}[output.type]
         kept.append(cupy.empty(output.shape, dtype))
-        binding.bind_output(output.name, "cuda", 0, kept[-1].dtype, kept[-1].shape, kept[-1].data.ptr)
+        binding.bind_output(output.name, "cuda", gpu, kept[-1].dtype, kept[-1].shape, kept[-1].data.ptr)
     # The first runs compile, allocate and capture.
     for _ in range(3):
         session.run_with_iobinding(binding)
         stream.synchronize()
     return _on_the_gpu(stream, lambda kept=kept: session.run_with_iobinding(binding)), kept[0]
+
+
+def replayed_outputs(
+    model: bytes,
+    feeds: Mapping[str, np.ndarray],
+    expected: Mapping[str, np.ndarray] | None = None,
+    *,
+    plugin: bool,
+    provider_options: Mapping[str, str] | None = None,
+    replays: int = 100,
+) -> dict[str, Any]:
+    """What verification says of a model under a CUDA graph, for a benchmark's record (see ortplugin/replays.py).
+
+    Args:
+        model: with or without the plugin's operators.
+        feeds: host arrays by input name; replays alternate between these and the same values shifted.
+        expected: what they should give, such as the outputs of the network in float32.
+        plugin: whether to register the library.
+        provider_options: more options of the CUDA provider.
+        replays: how many.
+
+    Returns:
+        "replays": how many there were. "differed": how many gave other bits than the first of their inputs, of outputs
+        whose bits runs without a graph repeat. "plain_error": the largest difference of any replay from a run of the
+        same session without a graph; "error": from `expected`, both over the output's largest magnitude. "wrong": what
+        verification would object to, "" if nothing. Or {"refused": why it can't be captured}.
+    """
+    import cupy
+    import onnxruntime
+
+    import ortplugin
+    from ortplugin.inputs import shifted
+    from ortplugin.replays import GraphSession, NotCaptured, compare_replays
+
+    def make(given: Mapping[str, str]) -> Any:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        if plugin:
+            ortplugin.register(options)
+        provider = {**given, **(provider_options or {})}
+        return onnxruntime.InferenceSession(model, options, providers=[("CUDAExecutionProvider", provider)])
+
+    try:
+        with GraphSession(make, cupy.cuda.Device().id) as graphs:
+            found = graphs.replay([feeds, shifted(feeds)], replays)
+    except NotCaptured as error:
+        return {"refused": str(error)}
+    judged = [output for case, plain in enumerate(found.plain) for output in compare_replays(found, case, plain)]
+    names = list(found.plain[0])
+    record: dict[str, Any] = {
+        "replays": found.count,
+        "differed": max((found.differing(name) for name in names if name not in found.unsteady), default=0),
+        "plain_error": max(
+            relative_error(result.outputs[name], plain[name])
+            for results, plain in zip(found.results, found.plain, strict=True)
+            for result in results
+            for name in names
+        ),
+        "wrong": next((f"{output.name}: {output.message}" for output in judged if not output.passed), ""),
+    }
+    if expected is not None:
+        record["error"] = max(
+            relative_error(result.outputs[name], wanted)
+            for result in found.results[0]
+            for name, wanted in expected.items()
+        )
+    return record
+
+
+def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
+    """The largest difference over the largest magnitude; infinite where only one of the two is finite."""
+    found, expected = np.asarray(found).astype(np.float64), np.asarray(expected).astype(np.float64)
+    if not (np.isfinite(found) == np.isfinite(expected)).all():
+        return float("inf")
+    finite = np.isfinite(expected)
+    if not finite.any():
+        return 0.0
+    return float(np.abs(found - expected)[finite].max() / max(np.abs(expected[finite]).max(), 1e-30))
 
 
 def session_steps(

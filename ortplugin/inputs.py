@@ -92,7 +92,7 @@ def generate(model: ModelProto, sizes: Sizes, shapes: Shapes | None = None, seed
     return Case(name, feeds)
 
 
-def shifted(case: Case) -> Case:
+def shifted(feeds: Mapping[str, Any]) -> dict[str, Any]:
     """The same values in another place: each array rolled by one along its first axis of several elements.
 
     What held for single values still does: indices are in their tables and as distinct as before.
@@ -106,7 +106,7 @@ def shifted(case: Case) -> Case:
         axis = next((axis for axis, size in enumerate(value.shape) if size > 1), None)
         return value if axis is None else np.roll(value, 1, axis)
 
-    return Case(f"{case.name}, shifted", {name: rolled(value) for name, value in case.feeds.items()})
+    return {name: rolled(value) for name, value in feeds.items()}
 
 
 def as_wanted(feeds: Mapping[str, Any], model: ModelProto) -> dict[str, Any]:

@@ -200,7 +200,7 @@ class Judge:
 
     def _shifted(self, session: Any, names: Sequence[str], case: Case, outputs: Arrays) -> list[tuple[Case, Arrays]]:
         """The case with its values shifted, if that gives outputs of the same shapes."""
-        other = shifted(case)
+        other = Case(f"{case.name}, shifted", shifted(case.feeds))
         try:
             found = run_on_host(session, other.feeds, names)
         except Exception:  # what a model takes, it need not take in another order: there is one case less

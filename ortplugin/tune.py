@@ -33,7 +33,7 @@ from onnx import ModelProto, NodeProto, ValueInfoProto, helper
 
 from .compare import Tolerance, compare
 from .errors import ModelError
-from .inputs import Case, shifted
+from .inputs import shifted
 from .ops import DOMAIN, Operator, find
 from .ops.base import TensorType
 from .replays import GraphSession, NotCaptured, compare_replays
@@ -336,7 +336,7 @@ def _agrees_in_graphs(
     copies = _copies(model, job, name, len(numbers))
     outputs = [value for value in job.node.output if value]
     given, wanted = [], []
-    for inputs in (dict(job.inputs), shifted(Case("", dict(job.inputs))).feeds):
+    for inputs in (job.inputs, shifted(job.inputs)):
         feeds = {f"{value}#0": array for value, array in inputs.items()}
         found = run_on_host(standing, feeds, [f"{each}#0" for each in outputs])
         given.append({f"{value}#{copy}": array for value, array in inputs.items() for copy in numbers})

@@ -1,0 +1,349 @@
+"""Verification on a GPU: queued replays of CUDA graphs, and faults that only they show.
+
+One command runs all of it: pytest tests/gpu/test_verify_graphs.py --require-gpu -q
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from exported import DATA
+from onnx import helper
+
+import ortplugin
+from gpu.faulty import Faulty, planting
+from ortplugin import judge, optimizer, tune
+from ortplugin.cli import main
+from ortplugin.cuda_driver import CudaError, Gpu
+from ortplugin.inputs import shifted
+from ortplugin.judge import Judge, Question, Side, make_session
+from ortplugin.ops import OPERATORS
+from ortplugin.replays import REPLAYS, GraphSession, NotCaptured, Replayed, compare_replays
+from ortplugin.report import GRAPH, GRAPH_TF32, PLAIN
+from ortplugin.session import CUDA
+
+cupy = pytest.importorskip("cupy")
+
+# A chain of kernels, ours and ONNX Runtime's.
+CHAIN = """<ir_version: 8, opset_import: ["": 18]>
+g (float[64,256] x) => (float[64,256] y) <float[256,256] w> {
+  a = MatMul(x, w) b = Sigmoid(a) c = MatMul(b, w) y = Softmax(c) }"""
+FORK = """<ir_version: 8, opset_import: ["": 18]>
+g (float[4] x, bool c) => (float[4] y) {
+  y = If (c) <then_branch = t () => (float[4] a) { a = Neg(x) }, else_branch = e () => (float[4] b) { b = Abs(x) }> }"""
+HOST = """<ir_version: 8, opset_import: ["": 18]>
+g (float[4] x) => (float[1,n] y) { i = NonZero(x) y = Cast<to=1>(i) }"""
+
+
+def chain(opset: int = 18) -> onnx.ModelProto:
+    model = onnx.parser.parse_model(CHAIN)
+    rng = np.random.default_rng(0)
+    weights = (rng.standard_normal((256, 256)) / 16).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    return model
+
+
+def many_inputs() -> onnx.ModelProto:
+    """ONNX Runtime's Concat takes 32 inputs under capture."""
+    names = [f"x{number}" for number in range(40)]
+    nodes = [helper.make_node("Relu", ["x"], [name], name) for name in names]
+    nodes.append(helper.make_node("Concat", names, ["y"], "concat", axis=0))
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", 1, [2, 8])],
+        [helper.make_tensor_value_info("y", 1, [80, 8])],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+
+
+def saved(model: onnx.ModelProto, folder: Path, name: str = "m.onnx") -> Side:
+    path = folder / name
+    onnx.save(model, path)
+    return Side(path, any(node.domain == "ortplugin" for node in model.graph.node))
+
+
+def replayed(side: Side, feeds: dict[str, Any], fault: str = "", device_id: int = 0) -> Replayed:
+    def make(options: Any) -> Any:
+        session = make_session(side, CUDA, options=options)
+        return Faulty(session, fault, options) if fault else session
+
+    with GraphSession(make, device_id) as graphs:
+        return graphs.replay([feeds, shifted(feeds)])
+
+
+# ---------------------------------------------------------------------------------------------------------- the driver
+
+
+def test_memory_copies_and_fills() -> None:
+    with Gpu(0) as gpu:
+        stream = gpu.stream()
+        values = np.arange(1000, dtype=np.int32)
+        one, other = gpu.allocate(values.nbytes), gpu.allocate(values.nbytes)
+        gpu.upload(one, values)
+        gpu.fill(other, 0xFF, values.nbytes, stream)
+        gpu.copy(other, one, 2000, stream)
+        gpu.synchronize(stream)
+        found = gpu.download(other, values.nbytes).view(np.int32)
+        assert (found[:500] == values[:500]).all()
+        assert (found[500:] == -1).all()
+        assert gpu.download(gpu.allocate(0), 0).size == 0
+        assert gpu.free_bytes() > 0
+        gpu.check()
+        with pytest.raises(CudaError, match=r"cuMemAlloc_v2 failed on GPU 0: CUDA_ERROR_OUT_OF_MEMORY"):
+            gpu.allocate(2**50)
+
+
+def test_a_disturbance_takes_its_time_and_streams_do_not_wait_for_each_other() -> None:
+    with Gpu(0) as gpu:
+        first, second = gpu.stream(), gpu.stream()
+        for _ in range(2):  # the first one also compiles
+            gpu.disturb(first, 4, 20_000)
+            assert gpu.is_busy(first)
+            gpu.disturb(second, 1, 1)
+            gpu.synchronize(second)
+            assert gpu.is_busy(first)
+            gpu.synchronize(first)
+            assert not gpu.is_busy(first)
+
+
+def test_the_context_and_cupy_get_along() -> None:
+    array = cupy.arange(10)
+    with Gpu(0) as gpu:
+        address = gpu.allocate(array.nbytes)
+        gpu.copy(address, array.data.ptr, array.nbytes, gpu.stream())
+        gpu.check()
+        assert (gpu.download(address, array.nbytes).view(np.int64) == np.arange(10)).all()
+    assert int((array + 1).sum()) == 55
+
+
+def test_there_is_no_gpu_of_a_large_number() -> None:
+    with pytest.raises(CudaError, match="INVALID_DEVICE"), Gpu(1000):
+        pass
+
+
+# ------------------------------------------------------------------------------------------------------------- replays
+
+
+def feeds_of(model: onnx.ModelProto, rng: np.random.Generator) -> dict[str, Any]:
+    (value,) = model.graph.input
+    shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+    return {value.name: rng.standard_normal(shape).astype(np.float32)}
+
+
+def test_replays_are_queued_and_give_the_same_bits(library: Path, tmp_path: Path, rng: np.random.Generator) -> None:
+    model = chain()
+    found = replayed(saved(model, tmp_path), feeds_of(model, rng))
+    assert found.queued, "a run returns before the GPU is done"
+    assert found.count == REPLAYS
+    assert found.differing("y") == 0
+    assert not found.unsteady
+    for case, plain in enumerate(found.plain):
+        (output,) = compare_replays(found, case, plain)
+        assert output.passed
+        assert output.max_abs_error is not None
+
+
+@pytest.mark.parametrize(("fault", "words"), [("late", "differ by"), ("bit", "other bits"), ("value", "differ by")])
+def test_planted_faults_are_found(
+    library: Path, tmp_path: Path, rng: np.random.Generator, fault: str, words: str
+) -> None:
+    model = chain()
+    found = replayed(saved(model, tmp_path), feeds_of(model, rng), fault)
+    judged = [output for case, plain in enumerate(found.plain) for output in compare_replays(found, case, plain)]
+    assert any(not output.passed for output in judged)
+    assert any(words in output.message for output in judged)
+
+
+def test_a_fused_operator(library: Path, tmp_path: Path, rng: np.random.Generator) -> None:
+    optimized, report = ortplugin.optimize(DATA / "bert_torchscript_opset14_fp16.onnx")
+    assert report.fused
+    side = saved(optimized, tmp_path)
+    values = {value.name: value for value in optimized.graph.input}
+    feeds = {name: np.ones((2, 16), np.int64) for name in values}
+    found = replayed(side, feeds)
+    for name in found.plain[0]:
+        assert found.differing(name) == 0
+    assert all(each.passed for case, plain in enumerate(found.plain) for each in compare_replays(found, case, plain))
+
+
+@pytest.mark.parametrize(
+    ("model", "feeds"),
+    [
+        (FORK, {"x": np.float32([1, 2, 3, 4]), "c": np.bool_(True)}),
+        (HOST, {"x": np.float32([1, 0, 3, 4])}),
+        (many_inputs, {"x": np.ones((2, 8), np.float32)}),
+    ],
+    ids=["control flow", "host copies", "many inputs"],
+)
+def test_what_can_not_be_captured_says_why_and_harms_nothing(
+    library: Path, tmp_path: Path, rng: np.random.Generator, model: Any, feeds: dict[str, Any]
+) -> None:
+    made = onnx.parser.parse_model(model) if isinstance(model, str) else model()
+    with pytest.raises(NotCaptured) as caught:
+        replayed(saved(made, tmp_path), {name: np.asarray(value) for name, value in feeds.items()})
+    assert str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert int(cupy.arange(10).sum()) == 45, "the GPU still works"
+    test_replays_are_queued_and_give_the_same_bits(library, tmp_path, rng)
+
+
+def test_memory_is_given_back(library: Path, tmp_path: Path, rng: np.random.Generator) -> None:
+    model = chain()
+    side, feeds = saved(model, tmp_path), feeds_of(model, rng)
+    left = []
+    for _ in range(6):
+        replayed(side, feeds)
+        left.append(cupy.cuda.runtime.memGetInfo()[0])
+    assert left[-1] >= left[2] - 2**22
+
+
+# -------------------------------------------------------------------------------------------------------- verification
+
+
+def judge_of(original: Side, model: onnx.ModelProto, **more: Any) -> Judge:
+    return Judge(Question(original, model, **more))
+
+
+def test_a_right_model_passes_in_every_mode(library: Path, tmp_path: Path) -> None:
+    model = chain()
+    optimized, _ = ortplugin.optimize(model)
+    side = saved(optimized, tmp_path, "fast.onnx")
+    side = Side(side.path, side.plugin, float_weights=True)
+    result = judge_of(saved(model, tmp_path), model).verify(CUDA, side, timed=True)
+    assert result.passed, [output for each in result.inputs for output in each.outputs if not output.passed]
+    assert [each.mode for each in result.inputs] == [PLAIN, PLAIN, GRAPH, GRAPH, GRAPH_TF32, GRAPH_TF32]
+    assert (result.graph_skipped, result.notes) == ("", ())
+    assert result.replays == 2 * REPLAYS
+    assert result.original_ms is not None
+
+
+@pytest.mark.parametrize("fault", ["late", "bit", "value"])
+def test_a_fault_in_graphs_alone_is_a_difference(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    model = chain()
+    original, optimized = saved(model, tmp_path), saved(model, tmp_path, "fast.onnx")
+    monkeypatch.setattr(judge, "make_session", planting(make_session, fault, lambda side: side == optimized))
+    examiner = judge_of(original, model)
+    result = examiner.verify(CUDA, optimized, timed=True)
+    assert not result.passed
+    assert {each.mode for each in result.inputs if not each.passed} == {GRAPH}
+    assert result.original_ms is None
+    assert not examiner.agrees(CUDA, optimized)
+    monkeypatch.setattr(judge, "make_session", make_session)
+    assert examiner.agrees(CUDA, optimized)
+
+
+def test_the_command_reports_graphs(library: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "r.json"
+    source = DATA / "bert_torchscript_opset14_fp16.onnx"
+    out = str(tmp_path / "fast.onnx")
+    assert main([str(source), "-o", out, "--provider", "cuda", "--device", "0", "--report", str(report)]) == 0
+    text = capsys.readouterr().out
+    (entry,) = json.loads(report.read_text())["verification"]
+    assert entry["passed"]
+    if not entry["graph_skipped"]:
+        assert "replays of CUDA graphs were compared" in text
+        assert entry["replays"] >= REPLAYS
+        assert {each["mode"] for each in entry["inputs"]} >= {"plain", "graph"}
+    else:
+        assert entry["graph_skipped"] in text.replace("\n", " ")
+
+
+def test_the_concat_of_many_inputs_is_reported(library: Path, tmp_path: Path) -> None:
+    """Whether it can be captured is for other tests; the report must say which of the two can."""
+    _, report = ortplugin.optimize(many_inputs(), verify=True, providers=["cuda"])
+    (result,) = report.verification or [None]
+    if result is None:
+        assert not report.changes
+        return
+    assert result.passed
+    assert result.replays or "can't be captured" in result.graph_skipped
+
+
+def test_a_number_of_no_gpu_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = str(DATA / "bert_dynamo.onnx")
+    assert main([source, "-o", str(tmp_path / "o.onnx"), "--provider", "cuda", "--device", "1000"]) == 2
+    assert "there is no GPU 1000; this process sees GPU" in capsys.readouterr().err
+
+
+# -------------------------------------------------------------------------------------------------------------- tuning
+
+
+def test_tuning_judges_replays(library: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    program = """(float x, float g) => (float y) {
+      n = LayerNormalization<axis=-1, epsilon=1e-05>(x)
+      y = Mul(n, g)
+    }"""
+    node = helper.make_node(OPERATORS[0].name, ["x", "g"], ["y"], "ln", domain="ortplugin", program=program)
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info("x", 1, [64, 64]), helper.make_tensor_value_info("g", 1, [64])],
+        [helper.make_tensor_value_info("y", 1, [64, 64])],
+    )
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=8)
+    feeds = {"x": rng.standard_normal((64, 64)).astype(np.float32), "g": np.ones(64, np.float32)}
+    job = tune._Job(node, (), {"": [node]}, feeds, ())
+    place = tune.Place(CUDA, 0)
+    assert tune._agrees(model, job, "", place)
+    real = tune.make_session
+    for fault in ("late", "bit", "value"):
+
+        def planted(model: bytes, providers: Any, fault: str = fault, **rest: Any) -> Any:
+            session = real(model, providers, **rest)
+            ((_, options),) = providers
+            return Faulty(session, fault, options) if "enable_cuda_graph" in options else session
+
+        monkeypatch.setattr(tune, "make_session", planted)
+        assert not tune._agrees(model, job, "", place), fault
+
+
+def test_a_model_is_tuned_and_verified_in_graphs(library: Path) -> None:
+    model = chain()
+    tuned, report = optimizer.optimize(model, tune=True, verify=True, providers=["cuda"])
+    assert report.passed
+    if report.changes or report.tuned:
+        (result,) = report.verification
+        assert result.replays > 0
+    assert tuned.graph.node
+
+
+# ---------------------------------------------------------------------------------------------------------- benchmarks
+
+
+def test_benchmarks_judge_the_same_way(
+    library: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).resolve().parents[2] / "benchmarks")])
+    timing = pytest.importorskip("timing")
+    model = chain()
+    feeds = feeds_of(model, rng)
+    record = timing.replayed_outputs(model.SerializeToString(), feeds, {"y": np.zeros((64, 256))}, plugin=True)
+    assert record["replays"] == 100
+    assert record["differed"] == 0
+    assert record["wrong"] == ""
+    assert record["plain_error"] < 1e-5
+    assert record["error"] > 1
+    refused = timing.replayed_outputs(
+        many_inputs().SerializeToString(), {"x": np.ones((2, 8), np.float32)}, plugin=False
+    )
+    assert "refused" in refused
+
+    real = GraphSession
+    monkeypatch.setattr(
+        "ortplugin.replays.GraphSession",
+        lambda make, device_id: real(lambda options: Faulty(make(options), "bit", options), device_id),
+    )
+    record = timing.replayed_outputs(model.SerializeToString(), feeds, plugin=True)
+    assert record["differed"] > 0
+    assert "other bits" in record["wrong"]
