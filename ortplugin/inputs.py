@@ -22,7 +22,7 @@ from onnx import AttributeProto, ModelProto, NodeProto, TypeProto, ValueInfoProt
 from .errors import UsageError, near_names, one_line
 from .inline import inlined
 from .input_shapes import Shapes
-from .modelcheck import skeleton, walk_graphs
+from .modelcheck import HEAVY, byte_count, copy_fields, skeleton, walk_graphs
 
 MAX_BYTES = 2**31  # of all generated inputs together
 
@@ -90,6 +90,19 @@ def generate(model: ModelProto, sizes: Sizes, shapes: Shapes | None = None, seed
         feeds[value.name] = [array, array.copy()] if kind == "sequence_type" else array
     name = "generated" + "".join(f", {symbol}={size}" for symbol, size in dynamic.items())
     return Case(name, feeds)
+
+
+def without_weights(model: ModelProto) -> ModelProto:
+    """A copy whose large initializers have no data: all that `generate` needs, cheap to send to another process."""
+    result = ModelProto()
+    copy_fields(model, result, leave_out="graph")
+    copy_fields(model.graph, result.graph, leave_out="initializer")
+    for tensor in model.graph.initializer:
+        if byte_count(tensor, f"initializer '{tensor.name}'") < HEAVY:
+            result.graph.initializer.append(tensor)
+        else:
+            result.graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+    return result
 
 
 def shifted(feeds: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,17 +23,36 @@ import numpy as np
 from onnx import ModelProto
 
 from .compare import Tolerance, compare, compare_form
+from .cuda_driver import CudaError, Gpu
 from .errors import OrtPluginError, RuntimeMissingError, VerificationError, one_line
 from .input_shapes import Shapes
 from .inputs import CANDIDATES, Case, cast_floating, generate, shifted
 from .replays import Arrays, GraphSession, NotCaptured, Replayed, compare_replays
-from .report import GRAPH, GRAPH_TF32, InputComparison, OutputComparison, ProviderVerification
+from .report import GRAPH, GRAPH_TF32, PLAIN, InputComparison, OutputComparison, ProviderVerification
 from .session import CPU, CUDA, element_type, library_path, onnxruntime, register, run_on_host
 
 _SILENT = 4  # ONNX Runtime's log level that shows fatal errors only; its errors are reported as ours
 _WARM_UP, _MIN_ROUNDS, _MAX_ROUNDS, _SECONDS = 2, 5, 50, 1.0
 
-Tell = Callable[[str], None]
+
+@dataclass(frozen=True)
+class Step:
+    """What is done next.
+
+    Attributes:
+        text: in a few words.
+        of_original: whether the original runs, so that nothing of it is the optimized model's fault.
+        mode: how it runs, as in InputComparison.
+        is_timing: whether both run, to be timed.
+    """
+
+    text: str
+    of_original: bool = False
+    mode: str = PLAIN
+    is_timing: bool = False
+
+
+Tell = Callable[[Step], None]
 
 
 @dataclass(frozen=True)
@@ -57,19 +76,21 @@ class Question:
 
     Attributes:
         original: the model to compare with.
-        skeleton: the same without its large weights, to generate inputs from.
+        light: the same without its large weights (inputs.without_weights), serialized, to generate inputs from.
         user_case: the user's inputs, or None.
         shapes: input name to shape, for the generated inputs.
         tolerance: the user's.
         device_id: of the GPU, on CUDA.
+        original_refused: why the original is not to be captured in CUDA graphs; empty to try.
     """
 
     original: Side
-    skeleton: ModelProto
+    light: bytes
     user_case: Case | None = None
     shapes: Shapes | None = None
     tolerance: Tolerance = field(default_factory=Tolerance)
     device_id: int = 0
+    original_refused: str = ""
 
 
 @dataclass(frozen=True)
@@ -99,23 +120,33 @@ class Judge:
 
     Args:
         question: what is compared.
-        tell: called with a few words before each step.
+        tell: called before each step.
+
+    Attributes:
+        is_lost: whether a CUDA error left the GPU unusable to this process.
     """
 
     def __init__(self, question: Question, tell: Tell = lambda _: None) -> None:
         self._question = question
+        self._original = ModelProto.FromString(question.light)
         self._tell = tell
+        self.is_lost = False
         self._references: dict[str, _Reference] = {}
         self._graphs: tuple[list[Replayed], str] | None = None
 
     def load_original(self, provider: str) -> None:
         """Runs the original on `provider`, once; VerificationError where that can't be done."""
-        self._reference(provider)
+        try:
+            self._reference(provider)
+        except VerificationError:
+            self._check_gpu(provider)
+            raise
 
     def lacking_kernels(self, provider: str, side: Side) -> str:
         """Why a model converted to bfloat16 can't be compared here: ONNX Runtime has few such kernels on the CPU."""
         if self._question.tolerance.precision != "bf16" or provider != CPU:
             return ""
+        self._tell(Step(f"loading the optimized model on {short(provider)}"))
         try:
             make_session(side, provider)
         except OrtPluginError:
@@ -137,11 +168,21 @@ class Judge:
             result = self._verify_graphs(result, side)
         if timed and result.passed:
             result = self._time(result, side, session)
+        if not result.passed:
+            self._check_gpu(provider)
         return result
 
     def agrees(self, provider: str, side: Side) -> bool:
         """Whether a model agrees with the original on every case, plain and, where it can be captured, in graphs."""
         return self.verify(provider, side, timed=False).passed
+
+    def _check_gpu(self, provider: str) -> None:
+        if provider == CUDA:
+            try:
+                with Gpu(self._question.device_id) as gpu:
+                    gpu.check()
+            except CudaError:
+                self.is_lost = True
 
     # --------------------------------------------------------------------------------------------------- the original
 
@@ -151,7 +192,7 @@ class Judge:
         return self._references[provider]
 
     def _make_reference(self, provider: str) -> _Reference:
-        self._tell(f"loading the original on {short(provider)}")
+        self._tell(Step(f"loading the original on {short(provider)}", of_original=True))
         try:
             session = self._make(self._question.original, provider)
         except OrtPluginError:
@@ -161,7 +202,7 @@ class Judge:
                 f"the original can't be loaded on {short(provider)}: {one_line(error)}; "
                 "choose another --provider, or skip the check with --no-verify"
             ) from error
-        self._tell(f"running the original on {short(provider)}")
+        self._tell(Step(f"running the original on {short(provider)}", of_original=True))
         names = [value.name for value in session.get_outputs()]
         cases: list[tuple[Case, Arrays]] = []
         user_case = self._question.user_case
@@ -184,7 +225,7 @@ class Judge:
         problem: BaseException | None = None
         for sizes in CANDIDATES:
             try:
-                case = generate(self._question.skeleton, sizes, self._question.shapes)
+                case = generate(self._original, sizes, self._question.shapes)
                 if all(case.name != other.name for other, _ in found):
                     found.append((case, run_on_host(session, case.feeds, names)))
             except Exception as error:  # as above
@@ -217,14 +258,14 @@ class Judge:
     def _compare_plain(self, provider: str, side: Side) -> tuple[list[InputComparison], Any]:
         """(the comparison of each case, the session of `side` or None if it could not be made)."""
         reference = self._reference(provider)
-        self._tell(f"loading the optimized model on {short(provider)}")
+        self._tell(Step(f"loading the optimized model on {short(provider)}"))
         try:
             session = self._make(side, provider)
         except RuntimeMissingError:
             raise
         except Exception as error:  # as above
             return [_failure("loading", f"the optimized model can't be loaded: {one_line(error)}")], None
-        self._tell(f"running the optimized model on {short(provider)}")
+        self._tell(Step(f"running the optimized model on {short(provider)}"))
         results = []
         for case, expected in reference.cases:
             try:
@@ -257,8 +298,10 @@ class Judge:
         return found, ""
 
     def _original_graphs(self) -> tuple[list[Replayed], str]:
+        if self._graphs is None and self._question.original_refused:
+            self._graphs = [], self._question.original_refused
         if self._graphs is None:
-            self._tell("replaying the original in a CUDA graph")
+            self._tell(Step("replaying the original in a CUDA graph", of_original=True, mode=GRAPH))
             try:
                 self._graphs = self._replay(self._question.original)
             except Exception as error:  # what the original can't do is no fault of the optimized model
@@ -274,7 +317,7 @@ class Judge:
         made: list[Replayed] = []
         skipped = ""
         for mode in (GRAPH, GRAPH_TF32) if side.float_weights else (GRAPH,):
-            self._tell(f"replaying the optimized model, {mode}")
+            self._tell(Step(f"replaying the optimized model in a CUDA {mode}", mode=mode))
             try:
                 replayed, refused = self._replay(side, tf32=mode == GRAPH_TF32)
             except Exception as error:  # as above
@@ -323,7 +366,7 @@ class Judge:
 
     def _time(self, result: ProviderVerification, side: Side, session: Any) -> ProviderVerification:
         provider = result.provider
-        self._tell(f"timing on {short(provider)}")
+        self._tell(Step(f"timing on {short(provider)}", is_timing=True))
         reference = self._reference(provider)
         case, outputs = reference.cases[0]
         try:

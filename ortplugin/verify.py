@@ -1,6 +1,7 @@
 """Original against optimized in ONNX Runtime, with the library registered, on each execution provider present.
 
-What is run and compared is judge.py's; here are the models' files, the choice of providers and the verdict.
+What is run and compared is judge.py's, in a process of its own (judge_process.py); here are the models' files, the
+choice of providers and the verdict.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from onnx import ModelProto, TensorProto
 from .compare import Tolerance
 from .errors import VerificationError
 from .input_shapes import Shapes
-from .inputs import load_inputs
-from .judge import Judge, Question, Side
+from .inputs import load_inputs, without_weights
+from .judge import Question, Side
+from .judge_process import JudgeProcess
 from .modelcheck import walk_nodes
 from .ops import DOMAIN
 from .report import ProviderVerification
@@ -28,7 +30,8 @@ __all__ = ["Tolerance", "Verifier"]
 
 
 class Verifier:
-    """Compares models with one original. Close it at the end (`contextlib.closing`): it keeps a temporary folder.
+    """Compares models with one original. Close it at the end (`contextlib.closing`): it keeps a process with the
+    sessions, and a temporary folder.
 
     Args:
         original: the model to compare with.
@@ -63,11 +66,14 @@ class Verifier:
         self._timed = timed
         self._folder = tempfile.TemporaryDirectory(prefix="ortplugin-")
         side = self._write(original, "original.onnx") if path is None else _side(original, path)
-        question = Question(side, original, user_case, input_shapes, tolerance or Tolerance(), device_id)
-        self._judge = Judge(question, progress or (lambda _: None))
+        light = without_weights(original).SerializeToString()
+        question = Question(side, light, user_case, input_shapes, tolerance or Tolerance(), device_id)
+        say = progress or (lambda _: None)
+        self._judge = JudgeProcess(question, lambda step: say(step.text))
 
     def close(self) -> None:
-        """Removes the temporary folder."""
+        """Ends the process and removes the temporary folder."""
+        self._judge.close()
         self._folder.cleanup()
 
     def verify(self, optimized: ModelProto) -> list[ProviderVerification]:

@@ -24,7 +24,7 @@ from ortplugin import judge, tune
 from ortplugin.cli import main
 from ortplugin.cuda_driver import Gpu
 from ortplugin.errors import ModelError, UsageError
-from ortplugin.inputs import shifted
+from ortplugin.inputs import shifted, without_weights
 from ortplugin.judge import Judge, Question, Side
 from ortplugin.ops import find
 from ortplugin.ops.base import TensorType
@@ -182,7 +182,7 @@ def test_verification_on_the_second(
         return session
 
     monkeypatch.setattr(judge, "make_session", make)
-    question = Question(saved(model, tmp_path / "m.onnx"), model, device_id=1)
+    question = Question(saved(model, tmp_path / "m.onnx"), without_weights(model).SerializeToString(), device_id=1)
     result = Judge(question).verify(CUDA, saved(optimized, tmp_path / "fast.onnx"), timed=True)
     assert result.passed
     assert set(devices) == {"1"}

@@ -22,7 +22,7 @@ from gpu.faulty import Faulty, planting
 from ortplugin import judge, optimizer, tune
 from ortplugin.cli import main
 from ortplugin.cuda_driver import CudaError, Gpu
-from ortplugin.inputs import shifted
+from ortplugin.inputs import shifted, without_weights
 from ortplugin.judge import Judge, Question, Side, make_session
 from ortplugin.ops import OPERATORS
 from ortplugin.replays import REPLAYS, GraphSession, NotCaptured, Replayed, compare_replays
@@ -209,7 +209,7 @@ def test_memory_is_given_back(library: Path, tmp_path: Path, rng: np.random.Gene
 
 
 def judge_of(original: Side, model: onnx.ModelProto, **more: Any) -> Judge:
-    return Judge(Question(original, model, **more))
+    return Judge(Question(original, without_weights(model).SerializeToString(), **more))
 
 
 def test_a_right_model_passes_in_every_mode(library: Path, tmp_path: Path) -> None:

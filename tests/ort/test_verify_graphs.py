@@ -19,7 +19,7 @@ from fake_gpu import Arrays, CapturingSession, FakeGpu
 from ortplugin import judge, optimizer, tune, verify
 from ortplugin.cli import main
 from ortplugin.inputs import shifted
-from ortplugin.judge import Side
+from ortplugin.judge import Judge, Side
 from ortplugin.passes.base import Change, PassResult
 from ortplugin.replays import REPLAYS, GraphSession
 from ortplugin.report import GRAPH, GRAPH_TF32, PLAIN, ProviderVerification
@@ -36,6 +36,13 @@ Spoil = Callable[[onnx.ModelProto, Mapping[str, str], int, Arrays], Arrays]
 
 def no_fault(model: onnx.ModelProto, options: Mapping[str, str], replay: int, outputs: Arrays) -> Arrays:
     return outputs
+
+
+class HereJudge(Judge):
+    """In this process, where the machine can be replaced."""
+
+    def close(self) -> None:
+        pass
 
 
 class Machine:
@@ -64,6 +71,7 @@ class Machine:
         graphs = lambda make, device_id: GraphSession(make, device_id, FakeGpu(device_id, busy=self.busy))  # noqa: E731
         monkeypatch.setattr(judge, "GraphSession", graphs)
         monkeypatch.setattr(judge, "_runner", lambda session, provider, *rest: lambda: None)
+        monkeypatch.setattr(verify, "JudgeProcess", HereJudge)
         for module in (verify, optimizer):
             monkeypatch.setattr(module, "resolve_provider", lambda name: CUDA)
             monkeypatch.setattr(module, "check_device", lambda *rest: None)
