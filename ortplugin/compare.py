@@ -10,7 +10,8 @@ way to it, not of its own magnitude, which may be small by cancellation. The out
 Magnitudes above a quarter of the dtype's largest are what masks are filled with; they do not count for the scale.
 
 Where a model was converted to another precision, its tolerances are that dtype's at least, and an output in that dtype
-is compared with the original's: no output of such a model has more bits than its operators.
+is compared with the original's: no output of such a model has more bits than its operators. The same goes for a model
+that computes in fewer bits than its outputs have, as one with float32 inputs and outputs around float16.
 
 The defaults are about ten roundings of fp16 and bf16 and a thousand of fp32, whose sums ONNX Runtime makes in an order
 that depends on shapes, threads and fused operators. fp64 leaves room for functions that it approximates.
@@ -18,6 +19,7 @@ that depends on shapes, threads and fused operators. fp64 leaves room for functi
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +44,7 @@ _CONVERTED = {
 }
 _COARSE = (2.5e-1, 2.5e-1)  # float8 and smaller
 _FINFO: Any = ml_dtypes.finfo  # NumPy's knows its own dtypes only
+_BLOCK = 2**18  # elements that are compared at a time
 _SMALLEST_SCALE = 1e-3  # an output that is zero but for rounding is compared as if it had values of this size
 
 
@@ -49,18 +52,20 @@ _SMALLEST_SCALE = 1e-3  # an output that is zero but for rounding is compared as
 class Tolerance:
     """The user's tolerances: rtol relative, atol absolute and unscaled; None takes the dtype's default.
 
-    `precision` is that of a conversion ("fp16"), whose tolerances hold where they are wider, or None.
+    `precision` is that of a conversion ("fp16"), whose tolerances hold where they are wider, or None. `computed` is the
+    coarsest in which the original computes, whatever the dtypes of its outputs.
     """
 
     rtol: float | None = None
     atol: float | None = None
     precision: str | None = None
+    computed: str | None = None
 
     def defaults(self, dtype: str) -> tuple[float, float]:
         """(relative, absolute as a fraction of the scale) for an output of this dtype."""
         own = DEFAULTS.get(dtype, _COARSE)
-        other = _CONVERTED.get(self.precision or "", own)
-        return max(own[0], other[0]), max(own[1], other[1])
+        known = [own, *(_CONVERTED[each] for each in (self.precision, self.computed) if each in _CONVERTED)]
+        return max(rtol for rtol, _ in known), max(atol for _, atol in known)
 
 
 @dataclass(frozen=True)
@@ -139,66 +144,128 @@ def _is_float(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "f" or (dtype.type.__module__.startswith("ml_dtypes") and "float" in dtype.name)
 
 
+def _blocks(*arrays: np.ndarray[Any, Any]) -> Iterator[tuple[int, list[np.ndarray[Any, Any]]]]:
+    """(number of the first element, the arrays' next elements) again and again: what is computed on the way of a large
+    output, in wider dtypes, would take many times its memory."""
+    flat = [array.reshape(-1) for array in arrays]
+    for start in range(0, flat[0].size, _BLOCK):
+        yield start, [each[start : start + _BLOCK] for each in flat]
+
+
 def _compare_exactly(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any]) -> _Result:
-    different = np.asarray(expected != actual)
-    count = int(np.count_nonzero(different))
     integral = expected.dtype.kind in "iu"
+    count, largest, first = 0, 0, -1
+    for start, (want, got) in _blocks(expected, actual):
+        different = np.asarray(want != got)
+        if not different.any():
+            continue
+        count += int(np.count_nonzero(different))
+        if first < 0:
+            first = start + int(np.argmax(different))
+        if integral:
+            largest = max(largest, _largest_difference(want[different], got[different]))
     if count == 0:
         return _Result(True, 0.0 if integral else None, 0.0 if integral else None)
-    where = tuple(int(i) for i in np.argwhere(different)[0])
-    largest = None
-    if integral:  # in Python's integers: a difference of two int64 may not fit one
-        pairs = zip(expected[different].tolist(), actual[different].tolist(), strict=True)
-        largest = float(max(abs(a - b) for a, b in pairs))
+    where = _place(first, expected.shape)
     return _Result(
         False,
-        largest,
+        float(largest) if integral else None,
         message=f"{count} of {expected.size} differ, first at {list(where)}: "
         f"{actual[where]} instead of {expected[where]}",
     )
 
 
+def _largest_difference(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> int:
+    """Of integers of one dtype, exact: a difference of two int64 does not fit one, but does an unsigned one."""
+    wide = np.dtype(np.uint64 if one.dtype.kind == "u" else np.int64)
+    high = np.maximum(one, other).astype(wide).view(np.uint64)
+    low = np.minimum(one, other).astype(wide).view(np.uint64)
+    return int((high - low).max())  # modulo 2**64, which is what is wanted of negative numbers
+
+
+def _place(index: int, shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(int(each) for each in np.unravel_index(index, shape))
+
+
+@dataclass
+class _Mask:
+    """Where one kind of number that is not finite stands."""
+
+    expected: int = 0
+    found: int = 0
+    first_difference: int = -1
+
+
+_NOT_FINITE: dict[str, Callable[[Any], Any]] = {"NaN": np.isnan, "+Inf": np.isposinf, "-Inf": np.isneginf}
+
+
 def _compare_floats(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any], tolerance: Tolerance) -> _Result:
-    want, got = expected.astype(np.float64), actual.astype(np.float64)
-    for what, test in (("NaN", np.isnan), ("+Inf", np.isposinf), ("-Inf", np.isneginf)):
-        here, there = test(want), test(got)
-        different = here != there
-        if different.any():
-            where = tuple(int(i) for i in np.argwhere(different)[0])
-            return _Result(
-                False,
-                message=f"{int(here.sum())} {what} are expected, got {int(there.sum())}; "
-                f"first difference at {list(where)}: {got[where]:.6g} instead of {want[where]:.6g}",
-            )
-    finite = np.isfinite(want)
-    if not finite.any():
+    scale, problem, is_finite = _scale_and_masks(expected, actual)
+    if problem:
+        return _Result(False, message=problem)
+    if not is_finite:
         remark = (
-            "" if want.size == 0 else "no element is finite, so this says little; verify on real data with --inputs"
+            "" if expected.size == 0 else "no element is finite, so this says little; verify on real data with --inputs"
         )
         return _Result(True, 0.0, 0.0, remark)
     rtol, relative_atol = tolerance.defaults(expected.dtype.name)
-    magnitude = np.abs(np.where(finite, want, 0.0))
-    atol = relative_atol * _scale(magnitude, expected.dtype)
     rtol = rtol if tolerance.rtol is None else tolerance.rtol
-    atol = atol if tolerance.atol is None else tolerance.atol
-    error = np.abs(np.where(finite, got, 0.0) - np.where(finite, want, 0.0))
-    nonzero = magnitude > 0
-    max_rel = float((error[nonzero] / magnitude[nonzero]).max()) if nonzero.any() else 0.0
-    excess = error - (atol + rtol * magnitude)
-    # `not <=` rather than `>`: an error that is not a number must fail too.
-    failed = ~(excess <= 0)
+    atol = relative_atol * scale if tolerance.atol is None else tolerance.atol
+    max_abs = max_rel = 0.0
+    failed, worst, worst_excess = 0, 0, -np.inf
+    for start, (want_block, got_block) in _blocks(expected, actual):
+        want, got = want_block.astype(np.float64), got_block.astype(np.float64)
+        finite = np.isfinite(want)
+        if not finite.all():
+            want, got = np.where(finite, want, 0.0), np.where(finite, got, 0.0)
+        magnitude, error = np.abs(want), np.abs(got - want)
+        max_abs = max(max_abs, float(error.max()))
+        nonzero = magnitude > 0
+        if nonzero.any():
+            max_rel = max(max_rel, float((error[nonzero] / magnitude[nonzero]).max()))
+        excess = error - (atol + rtol * magnitude)
+        # `not <=` rather than `>`: an error that is not a number must fail too.
+        failed += int(np.count_nonzero(~(excess <= 0)))
+        index = int(np.argmax(excess))
+        if not excess[index] <= worst_excess:
+            worst, worst_excess = start + index, float(excess[index])
     message = ""
-    if failed.any():
-        where = tuple(int(i) for i in np.unravel_index(int(np.argmax(excess)), excess.shape))
+    if failed:
+        where = _place(worst, expected.shape)
         message = (
-            f"{int(failed.sum())} of {want.size} differ by more than {atol:.2g} + {rtol:.2g} of the value, "
-            f"worst at {list(where)}: {got[where]:.6g} instead of {want[where]:.6g}"
+            f"{failed} of {expected.size} differ by more than {atol:.2g} + {rtol:.2g} of the value, "
+            f"worst at {list(where)}: {float(actual[where]):.6g} instead of {float(expected[where]):.6g}"
         )
-    return _Result(not failed.any(), float(error.max()), max_rel, message)
+    return _Result(not failed, max_abs, max_rel, message)
 
 
-def _scale(magnitude: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> float:
-    """The largest finite magnitude that is no mask's filling, at least `_SMALLEST_SCALE`."""
-    largest = float(_FINFO(dtype).max)
-    usual = magnitude[magnitude <= largest / 4]
-    return max(float(usual.max()) if usual.size else 0.0, _SMALLEST_SCALE)
+def _scale_and_masks(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any]) -> tuple[float, str, bool]:
+    """(the expected output's scale, how NaN or infinities differ or "", whether any element is finite).
+
+    The scale is the largest finite magnitude that is no mask's filling, at least `_SMALLEST_SCALE`.
+    """
+    most = float(_FINFO(expected.dtype).max) / 4
+    scale, is_finite = _SMALLEST_SCALE, False
+    masks = {what: _Mask() for what in _NOT_FINITE}
+    for start, (want_block, got_block) in _blocks(expected, actual):
+        want, got = want_block.astype(np.float64), got_block.astype(np.float64)
+        for what, test in _NOT_FINITE.items():
+            here, there, mask = test(want), test(got), masks[what]
+            different = here != there
+            mask.expected += int(np.count_nonzero(here))
+            mask.found += int(np.count_nonzero(there))
+            if mask.first_difference < 0 and different.any():
+                mask.first_difference = start + int(np.argmax(different))
+        magnitude = np.abs(want[np.isfinite(want)])
+        is_finite = is_finite or magnitude.size > 0
+        usual = magnitude[magnitude <= most]
+        scale = max(scale, float(usual.max()) if usual.size else 0.0)
+    for what, mask in masks.items():
+        if mask.first_difference >= 0:
+            where = _place(mask.first_difference, expected.shape)
+            problem = (
+                f"{mask.expected} {what} are expected, got {mask.found}; first difference at {list(where)}: "
+                f"{float(actual[where]):.6g} instead of {float(expected[where]):.6g}"
+            )
+            return scale, problem, is_finite
+    return scale, "", is_finite

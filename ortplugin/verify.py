@@ -7,8 +7,10 @@ choice of providers and the verdict.
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from .input_shapes import Shapes
 from .inputs import load_inputs, without_weights
 from .judge import Question, Side
 from .judge_process import JudgeProcess
-from .modelcheck import walk_nodes
+from .modelcheck import walk_graphs, walk_nodes, walk_tensors
 from .ops import DOMAIN
 from .report import ProviderVerification
 from .session import CPU, available_providers, check_device, resolve_provider
@@ -67,7 +69,8 @@ class Verifier:
         self._folder = tempfile.TemporaryDirectory(prefix="ortplugin-")
         side = self._write(original, "original.onnx") if path is None else _side(original, path)
         light = without_weights(original).SerializeToString()
-        question = Question(side, light, user_case, input_shapes, tolerance or Tolerance(), device_id)
+        tolerance = replace(tolerance or Tolerance(), computed=computed_in(original))
+        question = Question(side, light, user_case, input_shapes, tolerance, device_id)
         say = progress or (lambda _: None)
         self._judge = JudgeProcess(question, lambda step: say(step.text))
 
@@ -111,6 +114,33 @@ class Verifier:
         path = Path(self._folder.name) / name
         save_model(model, path, durable=False)
         return _side(model, path)
+
+
+def computed_in(model: ModelProto) -> str | None:
+    """The coarsest precision that values of the model have: "bf16", "fp16" or "tf32"; None where none has so few bits.
+
+    Verification allows for that one's rounding: outputs are often cast back to float32 at the end.
+    """
+    found = {tensor.data_type for tensor, _ in walk_tensors(model)}
+    for graph in walk_graphs(model.graph):
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            found.add(value.type.tensor_type.elem_type)
+    allows_tf32 = False
+    for node in walk_nodes(model):
+        for attribute in node.attribute:
+            if attribute.name == "to" and node.op_type == "Cast":
+                found.add(attribute.i)
+            elif attribute.name == "program" and node.domain == DOMAIN:
+                names = set(re.findall(r"\w+", attribute.s.decode(errors="replace")))
+                found |= {kind for kind, name in _COARSE.items() if name in names}
+            elif attribute.name == "allow_tf32" and node.domain == DOMAIN:
+                allows_tf32 = allows_tf32 or attribute.i != 0
+    if TensorProto.BFLOAT16 in found:
+        return "bf16"
+    return "fp16" if TensorProto.FLOAT16 in found else "tf32" if allows_tf32 else None
+
+
+_COARSE = {TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16"}  # names as in programs
 
 
 def _side(model: ModelProto, path: Path) -> Side:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from exported import DATA
 from onnx import TensorProto, helper, numpy_helper
@@ -15,8 +16,10 @@ from onnx import TensorProto, helper, numpy_helper
 import ortplugin
 from models.light import randomized
 from ortplugin.cli import main
+from ortplugin.compare import Tolerance
 from ortplugin.errors import VerificationError
 from ortplugin.precision.ranges import measure
+from ortplugin.verify import computed_in
 
 # Which of tests/data, and how many Casts there may be in the result: one for each floating input and output, and those
 # between integers or bools and what computes with them. `None`: of kept operators there are some.
@@ -163,3 +166,35 @@ def test_on_the_command_line(library: Path, tmp_path: Path, capsys: pytest.Captu
     for wrong in (["--precision-io"], ["--precision", "fp16", "--restore"], ["--precision", "fp8"]):
         assert main([*files, *wrong]) == 2
         assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_what_was_converted_is_restored(library: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Inputs and outputs are float32, but the model computes in float16, and the restored one rounds more often."""
+    for name in ("bert_dynamo", "vit_torchscript_opset14", "swin_dynamo"):
+        fast, plain = tmp_path / f"{name}.onnx", tmp_path / f"{name}.plain.onnx"
+        assert main([str(DATA / f"{name}.onnx"), "-o", str(fast), "--precision", "fp16", "--no-verify"]) == 0
+        made = onnx.load(fast)
+        assert {value.type.tensor_type.elem_type for value in made.graph.output} == {TensorProto.FLOAT}
+        assert main([str(fast), "-o", str(plain), "--restore", "--provider", "cpu"]) == 0, capsys.readouterr().err
+        assert "agrees" in capsys.readouterr().out
+
+
+def test_the_coarsest_precision_decides() -> None:
+    """Of weights, of values between, of Casts and of what a fused operator casts to."""
+    text = '<ir_version: 8, opset_import: ["": 17, "ortplugin": 1]> g (float[2] x) => (float[2] y) '
+    wanted = {
+        "{ y = Abs(x) }": None,
+        "<float16 w = {1}> { c = Cast<to=1>(w) y = Add(x, c) }": "fp16",
+        "{ a = Cast<to=10>(x) y = Cast<to=1>(a) }": "fp16",
+        "{ a = Cast<to=16>(x) b = Cast<to=10>(a) y = Cast<to=1>(b) }": "bf16",
+        '{ y = ortplugin.FusedPointwise<program="(float x) => (float y) { a = Cast<to=float16>(x) }">(x) }': "fp16",
+        '{ y = ortplugin.FusedPointwise<program="(float x) => (float y) { a = Cast<to=bfloat16>(x) }">(x) }': "bf16",
+        '{ y = ortplugin.FusedPointwise<program="(float x) => (float y) { y = Abs(x) }">(x) }': None,
+        '{ y = ortplugin.FusedConv<allow_tf32=1, program="(float c) => (float c) {}">(x, x) }': "tf32",
+        '{ y = ortplugin.FusedConv<allow_tf32=0, program="(float c) => (float c) {}">(x, x) }': None,
+    }
+    assert {body: computed_in(onnx.parser.parse_model(text + body)) for body in wanted} == wanted
+    assert Tolerance(computed="fp16").defaults("float32") == (1e-2, 1e-2)
+    assert Tolerance(computed="fp16").defaults("bfloat16") == (5e-2, 5e-2)
+    assert Tolerance(precision="fp16", computed="bf16").defaults("float32") == (5e-2, 5e-2)
+    assert Tolerance(rtol=1.0).defaults("float32") == (1e-4, 1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,55 @@ def test_integers_beyond_the_precision_of_a_double() -> None:
     assert not result.passed
     assert result.max_abs_error == float(2**63 + 1)
     assert not passed(big, big + 1)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, np.uint8, np.int64, np.uint64])
+def test_what_lies_beyond_the_first_block_is_compared(dtype: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large outputs are compared block by block; scale, masks and the worst element are those of the whole."""
+    monkeypatch.setattr("ortplugin.compare._BLOCK", 16)
+    values = (np.arange(99) % 7 + 1).reshape(9, 11).astype(dtype)
+    assert passed(values, values.copy())
+    wrong = values.copy()
+    wrong[2, 3], wrong[8, 9] = values[2, 3] + 1, values[8, 9] + 3
+    result = compare("y", values, wrong)
+    assert not result.passed
+    assert result.max_abs_error == 3
+    assert result.message.startswith("2 of 99 differ")
+    assert ("[8, 9]" if np.dtype(dtype).kind != "i" and np.dtype(dtype).kind != "u" else "[2, 3]") in result.message
+    if np.dtype(dtype).kind in "iu":
+        return
+    for value, words in ((np.nan, "1 NaN are expected, got 2"), (-np.inf, "1 -Inf are expected, got 2")):
+        expected, found = values.copy(), values.copy()
+        expected[0, 0] = found[0, 0] = value
+        assert passed(expected, found)
+        found[7, 1] = value
+        assert compare("y", expected, found).message.startswith(f"{words}; first difference at [7, 1]")
+    large = values.copy()
+    large[8, 10] = 1000  # the scale of the first block, too
+    close = large.copy()
+    close[0, 0] += np.asarray(0.03, dtype)
+    assert passed(large, close) == (dtype != np.float64)
+
+
+def test_comparing_takes_little_memory_besides() -> None:
+    """Copies in float64, masks and lists of integers took 60 times an output of uint8."""
+    rng = np.random.default_rng(0)
+    for one, other in (
+        (rng.integers(0, 255, 2**24, np.uint8), rng.integers(0, 255, 2**24, np.uint8)),
+        (rng.standard_normal(2**22, np.float32), rng.standard_normal(2**22, np.float32)),
+    ):
+        tracemalloc.start()
+        compare("y", one, other)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 2**25
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.int32, np.uint32, np.int64, np.uint64])
+def test_the_largest_difference_of_integers_is_exact(dtype: type) -> None:
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    expected, actual = np.array([1, low, high, 5], dtype), np.array([1, high, low, 3], dtype)
+    assert compare("y", expected, actual).max_abs_error == float(int(high) - int(low))
 
 
 def test_strings_must_be_equal() -> None:
