@@ -19,12 +19,14 @@ from typing import Any
 import numpy as np
 from onnx import AttributeProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
+from .child import free_memory
 from .errors import UsageError, near_names, one_line
 from .inline import inlined
 from .input_shapes import Shapes
 from .modelcheck import HEAVY, byte_count, copy_fields, skeleton, walk_graphs
 
 MAX_BYTES = 2**31  # of all generated inputs together
+_SHARE = 0.25  # of the free memory, for the user's
 
 
 @dataclass(frozen=True)
@@ -400,7 +402,14 @@ def load_inputs(source: Mapping[str, Any] | str | os.PathLike[str], model: Model
     if isinstance(source, Mapping):
         return _checked("given inputs", dict(source), model)
     path = Path(source)
+    if path.exists() and not path.is_file():
+        raise UsageError(f"'{path}' is no regular file; give --inputs an .npz file")
     try:
+        if zipfile.is_zipfile(path):  # a small one may hold much
+            with zipfile.ZipFile(path) as members:
+                size = sum(member.file_size for member in members.infolist())
+            if size > free_memory() * _SHARE:
+                raise UsageError(f"'{path}' holds {size / 1e9:.1f} GB of arrays, too much for this machine's memory")
         archive = np.load(path, allow_pickle=False)
         if isinstance(archive, np.ndarray):
             raise UsageError(f"'{path}' holds one array without a name; save it with numpy.savez(path, name=array)")

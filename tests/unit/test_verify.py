@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -483,6 +484,24 @@ def test_wrong_arrays(tmp_path: Path, arrays: dict[str, np.ndarray], words: str)
         load_inputs(tmp_path / "data.npz", two_inputs())
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_small_file_with_large_arrays_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "data.npz"
+    np.savez_compressed(path, x=np.zeros((2**18, 3), np.float32), i=np.ones((1, 2), np.int64))
+    assert path.stat().st_size < 2**14
+    monkeypatch.setattr("ortplugin.inputs.free_memory", lambda: 4 * 2**20)
+    with pytest.raises(UsageError, match="too much for this machine's memory"):
+        load_inputs(path, two_inputs())
+    monkeypatch.undo()
+    assert load_inputs(path, two_inputs()).feeds["x"].shape == (2**18, 3)
+
+
+def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.npz")
+    for path in (tmp_path, tmp_path / "pipe.npz"):
+        with pytest.raises(UsageError, match="no regular file"):
+            load_inputs(path, two_inputs())
 
 
 def test_python_objects_are_never_unpickled(tmp_path: Path) -> None:
