@@ -1,0 +1,461 @@
+"""A sweep over architectures of torchvision, timm and transformers: are optimized models right, plain and under graphs?
+
+    python benchmarks/zoo.py --seconds 550                       # as many rows as there is time for
+    python benchmarks/zoo.py --seconds 550 --missing             # those that the results lack at this commit
+    python benchmarks/zoo.py --part 1/3 --workers 14             # a third of them
+    python benchmarks/zoo.py --cases resnet18 --exporter dynamo  # those whose name has this in it
+    python benchmarks/zoo.py --merge a/zoo.json b/zoo.json       # results of parts, without measuring
+    python benchmarks/zoo.py --provider cpu --cases resnet18     # exports, optimizes and compares on the CPU
+
+Every network of zoo_networks.py, in float16 and float32, exported by both of PyTorch's exporters, is a row; zoo_row.py
+says what is checked in it. Processes share the GPU, each with a row at a time: what takes longest is exporting. One
+that dies or takes too long is a row that says so. Rows are measured in an order in which a sweep that is cut short has
+seen every network once before it sees one twice. They merge into zoo.json with those of earlier runs.
+
+Verdicts:
+
+    right       errors are within zoo_row.py's rule, and all replays have the same bits as a run without a graph
+    wrong       they are not
+    fails       the original runs, the optimized model does not, or can't be captured where the original can
+    not judged  the reference can't tell, or ONNX Runtime's original is as wrong
+    no export   PyTorch's exporter failed
+    not run     PyTorch or ONNX Runtime does not run it, or there was no time
+    not there   the installed library has no such network
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import sys
+import tempfile
+import time
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import timing
+import zoo_networks
+from zoo_row import REPLAYS, Job, Setting, judge, measure
+
+# Appended, so that an installed ortplugin comes before the source folder.
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+
+KEYS = ("case", "precision", "exporter")
+# What is measured first: every network by one exporter in one precision, the usual sizes before the small ones.
+ORDER = [(e, p, s) for e in ("dynamo", "torchscript") for p in ("fp16", "fp32") for s in ("usual", "small")]
+BAD = ("wrong", "fails")
+INTERNAL = ("stage", "failing")  # parts of a row while it is measured
+DONE, LAST = "done", "last"  # what a worker says after a row: that it can go on, or not
+MOST_MEMORY = 6 << 30  # bytes of a worker after a row, with which it goes on
+
+Row = dict[str, Any]
+Measure = Callable[[Job, Setting, Callable[[Mapping[str, Any]], None]], None]
+
+
+def jobs(names: str = "", exporter: str = "", precision: str = "", size: str = "", part: str = "1/1") -> list[Job]:
+    """The rows to measure, in their order. `names`: parts of names, comma between them; `part`: 'NUMBER/PARTS'."""
+    wanted = [each for each in names.split(",") if each]
+    number, _, parts = part.partition("/")
+    if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
+        raise SystemExit(f"'{part}' is not NUMBER/PARTS, such as 1/3")
+    found = [
+        Job(case.name, of, by)
+        for by, of, kind in ORDER
+        if exporter in ("", by) and precision in ("", of) and size in ("", kind)
+        for case in zoo_networks.CASES.values()
+        if case.size == kind and (not wanted or any(each in case.name for each in wanted))
+    ]
+    if not found:
+        raise SystemExit(f"no network's name has one of '{names}' in it")
+    return found[int(number) - 1 :: int(parts)]
+
+
+# ------------------------------------------------------------------------------------------------------------ workers
+
+
+def work(connection: Any, setting: Setting, log: str, function: Measure) -> None:
+    """A worker: measures the jobs that come through the connection, until None does."""
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):  # exporters talk
+        os.dup2(output, stream)
+    with contextlib.suppress(ImportError):
+        import torch
+
+        torch.set_num_threads(1 if setting.device == "cuda" else 2)
+    while (job := connection.recv()) is not None:
+        os.ftruncate(output, 0)
+        function(job, setting, connection.send)
+        connection.send(DONE if usable(setting.device) else LAST)
+
+
+def usable(device: str) -> bool:
+    """Whether this process can go on: the GPU works, and its memory is not too much. Frees what it holds there."""
+    if int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") > MOST_MEMORY:
+        return False
+    if device == "cpu":
+        return True
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    except RuntimeError:
+        return False
+    return True
+
+
+@dataclass
+class Worker:
+    """A process and the row that it measures, if any."""
+
+    setting: Setting
+    function: Measure
+    log: Path
+    process: Any = None
+    connection: Any = None
+    job: Job | None = None
+    row: Row = field(default_factory=dict)
+    begun: float = 0.0
+
+    def start(self, job: Job) -> None:
+        """Gives the job to the process, a new one if there is none."""
+        if self.process is None or not self.process.is_alive():
+            self.close()
+            context = multiprocessing.get_context("spawn")
+            self.connection, theirs = context.Pipe()
+            given = (theirs, self.setting, str(self.log), self.function)
+            self.process = context.Process(target=work, args=given, daemon=True)
+            self.process.start()
+            theirs.close()
+        self.job, self.begun = job, time.monotonic()
+        self.row = {"case": job.case, "precision": job.precision, "exporter": job.exporter}
+        with contextlib.suppress(OSError):  # a process that has just died is found out in `poll`
+            self.connection.send(job)
+
+    def poll(self, limit: float) -> Row | None:
+        """The row, if it is done, its process has died, or it has taken longer than `limit` seconds."""
+        try:
+            while self.connection.poll():
+                part = self.connection.recv()
+                if part in (DONE, LAST):
+                    if part == LAST:
+                        self.kill()
+                    return self._end("")
+                self.row.update(part)
+        except (EOFError, OSError):
+            self.process.join(5)
+            problem = f"died in '{self.row.get('stage', 'start')}': {_exit(self.process.exitcode)}"
+            said = self.log.read_text(errors="replace").strip().rpartition("\n")[2] if self.log.exists() else ""
+            return self._end(f"{problem}; {said[:100]}" if said else problem)
+        if time.monotonic() - self.begun > limit:
+            self.kill()
+            return self._end(f"'{self.row.get('stage', 'start')}' was not done after {limit:.0f} s")
+        return None
+
+    def _end(self, problem: str) -> Row:
+        if problem:
+            verdict = self.row.get("failing", "not run")
+            if not verdict:
+                verdict, reason = judge(self.row)
+                problem = "; ".join(filter(None, (reason, problem)))
+            self.row |= {"verdict": verdict, "why": problem}
+        row = {key: value for key, value in self.row.items() if key not in INTERNAL}
+        row["seconds"] = round(time.monotonic() - self.begun)
+        self.job, self.row = None, {}
+        return row
+
+    def kill(self) -> None:
+        """Ends the process at once."""
+        if self.process is not None and self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+    def close(self) -> None:
+        """Ends the process, and the connection with it."""
+        self.kill()
+        if self.connection is not None:
+            self.connection.close()
+        self.process = self.connection = None
+
+
+def _exit(code: int | None) -> str:
+    if code is not None and code < 0:
+        with contextlib.suppress(ValueError):
+            return signal.Signals(-code).name
+    return f"exit code {code}"
+
+
+def sweep(
+    todo: Sequence[Job], setting: Setting, *, workers: int, limit: float, seconds: float, function: Measure = measure
+) -> Iterator[Row]:
+    """The rows, as they are done. After `seconds` nothing is begun, and what is not done is left out.
+
+    Args:
+        todo: what to measure, in this order.
+        setting: how; the folder of the locks is this function's.
+        workers: processes at a time.
+        limit: seconds for a row, after which its process is ended.
+        seconds: for all.
+        function: what a process calls for a row.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the workers
+    end = time.monotonic() + seconds
+    waiting = list(reversed(todo))
+    with tempfile.TemporaryDirectory(prefix="zoo-") as folder:
+        setting = Setting(setting.device, Path(folder) if setting.device == "cuda" else None, setting.nhwc,
+                          setting.compiled)  # fmt: skip
+        crew = [Worker(setting, function, Path(folder) / f"{number}.log") for number in range(min(workers, len(todo)))]
+        try:
+            while time.monotonic() < end:
+                for worker in crew:
+                    if worker.job is None and waiting:
+                        worker.start(waiting.pop())
+                busy = [worker for worker in crew if worker.job is not None]
+                if not busy:
+                    return
+                multiprocessing.connection.wait([worker.connection for worker in busy], timeout=1)
+                for worker in busy:
+                    row = worker.poll(limit)
+                    if row is not None:
+                        yield row
+        finally:
+            for worker in crew:
+                worker.close()
+
+
+# --------------------------------------------------------------------------------------------------------- the record
+
+
+def compact(row: Mapping[str, Any]) -> Row:
+    """The row with times of four digits and other numbers of three."""
+    return {
+        key: float(f"{value:.4g}" if key.startswith("us") else f"{value:.3g}") if isinstance(value, float) else value
+        for key, value in row.items()
+    }
+
+
+def in_order(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rows of networks that are still in the list, in its order."""
+    places = {name: number for number, name in enumerate(zoo_networks.CASES)}
+    kept = [row for row in rows if row["case"] in places]
+    return sorted(kept, key=lambda row: (places[row["case"]], row["exporter"], row["precision"]))
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """A row, to print when it is done."""
+    errors = ", ".join(
+        f"{name} {row[key]:.1e}" for name, key in (("ours", "error"), ("ORT", "error_ort"), ("torch", "error_torch"),
+                                                   ("ours TF32", "error_tf32"), ("ORT TF32", "error_tf32_ort"))
+        if key in row
+    )  # fmt: skip
+    times = f"; {row['us']:.0f} us, ORT {row['us_ort']:.0f}" if "us" in row and "us_ort" in row else ""
+    what = f"{row['case']}, {row['precision']}, {row['exporter']} ({row['seconds']} s): {row['verdict']}"
+    counts = f" {row.get('before', '')} to {row.get('after', '')} nodes" if "after" in row else ""
+    return f"{what}{': ' + row['why'] if row.get('why') else ''};{counts} {errors}{times}"
+
+
+# ---------------------------------------------------------------------------------------------------------- the table
+
+
+def table(record: Mapping[str, Any]) -> str:
+    """One line for each network, wrong ones first, and below it what was not measured and why."""
+    cases: dict[str, list[Mapping[str, Any]]] = {}
+    for row in in_order(record["rows"]):
+        cases.setdefault(row["case"], []).append(row)
+    measured = {name: rows for name, rows in cases.items() if any("error" in row for row in rows)}
+    lines = [
+        "| network | nodes | fp16: PyTorch | ORT | ours | fp32: ORT | ours | differed | fp16, µs: ORT | ours | "
+        "fp32, µs: ORT | ours | TorchScript |",
+        "|---|---:|" + "---:|" * 11,
+    ]
+    bad = [name for name, rows in measured.items() if any(row["verdict"] in BAD for row in rows)]
+    for name in (*bad, *(name for name in measured if name not in bad)):
+        lines.append(_case_line(name, measured[name], bold=name in bad))
+    verdicts = Counter(row["verdict"] for rows in cases.values() for row in rows)
+    total = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
+    gains = _gains(row for rows in measured.values() for row in rows)
+    lines += ["", f"{sum(verdicts.values())} rows of {len(cases)} networks: {total}.{gains}"]
+    problems = _problems(cases)
+    if problems:
+        lines += ["", "Not right, or not measured, and why:", "", *problems]
+    lines += ["", timing.footer("zoo", "Times: the GPU's for a run, microseconds", record["environment"],
+                                _older(cases))]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _case_line(name: str, rows: Sequence[Mapping[str, Any]], *, bold: bool) -> str:
+    by_key = {(row["exporter"], row["precision"]): row for row in rows}
+
+    def of(precision: str) -> Mapping[str, Any]:
+        """The row of the dynamo exporter, or the other's where that has none."""
+        both = [by_key.get((exporter, precision), {}) for exporter in ("dynamo", "torchscript")]
+        return next((row for row in both if "error" in row), {})
+
+    half, single = of("fp16"), of("fp32")
+    any_row = half or single
+    replays = sum(REPLAYS for row in rows if "differed" in row)
+    differed = sum(row.get("differed", 0) for row in rows)
+    script = [by_key.get(("torchscript", precision), {}) for precision in ("fp16", "fp32")]
+    nodes = next((f"{row['before']} → {row['after']}" for row in script if "after" in row), "")
+    ratios = ", ".join(f"{row['us_ort'] / row['us']:.2f}" for row in script if "us" in row and "us_ort" in row)
+    cells = [
+        f"{any_row['before']} → {any_row['after']}",
+        *(_scientific(half.get(key)) for key in ("error_torch", "error_ort", "error")),
+        *(_scientific(single.get(key)) for key in ("error_ort", "error")),
+        f"{differed} / {replays}" if replays else "",
+        *(_time(row, key) for row in (half, single) for key in ("us_ort", "us")),
+        "; ".join(filter(None, (nodes, f"{ratios} times ORT" if ratios else ""))),
+    ]
+    emphasis = "**" if bold else ""
+    return f"| {emphasis}{name}{emphasis} | " + " | ".join(cells) + " |"
+
+
+def _scientific(value: float | None) -> str:
+    return "" if value is None else f"{value:.1e}"
+
+
+def _time(row: Mapping[str, Any], key: str) -> str:
+    """A time; with a star where it is not that of a CUDA graph."""
+    if key not in row:
+        return ""
+    best = min(row[key], row.get("us_nhwc", row[key])) if key == "us_ort" else row[key]
+    return f"{best:.0f}" + "*" * (("ort_uncaptured" if key == "us_ort" else "uncaptured") in row)
+
+
+def _gains(rows: Iterator[Mapping[str, Any]]) -> str:
+    """ONNX Runtime's time over ours, where both have CUDA graphs: geometric means."""
+    ratios: dict[str, list[float]] = {}
+    for row in rows:
+        if {"us", "us_ort"} <= row.keys() and not {"uncaptured", "ort_uncaptured"} & row.keys():
+            original = min(row["us_ort"], row.get("us_nhwc", row["us_ort"]))
+            ratios.setdefault(row["precision"], []).append(original / row["us"])
+    if not ratios:
+        return ""
+    means = {name: math.exp(sum(map(math.log, values)) / len(values)) for name, values in ratios.items()}
+    texts = [f"{mean:.2f} in {name} (slowest {min(ratios[name]):.2f})" for name, mean in sorted(means.items())]
+    return f" ONNX Runtime's time over ours, geometric means: {', '.join(texts)}. *: without a CUDA graph."
+
+
+def _problems(cases: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    """What is not right or was not captured, by reason: the same reason once, wrong ones first and bold."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for name, rows in cases.items():
+        reasons: dict[tuple[str, str], list[str]] = {}
+        for row in rows:
+            which = f"{row['precision']} {row['exporter']}"
+            if row["verdict"] != "right":
+                reasons.setdefault((row["verdict"], row.get("why", "")), []).append(which)
+            elif row.get("why"):
+                reasons.setdefault(("right, but", row["why"]), []).append(which)
+            for key, verdict in (("uncaptured", "not captured"), ("ort_uncaptured", "ORT's original not captured")):
+                if key in row:
+                    reasons.setdefault((verdict, row[key]), []).append(which)
+        for reason, which in reasons.items():
+            text = name if len(which) == len(rows) else f"{name} ({', '.join(which)})"
+            places.setdefault(reason, []).append(text)
+    order = [*BAD, "not captured", "not judged", "right, but", "no export", "not run", "not there"]
+    sort = sorted(places, key=lambda reason: order.index(reason[0]) if reason[0] in order else len(order))
+    lines = []
+    for verdict, why in sort:
+        emphasis = "**" if verdict in BAD else ""
+        lines.append(f"- {emphasis}{verdict}{emphasis}: {_escaped(why)}: {', '.join(places[verdict, why])}")
+    return lines
+
+
+def _escaped(text: str) -> str:
+    """The text as Markdown shows it unchanged."""
+    return f"`{text.replace('`', chr(39))}`" if text else "no reason"
+
+
+def _older(cases: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    commits = Counter(row["commit"] for rows in cases.values() for row in rows if "commit" in row)
+    return "".join(f"; {count} rows at commit {commit[:12]}" for commit, count in commits.items())
+
+
+# -------------------------------------------------------------------------------------------------------- the program
+
+
+def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
+    """Measures what the arguments say; after each row the record is whole."""
+    setting = Setting(args.provider, None, args.nhwc, args.compile)
+    todo = jobs(args.cases, args.exporter, args.precision, args.size, args.part)
+    earlier = args.earlier or args.out / "zoo.json"
+    if args.provider == "cuda":  # another GPU or version ends the program here, and not when all is measured
+        known = timing.merged([], earlier, record["environment"], *KEYS)
+        if args.missing:
+            there = {tuple(row[key] for key in KEYS) for row in known if "commit" not in row}
+            todo = [job for job in todo if (job.case, job.precision, job.exporter) not in there]
+    rows: list[Mapping[str, Any]] = []
+    begun = time.monotonic()
+    for row in sweep(todo, setting, workers=args.workers, limit=args.limit, seconds=args.seconds):
+        rows.append(compact(row))
+        if args.provider == "cuda":
+            record["rows"] = in_order(timing.merged(rows, earlier, record["environment"], *KEYS))
+        else:
+            record["rows"] = in_order(rows)
+        yield f"[{len(rows)} of {len(todo)}, {time.monotonic() - begun:.0f} s] {line(row)}"
+
+
+def merge(paths: Sequence[Path]) -> dict[str, Any]:
+    """One record of several: a row of a later file replaces an earlier file's."""
+    record = json.loads(paths[0].read_text())
+    for path in paths[1:]:
+        with tempfile.TemporaryDirectory() as folder:
+            so_far = timing.write("zoo", record, Path(folder))
+            record = json.loads(path.read_text())
+            record["rows"] = timing.merged(record["rows"], so_far, record["environment"], *KEYS)
+    record["rows"] = in_order(record["rows"])
+    return record
+
+
+def main() -> None:
+    options: dict[str, dict[str, Any]] = {
+        "--cases": {"default": "", "help": "parts of names, comma between them"},
+        "--exporter": {"default": "", "choices": ("", "dynamo", "torchscript")},
+        "--precision": {"default": "", "choices": ("", "fp16", "fp32")},
+        "--size": {"default": "", "choices": ("", "small", "usual")},
+        "--part": {"default": "1/1", "help": "NUMBER/PARTS of the rows"},
+        "--missing": {"action": "store_true", "help": "only what the earlier results lack at this commit"},
+        "--earlier": {"type": Path, "help": "earlier results, into which the rows merge; zoo.json of --out"},
+        "--merge": {"type": Path, "nargs": "+", "help": "merge these results instead of measuring"},
+        "--provider": {"default": "cuda", "choices": ("cuda", "cpu"), "help": "cpu: no graphs, no times, no record"},
+        "--workers": {"type": int, "default": max(1, (os.cpu_count() or 2) - 2), "help": "processes"},
+        "--seconds": {"type": float, "default": 3600.0, "help": "for all"},
+        "--limit": {"type": float, "default": 150.0, "help": "seconds for a row"},
+        "--nhwc": {"action": "store_true", "help": "also time ONNX Runtime with prefer_nhwc"},
+        "--compile": {"action": "store_true", "help": "also time torch.compile"},
+    }
+    args = timing.arguments(__doc__, options)
+    if args.merge:
+        timing.write("zoo", merge(args.merge), args.out)
+        args.source = args.out / "zoo.json"
+    if args.provider == "cpu":
+        record: dict[str, Any] = {"rows": []}
+        for text in measure_all(args, record):
+            print(text, flush=True)
+        counts = Counter(row["verdict"] for row in record["rows"])
+        print(", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()))
+        return
+    if args.source:
+        record = json.loads(args.source.read_text())
+    else:
+        record = {"environment": timing.environment(args.commit), "rows": []}
+        for text in measure_all(args, record):
+            print(text, flush=True)
+            timing.write("zoo", record, args.out)
+    print(table(record))
+    if args.readme:
+        timing.fill_readme("zoo", table(record))
+
+
+if __name__ == "__main__":
+    main()
