@@ -21,6 +21,8 @@ Verdicts:
     no export   PyTorch's exporter failed
     not run     PyTorch or ONNX Runtime does not run it, or there was no time
     not there   the installed library has no such network
+
+What failed for want of memory, beside the other processes, is no row: `--missing` tries it again.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ from typing import Any
 
 import timing
 import zoo_networks
-from zoo_row import REPLAYS, Job, Setting, judge, measure
+from zoo_row import AGAIN, REPLAYS, Job, Setting, judge, measure
 
 # Appended, so that an installed ortplugin comes before the source folder.
 sys.path.append(str(Path(__file__).resolve().parent.parent))
@@ -52,7 +54,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 KEYS = ("case", "precision", "exporter")
 # What is measured first: every network by one exporter in one precision, the usual sizes before the small ones.
 ORDER = [(e, p, s) for e in ("dynamo", "torchscript") for p in ("fp16", "fp32") for s in ("usual", "small")]
-BAD = ("wrong", "fails")
+RIGHT, BAD = "right", ("wrong", "fails")
 INTERNAL = ("stage", "failing")  # parts of a row while it is measured
 DONE, LAST = "done", "last"  # what a worker says after a row: that it can go on, or not
 MOST_MEMORY = 6 << 30  # bytes of a worker after a row, with which it goes on
@@ -90,18 +92,18 @@ def work(connection: Any, setting: Setting, log: str, function: Measure) -> None
     with contextlib.suppress(ImportError):
         import torch
 
-        torch.set_num_threads(1 if setting.device == "cuda" else 2)
+        torch.set_num_threads(1 if setting.on_gpu else 2)
     while (job := connection.recv()) is not None:
         os.ftruncate(output, 0)
         function(job, setting, connection.send)
-        connection.send(DONE if usable(setting.device) else LAST)
+        connection.send(DONE if usable(setting) else LAST)
 
 
-def usable(device: str) -> bool:
+def usable(setting: Setting) -> bool:
     """Whether this process can go on: the GPU works, and its memory is not too much. Frees what it holds there."""
     if int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") > MOST_MEMORY:
         return False
-    if device == "cpu":
+    if not setting.on_gpu:
         return True
     import torch
 
@@ -163,11 +165,11 @@ class Worker:
 
     def _end(self, problem: str) -> Row:
         if problem:
-            verdict = self.row.get("failing", "not run")
-            if not verdict:
-                verdict, reason = judge(self.row)
+            found = self.row.get("failing", "not run")
+            if not found:
+                found, reason = judge(self.row)
                 problem = "; ".join(filter(None, (reason, problem)))
-            self.row |= {"verdict": verdict, "why": problem}
+            self.row |= {"verdict": found, "why": problem}
         row = {key: value for key, value in self.row.items() if key not in INTERNAL}
         row["seconds"] = round(time.monotonic() - self.begun)
         self.job, self.row = None, {}
@@ -211,7 +213,7 @@ def sweep(
     end = time.monotonic() + seconds
     waiting = list(reversed(todo))
     with tempfile.TemporaryDirectory(prefix="zoo-") as folder:
-        setting = Setting(setting.device, Path(folder) if setting.device == "cuda" else None, setting.nhwc,
+        setting = Setting(setting.device, Path(folder) if setting.on_gpu else None, setting.nhwc,
                           setting.compiled)  # fmt: skip
         crew = [Worker(setting, function, Path(folder) / f"{number}.log") for number in range(min(workers, len(todo)))]
         try:
@@ -236,11 +238,17 @@ def sweep(
 
 
 def compact(row: Mapping[str, Any]) -> Row:
-    """The row with times of four digits and other numbers of three."""
+    """The row with times of four digits and other numbers of three, without how long it took and that it is right."""
     return {
         key: float(f"{value:.4g}" if key.startswith("us") else f"{value:.3g}") if isinstance(value, float) else value
         for key, value in row.items()
+        if key != "seconds" and (key, value) != ("verdict", RIGHT)
     }
+
+
+def verdict(row: Mapping[str, Any]) -> str:
+    """A row's verdict; a right one's is left out of the record."""
+    return str(row.get("verdict", RIGHT))
 
 
 def in_order(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -257,10 +265,14 @@ def line(row: Mapping[str, Any]) -> str:
                                                    ("ours TF32", "error_tf32"), ("ORT TF32", "error_tf32_ort"))
         if key in row
     )  # fmt: skip
-    times = f"; {row['us']:.0f} us, ORT {row['us_ort']:.0f}" if "us" in row and "us_ort" in row else ""
-    what = f"{row['case']}, {row['precision']}, {row['exporter']} ({row['seconds']} s): {row['verdict']}"
-    counts = f" {row.get('before', '')} to {row.get('after', '')} nodes" if "after" in row else ""
-    return f"{what}{': ' + row['why'] if row.get('why') else ''};{counts} {errors}{times}"
+    parts = [
+        row.get("why", ""),
+        f"{row['before']} to {row['after']} nodes" if "after" in row else "",
+        errors,
+        f"{row['us']:.0f} us, ORT {row['us_ort']:.0f}" if "us" in row and "us_ort" in row else "",
+    ]
+    what = f"{row['case']}, {row['precision']}, {row['exporter']} ({row['seconds']} s): {verdict(row)}"
+    return "; ".join(filter(None, (what, *parts)))
 
 
 # ---------------------------------------------------------------------------------------------------------- the table
@@ -277,11 +289,11 @@ def table(record: Mapping[str, Any]) -> str:
         "fp32, µs: ORT | ours | TorchScript |",
         "|---|---:|" + "---:|" * 11,
     ]
-    bad = [name for name, rows in measured.items() if any(row["verdict"] in BAD for row in rows)]
+    bad = [name for name, rows in measured.items() if any(verdict(row) in BAD for row in rows)]
     for name in (*bad, *(name for name in measured if name not in bad)):
         lines.append(_case_line(name, measured[name], bold=name in bad))
-    verdicts = Counter(row["verdict"] for rows in cases.values() for row in rows)
-    total = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
+    verdicts = Counter(verdict(row) for rows in cases.values() for row in rows)
+    total = ", ".join(f"{count} {each}" for each, count in verdicts.most_common())
     gains = _gains(row for rows in measured.values() for row in rows)
     lines += ["", f"{sum(verdicts.values())} rows of {len(cases)} networks: {total}.{gains}"]
     problems = _problems(cases)
@@ -352,22 +364,22 @@ def _problems(cases: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
         reasons: dict[tuple[str, str], list[str]] = {}
         for row in rows:
             which = f"{row['precision']} {row['exporter']}"
-            if row["verdict"] != "right":
-                reasons.setdefault((row["verdict"], row.get("why", "")), []).append(which)
+            if verdict(row) != RIGHT:
+                reasons.setdefault((verdict(row), row.get("why", "")), []).append(which)
             elif row.get("why"):
                 reasons.setdefault(("right, but", row["why"]), []).append(which)
-            for key, verdict in (("uncaptured", "not captured"), ("ort_uncaptured", "ORT's original not captured")):
+            for key, what in (("uncaptured", "not captured"), ("ort_uncaptured", "ORT's original not captured")):
                 if key in row:
-                    reasons.setdefault((verdict, row[key]), []).append(which)
+                    reasons.setdefault((what, row[key]), []).append(which)
         for reason, which in reasons.items():
             text = name if len(which) == len(rows) else f"{name} ({', '.join(which)})"
             places.setdefault(reason, []).append(text)
     order = [*BAD, "not captured", "not judged", "right, but", "no export", "not run", "not there"]
     sort = sorted(places, key=lambda reason: order.index(reason[0]) if reason[0] in order else len(order))
     lines = []
-    for verdict, why in sort:
-        emphasis = "**" if verdict in BAD else ""
-        lines.append(f"- {emphasis}{verdict}{emphasis}: {_escaped(why)}: {', '.join(places[verdict, why])}")
+    for what, why in sort:
+        emphasis = "**" if what in BAD else ""
+        lines.append(f"- {emphasis}{what}{emphasis}: {_escaped(why)}: {', '.join(places[what, why])}")
     return lines
 
 
@@ -397,12 +409,16 @@ def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
     rows: list[Mapping[str, Any]] = []
     begun = time.monotonic()
     for row in sweep(todo, setting, workers=args.workers, limit=args.limit, seconds=args.seconds):
+        told = f"[{len(rows) + 1} of {len(todo)}, {time.monotonic() - begun:.0f} s] {line(row)}"
+        if verdict(row) == AGAIN:
+            yield told
+            continue
         rows.append(compact(row))
         if args.provider == "cuda":
             record["rows"] = in_order(timing.merged(rows, earlier, record["environment"], *KEYS))
         else:
             record["rows"] = in_order(rows)
-        yield f"[{len(rows)} of {len(todo)}, {time.monotonic() - begun:.0f} s] {line(row)}"
+        yield told
 
 
 def merge(paths: Sequence[Path]) -> dict[str, Any]:
@@ -442,8 +458,8 @@ def main() -> None:
         record: dict[str, Any] = {"rows": []}
         for text in measure_all(args, record):
             print(text, flush=True)
-        counts = Counter(row["verdict"] for row in record["rows"])
-        print(", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()))
+        counts = Counter(verdict(row) for row in record["rows"])
+        print(", ".join(f"{count} {each}" for each, count in counts.most_common()))
         return
     if args.source:
         record = json.loads(args.source.read_text())

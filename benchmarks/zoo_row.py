@@ -47,6 +47,7 @@ SESSIONS = 3  # how many more without a graph are tried where one differs from t
 # default.
 FACTOR = 2.0
 FLOORS = {"fp16": 5e-4, "fp32": 1e-5, "tf32": 5e-4}
+AGAIN = "again"  # the verdict of a row that ran out of memory beside others
 FLAT = 1e-3  # outputs whose deviation, or whose change with the input, is less of their magnitude tell nothing
 
 Tell = Callable[[Mapping[str, Any]], None]
@@ -69,6 +70,10 @@ class Setting:
     locks: Path | None = None
     nhwc: bool = False
     compiled: bool = False
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device == "cuda"
 
 
 class Gate:
@@ -210,7 +215,7 @@ def make_session(model: bytes, setting: Setting, *, plugin: bool, **provider: st
     options.intra_op_num_threads = 1
     if plugin:
         ortplugin.register(options)
-    if setting.device == "cpu":
+    if not setting.on_gpu:
         return ort.InferenceSession(model, options, providers=[CPU])
     session = ort.InferenceSession(model, options, providers=[(CUDA, provider), CPU], enable_fallback=0)
     if CUDA not in session.get_providers():
@@ -235,13 +240,13 @@ class Runner:
         assert element is not None
         dtype = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}[element[1].name]
         self.inputs = {f"x{number}": torch.empty_like(each) for number, each in enumerate(like)}
-        self.output = torch.empty(tuple(shape), dtype=dtype, device="cuda")
+        self.output = torch.empty(tuple(shape), dtype=dtype, device=setting.device)
         self._binding = self.session.io_binding()
         for value in self.session.get_inputs():
             each, taken = self.inputs[value.name], element_type(value.type)
             assert taken is not None
-            self._binding.bind_input(value.name, "cuda", 0, taken[0], list(each.shape), each.data_ptr())
-        self._binding.bind_output(out.name, "cuda", 0, element[0], list(shape), self.output.data_ptr())
+            self._binding.bind_input(value.name, setting.device, 0, taken[0], list(each.shape), each.data_ptr())
+        self._binding.bind_output(out.name, setting.device, 0, element[0], list(shape), self.output.data_ptr())
         self._options = onnxruntime().RunOptions()
         self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
 
@@ -285,15 +290,15 @@ def run_on_cpu(model: bytes, setting: Setting, variants: Sequence[Sequence[Any]]
 # ------------------------------------------------------------------------------------------------------------ replays
 
 
-def _strangers() -> list[Callable[[], Any]]:
+def _strangers(device: str) -> list[Callable[[], Any]]:
     """Kernels of others, to run between replays."""
     import torch
 
-    wide = torch.randn(1 << 20, device="cuda")
-    square = torch.randn(512, 512, device="cuda", dtype=torch.float16)
-    image = torch.randn(4, 16, 64, 64, device="cuda")
-    weight = torch.randn(16, 16, 3, 3, device="cuda")
-    order = torch.randperm(1 << 16, device="cuda")
+    wide = torch.randn(1 << 20, device=device)
+    square = torch.randn(512, 512, device=device, dtype=torch.float16)
+    image = torch.randn(4, 16, 64, 64, device=device)
+    weight = torch.randn(16, 16, 3, 3, device=device)
+    order = torch.randperm(1 << 16, device=device)
     return [
         lambda: None,
         lambda: torch.matmul(square, square),
@@ -312,9 +317,10 @@ def replays(runner: Runner, variants: Sequence[Sequence[Any]], firsts: Sequence[
     bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[runner.output.element_size()]
     order = random.Random(0).choices(range(len(variants)), k=REPLAYS)
     with torch.cuda.stream(runner.stream):
-        strangers = _strangers()
-        counts = torch.zeros(REPLAYS, dtype=torch.int64, device="cuda")
-        worst = torch.zeros(REPLAYS, dtype=torch.float32, device="cuda")
+        device = str(runner.output.device)
+        strangers = _strangers(device)
+        counts = torch.zeros(REPLAYS, dtype=torch.int64, device=device)
+        worst = torch.zeros(REPLAYS, dtype=torch.float32, device=device)
         runner.stream.synchronize()
         torch.cuda._sleep(WAIT_CYCLES)
         for number, variant in enumerate(order):
@@ -418,7 +424,11 @@ def stage(name: str, report: Tell, verdict: str) -> Iterator[None]:
     except StopError:
         raise
     except Exception as error:
-        raise StopError(verdict, f"{name}: {brief(error)}") from error
+        raise StopError(AGAIN if lacks_memory(error) else verdict, f"{name}: {brief(error)}") from error
+
+
+def lacks_memory(error: BaseException) -> bool:
+    return any(each in str(error).lower() for each in ("out of memory", "failed to allocate", "alloc_failed"))
 
 
 def _measure(job: Job, setting: Setting, found: Mapping[str, Any], report: Tell) -> None:
@@ -453,7 +463,7 @@ def _measure(job: Job, setting: Setting, found: Mapping[str, Any], report: Tell)
     with stage("export", report, "no export"):
         model = export(module, variants[0], job.exporter)
     report({"before": nodes(model)})
-    if setting.device == "cpu":
+    if not setting.on_gpu:
         _compare_on_cpu(model, setting, variants, expected, report)
         return
     compiled = copy.deepcopy(module) if setting.compiled else None
@@ -512,6 +522,8 @@ class _Sessions:
             made = self.make(model, plugin=plugin, enable_cuda_graph="1", **provider)
             return made, made.outputs(self.variants), ""
         except Exception as error:
+            if lacks_memory(error):
+                raise
             why = brief(error)
         end_capture(self.stream)
         self.stream = torch.cuda.Stream()
