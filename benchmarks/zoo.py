@@ -2,6 +2,7 @@
 
     python benchmarks/zoo.py --seconds 550                       # as many rows as there is time for
     python benchmarks/zoo.py --seconds 550 --missing             # those that the results lack at this commit
+    python benchmarks/zoo.py --bad                               # those that are wrong or fail in the results
     python benchmarks/zoo.py --part 1/3 --workers 14             # a third of them
     python benchmarks/zoo.py --cases resnet18 --exporter dynamo  # those whose name has this in it
     python benchmarks/zoo.py --merge a/zoo.json b/zoo.json       # results of parts, without measuring
@@ -271,7 +272,8 @@ def line(row: Mapping[str, Any]) -> str:
         errors,
         f"{row['us']:.0f} us, ORT {row['us_ort']:.0f}" if "us" in row and "us_ort" in row else "",
     ]
-    what = f"{row['case']}, {row['precision']}, {row['exporter']} ({row['seconds']} s): {verdict(row)}"
+    took = f" ({row['seconds']} s)" if "seconds" in row else ""
+    what = f"{row['case']}, {row['precision']}, {row['exporter']}{took}: {verdict(row)}"
     return "; ".join(filter(None, (what, *parts)))
 
 
@@ -403,9 +405,7 @@ def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
     earlier = args.earlier or args.out / "zoo.json"
     if args.provider == "cuda":  # another GPU or version ends the program here, and not when all is measured
         known = timing.merged([], earlier, record["environment"], *KEYS)
-        if args.missing:
-            there = {tuple(row[key] for key in KEYS) for row in known if "commit" not in row}
-            todo = [job for job in todo if (job.case, job.precision, job.exporter) not in there]
+        todo = chosen(todo, known, missing=args.missing, bad=args.bad)
     rows: list[Mapping[str, Any]] = []
     begun = time.monotonic()
     for row in sweep(todo, setting, workers=args.workers, limit=args.limit, seconds=args.seconds):
@@ -419,6 +419,19 @@ def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
         else:
             record["rows"] = in_order(rows)
         yield told
+
+
+def chosen(todo: Sequence[Job], known: Sequence[Mapping[str, Any]], *, missing: bool, bad: bool) -> list[Job]:
+    """The jobs that the known rows lack at this commit, if `missing`; whose row is wrong or fails, if `bad`."""
+    there = {tuple(row[key] for key in KEYS): row for row in known}
+    found = []
+    for job in todo:
+        row = there.get((job.case, job.precision, job.exporter))
+        is_bad = row is not None and verdict(row) in BAD
+        is_missing = row is None or "commit" in row
+        if (not missing and not bad) or (missing and is_missing) or (bad and is_bad):
+            found.append(job)
+    return found
 
 
 def merge(paths: Sequence[Path]) -> dict[str, Any]:
@@ -441,6 +454,7 @@ def main() -> None:
         "--size": {"default": "", "choices": ("", "small", "usual")},
         "--part": {"default": "1/1", "help": "NUMBER/PARTS of the rows"},
         "--missing": {"action": "store_true", "help": "only what the earlier results lack at this commit"},
+        "--bad": {"action": "store_true", "help": "only what is wrong or fails in the earlier results"},
         "--earlier": {"type": Path, "help": "earlier results, into which the rows merge; zoo.json of --out"},
         "--merge": {"type": Path, "nargs": "+", "help": "merge these results instead of measuring"},
         "--provider": {"default": "cuda", "choices": ("cuda", "cpu"), "help": "cpu: no graphs, no times, no record"},
@@ -451,6 +465,7 @@ def main() -> None:
         "--compile": {"action": "store_true", "help": "also time torch.compile"},
     }
     args = timing.arguments(__doc__, options)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends the workers, too
     if args.merge:
         timing.write("zoo", merge(args.merge), args.out)
         args.source = args.out / "zoo.json"
@@ -469,6 +484,7 @@ def main() -> None:
             print(text, flush=True)
             timing.write("zoo", record, args.out)
     print(table(record))
+    print(*(line(row) for row in record["rows"] if verdict(row) in BAD), sep="\n")
     if args.readme:
         timing.fill_readme("zoo", table(record))
 

@@ -51,8 +51,8 @@ class Case:
 # the small ones are 4 images of 96, the usual ones 8 of 224. NAME! passes the size on to what builds the network.
 TORCHVISION = """
 resnet18               resnet50
-vgg11                  vgg16
-alexnet                alexnet@224
+vgg11@224*1            vgg16
+alexnet@224*2          alexnet@224
 densenet121            densenet201
 mobilenet_v2           mobilenet_v2@224
 mobilenet_v3_small     mobilenet_v3_large

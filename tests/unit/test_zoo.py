@@ -271,6 +271,19 @@ def test_parts_merge_and_say_their_commits(tmp_path: Path) -> None:
     assert "; 1 rows at commit aaaaaaaaaaaa" in zoo.table(merged)
 
 
+def test_what_is_measured_again() -> None:
+    todo = [Job(case, "fp16", "dynamo") for case in (SMALL, USUAL, THIRD, "new")]
+    known = [_row(SMALL), _row(USUAL, commit="b" * 40), _row(THIRD, verdict="fails")]
+
+    def names(**given: bool) -> list[str]:
+        return [job.case for job in zoo.chosen(todo, known, **given)]
+
+    assert names(missing=False, bad=False) == [SMALL, USUAL, THIRD, "new"]
+    assert names(missing=True, bad=False) == [USUAL, "new"]
+    assert names(missing=False, bad=True) == [THIRD]
+    assert names(missing=True, bad=True) == [USUAL, THIRD, "new"]
+
+
 def test_rows_are_short(tmp_path: Path) -> None:
     row = zoo.compact(_row(SMALL, error=0.00123456, us=1234.56, verdict="right", seconds=12))
     assert not {"verdict", "seconds"} & row.keys()
