@@ -16,7 +16,7 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.shapes import Shape
+from ortplugin.graph.shapes import Dim, Shape
 from ortplugin.passes.emit import integers, unsqueeze
 
 Edit = Callable[["Layouts", gs.Node], None]
@@ -94,7 +94,7 @@ class Layouts:
         if id(tensor) not in self._last:
             rank = scope.rank(tensor) or 0
             output = gs.Variable(scope.unique(f"{tensor.name}_nhwc"), tensor.dtype, shape_last(scope.shape(tensor)))
-            scope.insert(self._reordered(tensor, output, scope.shape(tensor), to_last(rank)), before)
+            scope.insert(self._reordered(tensor, output, to_last(rank)), before)
             self._last[id(tensor)] = output
         return self._last[id(tensor)]
 
@@ -113,7 +113,7 @@ class Layouts:
             return self._constant(tensor, rank, lambda: stripped(np.expand_dims(array, tuple(axes))))
         whole = unsqueeze(scope, before, tensor, axes)
         output = gs.Variable(scope.unique(f"{tensor.name}_nhwc"), tensor.dtype, shape_last(scope.shape(whole)))
-        scope.insert(self._reordered(whole, output, scope.shape(whole), to_last(rank)), before)
+        scope.insert(self._reordered(whole, output, to_last(rank)), before)
         return output
 
     def weights(self, tensor: gs.Tensor, before: gs.Node) -> gs.Tensor:
@@ -129,13 +129,16 @@ class Layouts:
             self._constants[id(tensor), key] = self.scope.add_constant(value(), f"{tensor.name}_nhwc")
         return self._constants[id(tensor), key]
 
-    def _reordered(self, given: gs.Tensor, output: gs.Tensor, shape: Shape | None, perm: Sequence[int]) -> gs.Node:
-        """A node that permutes the axes of a tensor of this shape, channels first: a view where that moves nothing."""
-        rank = len(perm)
-        channels = None if shape is None else shape[1]
-        if is_vector(shape) and isinstance(channels, int):
-            dims = [0, *[1] * (rank - 2), channels] if perm == to_last(rank) else [0, channels, *[1] * (rank - 2)]
-            inputs = [given, integers(self.scope, dims, f"{output.name}_shape")]
+    def _reordered(self, given: gs.Tensor, output: gs.Tensor, perm: Sequence[int]) -> gs.Node:
+        """A node that permutes the axes of `given`, of that rank: a view where that moves nothing.
+
+        The target shape is the permuted shape of `given`. Never derive it from what `perm` is called: in rank 3 the
+        permutations to channels last and to channels first are one and the same.
+        """
+        shape = self.scope.shape(given)
+        target = None if shape is None else _as_view([shape[axis] for axis in perm])
+        if target is not None:
+            inputs = [given, integers(self.scope, target, f"{output.name}_shape")]
             return gs.Node("Reshape", output.name, {}, inputs, [output])
         return gs.Node(
             "Transpose", self.scope.unique(f"{output.name}/Transpose"), {"perm": list(perm)}, [given], [output]
@@ -149,9 +152,17 @@ class Layouts:
                 continue
             maker = scope.producer(last)
             assert maker is not None
-            shape = scope.shape(old)
-            back = self._reordered(last, old, shape, to_first(scope.rank(last) or 0))
+            back = self._reordered(last, old, to_first(scope.rank(last) or 0))
             scope.insert_after(back, maker)
+
+
+def _as_view(dims: Sequence[Dim]) -> list[int] | None:
+    """What a Reshape makes these dimensions from, of which a permutation moved all but the first; else None.
+
+    It moves no data where one of these axes, at most, is longer than 1.
+    """
+    rest = [dim for dim in dims[1:] if isinstance(dim, int) and dim > 0]
+    return [0, *rest] if len(rest) == len(dims) - 1 and len(rest) - rest.count(1) <= 1 else None
 
 
 def stripped(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

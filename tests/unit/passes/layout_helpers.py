@@ -29,11 +29,11 @@ def between(nodes: str, constants: str = "", inputs: str = "", out: str = "[A,B,
     return model(graph(f"{nodes}  y = {SAME}(last, w)", constants, inputs, f"float{out} y"))
 
 
-def change(original: onnx.ModelProto, rng: np.random.Generator) -> tuple[onnx.ModelProto, PassResult]:
+def change(original: onnx.ModelProto, rng: np.random.Generator, **lengths: int) -> tuple[onnx.ModelProto, PassResult]:
     """The model with channels last, checked to give the same."""
     before, _ = run_pass(original, FUSE_CONV)
     optimized, result = run_pass(before, CHANNELS_LAST_ALWAYS)
-    assert_same_outputs(original, optimized, rng)
+    assert_same_outputs(original, optimized, rng, **lengths)
     return optimized, result
 
 

@@ -45,6 +45,30 @@ def test_ranks(spatial: int, rng: np.random.Generator) -> None:
     assert [list(each.dims) for each in optimized.graph.initializer if each.name == bias] == [[2]]
 
 
+@pytest.mark.parametrize("length", ["5", "1", "L"])
+@pytest.mark.parametrize("pool", ["ReduceMean<axes = [2]>(c)", "GlobalAveragePool(c)"])
+def test_squeeze_and_excite_with_one_spatial_dimension(pool: str, length: str, rng: np.random.Generator) -> None:
+    """Both orders of three axes are one permutation: a view to channels first must not become one to channels last."""
+    original = model(f"""g (float[N,4,{length}] x) => (float[N,4,{length}] y, float[N,4,1] p, float[N,4,1] r)
+        <float[4,4,1] w = {{{", ".join(map(str, VALUES[:16]))}}}> {{
+            c = Conv(x, w)  p = {pool}  s = Conv(p, w)  r = Relu(s)  e = Conv(r, w)  g = Sigmoid(e)  y = Mul(c, g)
+        }}""")
+    optimized, _ = change(original, rng, L=6)
+    assert "Reshape" in operators(optimized)
+
+
+@pytest.mark.parametrize("spatial", [1, 2, 3])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_views_of_one_pixel_and_of_one_channel(spatial: int, channels: int, rng: np.random.Generator) -> None:
+    """Values that leave the convolutions, and operands of lower rank, with channels last and as they were."""
+    ones, weights = ",1" * spatial, [((7 * i) % 13 - 6) / 8 for i in range(channels * channels)]
+    original = model(f"""g (float[N,{channels}{ones}] x, float[{channels}{ones}] o, float[N,{channels},7{ones[2:]}] z)
+        => (float[N,{channels}{ones}] y, float[A,B{",D" * spatial}] u, float[A,B{",E" * spatial}] v)
+        <float[{channels},{channels}{ones}] w = {{{", ".join(map(str, weights))}}}>
+        {{ c = Conv(x, w)  y = Add(c, o)  u = Conv(y, w)  t = Conv(z, w)  v = Mul(t, u) }}""")
+    change(original, rng)
+
+
 def test_float16_and_tf32_by_default_and_float_not(rng: np.random.Generator) -> None:
     half, _ = run_pass(model(graph("y = Relu(c)", out="float16[N,4,5,6] y", x="float16[N,4,5,6] x")), FUSE_CONV)
     optimized, _ = run_pass(half, CHANNELS_LAST)

@@ -12,7 +12,7 @@ from pass_helpers import assert_close, restore, run
 
 from ortplugin.optimizer import run_passes, select_passes
 
-Shape = tuple[int, int, int]  # channels, height, width
+Shape = tuple[int, ...]  # channels and one to three spatial dimensions
 
 
 class Network:
@@ -22,7 +22,8 @@ class Network:
         self.data = data
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
-        self.images: dict[str, Shape] = {"x": (4, 5, 6)}
+        self.spatial = data.draw(st.sampled_from([2, 2, 1, 3]))  # in rank 3 the permutations between layouts are one
+        self.images: dict[str, Shape] = {"x": (4, 5, 6, 3)[: self.spatial + 1]}
         self.generator = np.random.default_rng(data.draw(st.integers(0, 99)))
 
     def op(self, op: str, *inputs: str, shape: Shape | None = None, **attributes: object) -> str:
@@ -52,7 +53,7 @@ class Network:
         graph = helper.make_graph(
             self.nodes,
             "g",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 4, 5, 6])],
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, *self.images["x"]])],
             [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
             self.constants,
         )
@@ -65,14 +66,14 @@ class Network:
 
 def conv(n: Network) -> None:
     x = n.image()
-    c, h, w = n.images[x]
+    c, *pixels = n.images[x]
     groups = n.data.draw(st.sampled_from([g for g in (1, 2, c) if c % g == 0]))
     rows = groups * n.data.draw(st.integers(1, 3))
     kernel, stride = n.data.draw(st.sampled_from([1, 3])), n.data.draw(st.sampled_from([1, 1, 2]))
-    attributes = {"group": groups, "pads": [kernel // 2] * 4, "strides": [stride] * 2}
-    shape = (rows, -(-h // stride), -(-w // stride))
+    attributes = {"group": groups, "pads": [kernel // 2] * 2 * n.spatial, "strides": [stride] * n.spatial}
+    shape = (rows, *(-(-size // stride) for size in pixels))
     bias = [n.weights(rows)] * n.data.draw(st.integers(0, 1))
-    n.op("Conv", x, n.weights(rows, c // groups, kernel, kernel), *bias, shape=shape, **attributes)
+    n.op("Conv", x, n.weights(rows, c // groups, *[kernel] * n.spatial), *bias, shape=shape, **attributes)
 
 
 def activation(n: Network) -> None:
@@ -92,51 +93,60 @@ def residual(n: Network) -> None:
 
 def per_channel(n: Network) -> None:
     x = n.image()
-    shape = n.data.draw(st.sampled_from([(n.images[x][0], 1, 1), (1, n.images[x][0], 1, 1), (n.images[x][2],), ()]))
+    c, *pixels = n.images[x]
+    ones = [1] * n.spatial
+    shape = n.data.draw(st.sampled_from([(c, *ones), (1, c, *ones), (pixels[-1],), ()]))
     operands = [x, n.constant(n.generator.standard_normal(shape))]
     n.op(n.data.draw(st.sampled_from(["Add", "Mul"])), *n.data.draw(st.permutations(operands)), shape=n.images[x])
 
 
 def concat(n: Network) -> None:
     a = n.image()
-    c, h, w = n.images[a]
-    n.op("Concat", a, a, n.image((c, h, w)), axis=n.data.draw(st.sampled_from([1, -3])), shape=(3 * c, h, w))
+    c, *pixels = n.images[a]
+    axis = n.data.draw(st.sampled_from([1, -1 - n.spatial]))
+    n.op("Concat", a, a, n.image(n.images[a]), axis=axis, shape=(3 * c, *pixels))
 
 
 def squeeze_excite(n: Network) -> None:
     x = n.image()
     c = n.images[x][0]
-    pooled = n.op("GlobalAveragePool", x) if n.data.draw(st.booleans()) else n.op("ReduceMean", x, axes=[2, 3])
-    gate = n.op(
-        "Sigmoid", n.op("Conv", n.op("Relu", n.op("Conv", pooled, n.weights(2, c, 1, 1))), n.weights(c, 2, 1, 1))
-    )
+    ones = [1] * n.spatial
+    axes = list(range(2, n.spatial + 2))
+    kind, attributes = n.data.draw(st.sampled_from([("GlobalAveragePool", {}), ("ReduceMean", {"axes": axes})]))
+    pooled = n.op(kind, x, shape=(c, *ones), **attributes)  # an image, too: of one pixel
+    reduced = n.op("Relu", n.op("Conv", pooled, n.weights(2, c, *ones)))
+    gate = n.op("Sigmoid", n.op("Conv", reduced, n.weights(c, 2, *ones)))
     n.op("Mul", *n.data.draw(st.permutations([x, gate])), shape=n.images[x])
 
 
 def pool(n: Network) -> None:
     x = n.image()
     kind = n.data.draw(st.sampled_from(["MaxPool", "AveragePool"]))
-    n.op(kind, x, kernel_shape=[3, 3], pads=[1, 1, 1, 1], shape=n.images[x])
+    n.op(kind, x, kernel_shape=[3] * n.spatial, pads=[1] * 2 * n.spatial, shape=n.images[x])
 
 
 def channels_first_only(n: Network) -> None:
     x = n.image()
-    n.op("LRN", x, size=3, shape=n.images[x])
+    if n.spatial == 2:  # which is all that ONNX Runtime's LRN takes
+        n.op("LRN", x, size=3, shape=n.images[x])
+    else:
+        n.op("InstanceNormalization", x, *(n.weights(n.images[x][0]) for _ in range(2)), shape=n.images[x])
 
 
 def norm_with_channels_last(n: Network) -> None:
     x = n.image()
     c = n.images[x][0]
-    y = n.op("Softmax", n.op("Transpose", x, perm=[0, 2, 3, 1]), axis=-1)
-    n.op("Transpose", n.op("MatMul", y, n.weights(c, c)), perm=[0, 3, 1, 2], shape=n.images[x])
+    y = n.op("Softmax", n.op("Transpose", x, perm=[0, *range(2, n.spatial + 2), 1]), axis=-1)
+    back = [0, n.spatial + 1, *range(1, n.spatial + 1)]
+    n.op("Transpose", n.op("MatMul", y, n.weights(c, c)), perm=back, shape=n.images[x])
 
 
 def tokens(n: Network) -> None:
     x = n.image()
-    c, h, w = n.images[x]
+    c, *pixels = n.images[x]
     flat = n.op("Reshape", x, n.constant([2, c, -1], np.int64))
     turned = n.op("Transpose", n.op("Tanh", n.op("Transpose", flat, perm=[0, 2, 1])), perm=[0, 2, 1])
-    n.op("Reshape", turned, n.constant([2, c, h, w], np.int64), shape=(c, h, w))
+    n.op("Reshape", turned, n.constant([2, c, *pixels], np.int64), shape=(c, *pixels))
 
 
 def mean_of_channels(n: Network) -> None:
@@ -146,9 +156,9 @@ def mean_of_channels(n: Network) -> None:
 
 def split(n: Network) -> None:
     x = n.image()
-    c, h, w = n.images[x]
+    c, *pixels = n.images[x]
     start, end = n.constant([c // 2], np.int64), n.constant([c], np.int64)
-    n.op("Slice", x, start, end, n.constant([1], np.int64), shape=(c - c // 2, h, w))
+    n.op("Slice", x, start, end, n.constant([1], np.int64), shape=(c - c // 2, *pixels))
 
 
 def norm(n: Network) -> None:
@@ -173,7 +183,7 @@ def test_random_networks(layout: str, data: st.DataObject) -> None:
     passes = select_passes(layout=layout)
     optimized, _, _ = run_passes(original, passes)
     assert not [node for node in optimized.graph.node if node.op_type == "Conv"]
-    feeds = {"x": network.generator.standard_normal((2, 4, 5, 6)).astype(np.float32)}
+    feeds = {"x": network.generator.standard_normal((2, *network.images["x"])).astype(np.float32)}
     for info, expected, found in zip(
         original.graph.output, run(original, feeds), run(restore(optimized), feeds), strict=True
     ):
