@@ -78,11 +78,17 @@ def update(scope: Scope, node: gs.Node) -> Outcome:
 def _along_axis(
     scope: Scope, scatter: ScatterNode, column: Column
 ) -> tuple[list[tuple[int, Column]], list[int]] | None:
-    """ScatterElements: its only component, if it is a vector on its axis as long as updates there."""
+    """ScatterElements: its only component, if it is a vector on its axis as long as updates there, or one index.
+
+    An index that varies along another axis is none of a slice, also where updates has length 1 on the scatter's axis:
+    then every update goes to a place of its own.
+    """
+    if column.axis not in (None, scatter.axis):
+        return None
     axis = scatter.axis
     stretched = scatter.ours and extent(scope, scatter.indices, axis) != extent(scope, scatter.updates, axis)
     single = (scope.shape(scatter.updates) or ())[axis] == 1
-    return ([(axis, column)], []) if single or (column.axis == axis and not stretched) else None
+    return ([(axis, column)], []) if single or (column.axis is not None and not stretched) else None
 
 
 def _placed(

@@ -68,6 +68,10 @@ def graphs(draw: st.DrawFn) -> onnx.ModelProto:
         extent = [draw(st.integers(1, size)) if draw(st.integers(0, 3)) == 0 else size for size in shape]
         extent[axis] = len(part)
         column = np.reshape(part, [-1 if i == axis else 1 for i in range(len(shape))]).astype(np.int64)
+        if len(part) == 1 and draw(st.booleans()):  # one update in each place of another axis, as arange goes on
+            other = draw(st.integers(0, len(shape) - 1))
+            places = (part[0] + np.arange(extent[other] if other != axis else 1)) % shape[axis]
+            column = np.reshape(places, [-1 if i == other else 1 for i in range(len(shape))]).astype(np.int64)
         if draw(st.booleans()):
             indices = constant(np.broadcast_to(column, extent))
         else:

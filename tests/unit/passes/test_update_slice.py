@@ -11,7 +11,9 @@ from onnx import numpy_helper
 from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, random_feeds, restore, run, run_pass
 
 from ortplugin.graph.model import import_model
+from ortplugin.passes.base import Pass
 from ortplugin.passes.dead_nodes import DEAD_NODES
+from ortplugin.passes.fuse_scatter import FUSE_SCATTER
 from ortplugin.passes.update_slice import UPDATE_SLICE
 
 
@@ -102,6 +104,12 @@ NO_SLICE = {
     "ScatterElements that differs between columns": scatter(
         [[0, 1], [1, 0]], data="float[2,2]", updates="float[2,2]", op="ScatterElements"
     ),
+    "ScatterElements of one row, another place in each column": scatter(
+        [[0, 1]], data="float[2,3]", updates="float[1,2]", op="ScatterElements"
+    ),
+    "ScatterElements of one column, another place in each row": scatter(
+        [[0], [1], [2]], data="float[3,4]", updates="float[3,1]", op="ScatterElements", attributes="<axis = 1>"
+    ),
     "ScatterElements of one row twice": scatter(np.ones((2, 4, 5)), updates="float[2,4,5]", op="ScatterElements"),
     "no index at all": scatter(np.zeros((0, 1)), updates="float[0,4,5]"),
     "a reduction": scatter([[1]], opset=18, attributes='<reduction = "add">'),
@@ -118,6 +126,21 @@ def test_no_slice(case: str) -> None:
 def test_out_of_range_stays_an_error(indices: list[list[int]]) -> None:
     original = scatter(indices, updates=f"float[{len(indices)},4,5]")
     assert_unchanged(original, [UPDATE_SLICE], "is out of range for axis 0 of size 3")
+
+
+ARANGE = """g (float[B,4] x, float[B,1] v) => (float[B,4] y) {{
+    zero = Constant<value = int64 {{0}}> ()  one = Constant<value = int64 {{1}}> ()  s = Shape(x)  b = Gather(s, zero)
+    r = Range(zero, b, one)  a = Constant<value = int64[1] {{1}}> ()  i = Unsqueeze(r, a)
+    y = {domain}ScatterElements<axis = 1>(x, i, v) }}"""
+
+
+@pytest.mark.parametrize("first", [[], [FUSE_SCATTER]])
+def test_one_update_for_each_row_at_its_own_place_is_no_slice(first: list[Pass], rng: np.random.Generator) -> None:
+    """x.scatter(1, arange(B).unsqueeze(1), v): on the axis it has length 1, but the index varies along another."""
+    original = model(ARANGE.format(domain=""))
+    optimized, _ = run_pass(original, *first, UPDATE_SLICE)
+    assert operators(optimized)[-1] == "ScatterElements"
+    assert_same_outputs(original, optimized, rng, B=4)
 
 
 def overridable(original: onnx.ModelProto, shape: list[int]) -> onnx.ModelProto:
