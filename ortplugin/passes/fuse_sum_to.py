@@ -86,7 +86,8 @@ def _gains(scope: Scope, sums: Member, other: Member) -> bool:
     if other.program.core is not None:
         shared = any(each is tensor for each in other.inputs for tensor in sums.inputs)
         axes = {axes_of(each)[0] for each in (*sums.program.cores, *other.program.cores)}
-        whole = any(is_whole(scope, sums, each) for each in other.inputs)
+        # Whole in both: an input of shape S that the other one broadcasts to its own, larger S is summed once for each.
+        whole = any(is_whole(scope, sums, each) and is_whole(scope, other, each) for each in other.inputs)
         return whole and ((shared and len(axes) == 1) or any(is_spared(scope, sums, other, t) for t in other.inputs))
     if any(tensor is each for tensor in other.inputs for each in totals_of(sums)):
         return scope.op(other.node) == "Cast" and scope.dtype(other.outputs[0]) in FLOATING
@@ -108,7 +109,11 @@ def _gains(scope: Scope, sums: Member, other: Member) -> bool:
 
 
 def _join(scope: Scope, sums: Member, other: Member) -> Applied:
-    """Makes the two one. Raises NotPointwiseError or ProgramError where that would make a cycle or break a limit."""
+    """Makes the two one. Raises NotPointwiseError or ProgramError where that would make a cycle or break a limit.
+
+    The shape S of the sums' terms must be the same, surely, before and after: a SumTo adds up over all of S whatever
+    its operand's own shape is. So `_gains` proves it for every kind of neighbour, on both sides.
+    """
     nodes = [sums.node, other.node]
     for tensor in (*sums.inputs, *other.inputs):
         if not any(scope.producer(tensor) is node for node in nodes):

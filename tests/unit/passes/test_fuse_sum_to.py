@@ -303,6 +303,49 @@ def test_nothing_computes_with_the_sum(rng: np.random.Generator) -> None:
     )  # fmt: skip
 
 
+SHAPES = {
+    "a part that broadcasts": ("float[1,8] o", "float[1] u", 1),
+    "length 1 on the axis": ("float[N,1] o", "float[N] u", 1),
+    "a lower rank": ("float[8] o", "float u", 0),
+    "a length that may be 1": ("float[M,8] o", "float[M] u", 1),
+}
+
+
+@pytest.mark.parametrize("case", SHAPES)
+@pytest.mark.parametrize("first", [True, False])
+def test_sums_of_other_shapes_stay_apart(case: str, first: bool, rng: np.random.Generator) -> None:
+    """y = x + o; y.sum(), o.sum(): an input that both read is not the whole of what both sum."""
+    operand, result, axis = SHAPES[case]
+    sums = ["s = ReduceSum<keepdims=0>(y, axes)", "u = ReduceSum<keepdims=0>(o, axes)"]
+    original = model(
+        graph(
+            "y = Add(x, o)  " + "  ".join(sums if first else reversed(sums)),
+            f"float[N,8] x, {operand}",
+            f"float[A] s, {result}",
+            f"int64[1] axes = {{{axis}}}",
+        )
+    )
+    optimized, _ = run_pass(original, FUSE_SUM_TO)
+    assert sorted(operators(optimized)) == ["FusedSumTo", "ReduceSum"]
+    for lengths in ({"M": 1, "N": 3}, {"M": 1, "N": 1}):
+        assert_same_outputs(original, optimized, rng, **lengths)
+
+
+def test_two_fused_sums_of_other_shapes_stay_apart(rng: np.random.Generator) -> None:
+    """x [a,b,c] and o [a,1,c]: the sum of o is of a program with several inputs, too."""
+    original = model(
+        graph(
+            "y = Mul(x, o)  s = ReduceSum(y, axes)  z = Mul(o, p)  u = ReduceSum(z, axes)",
+            "float[N,5,8] x, float[N,1,8] o, float[N,1,8] p",
+            "float[N,1,8] s, float[N,1,8] u",
+            "int64[1] axes = {1}",
+        )
+    )
+    optimized, _ = run_pass(original, FUSE_SUM_TO)
+    assert operators(optimized) == ["FusedSumTo", "FusedSumTo"]
+    assert_same_outputs(original, optimized, rng)
+
+
 def test_an_old_opset_stays() -> None:
     text = graph("p = Mul(x, x)  y = ReduceSum<axes=[1]>(p)", "float[N,8] x", "float[N,1] y", "float c = {1}")
     assert_unchanged(model(text, 10), [FUSE_SUM_TO])
