@@ -134,7 +134,11 @@ class Scope:
     # Edits
 
     def unique(self, name: str) -> str:
-        """`name`, with a number if another value or node of the model has it."""
+        """`name`, with a number if another value or node of the model has it.
+
+        ONNX Runtime loads no model in which two nodes have one name. So what an edit adds is named here or after a node
+        that it removes, never after a value alone: converters name nodes like their outputs.
+        """
         found, number = name, 2
         while found in self._names:
             found, number = f"{name}_{number}", number + 1

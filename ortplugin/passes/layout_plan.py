@@ -139,7 +139,7 @@ class Layouts:
         target = None if shape is None else _as_view([shape[axis] for axis in perm])
         if target is not None:
             inputs = [given, integers(self.scope, target, f"{output.name}_shape")]
-            return gs.Node("Reshape", output.name, {}, inputs, [output])
+            return gs.Node("Reshape", self.scope.unique(f"{output.name}/Reshape"), {}, inputs, [output])
         return gs.Node(
             "Transpose", self.scope.unique(f"{output.name}/Transpose"), {"perm": list(perm)}, [given], [output]
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,13 @@ def model(graph: str, opset: int = 17, contrib: bool = False, ir: int = 8) -> on
 
 
 def run_pass(original: onnx.ModelProto, *passes: Pass, limit: int | None = None) -> tuple[onnx.ModelProto, PassResult]:
-    """The model after the passes, and what they did together; each is checked to be idempotent."""
+    """The model after the passes, and what they did together; each is checked to be idempotent.
+
+    Without a `limit` the passes are also run on the model with nodes named like their outputs, as converters from MXNet
+    and Darknet write them: ONNX Runtime loads no model in which two nodes have one name.
+    """
+    if limit is None:
+        _assert_names_stay_unique(original, passes)
     graph = import_model(original)
     annotate(graph)
     changes: list[Any] = []
@@ -45,6 +51,28 @@ def run_pass(original: onnx.ModelProto, *passes: Pass, limit: int | None = None)
     optimized = export_model(graph, original)
     onnx.checker.check_model(restore(optimized))
     return optimized, PassResult(tuple(changes), tuple(misses))
+
+
+def _assert_names_stay_unique(original: onnx.ModelProto, passes: Sequence[Pass]) -> None:
+    named = onnx.ModelProto()
+    named.CopyFrom(original)
+    for each in _nodes(named.graph):
+        each.name = each.output[0]
+    graph = import_model(named)
+    annotate(graph)
+    for each in passes:
+        each(graph)
+    names = [each.name for each in _nodes(export_model(graph, named).graph)]
+    assert len(names) == len(set(names)), [name for name in set(names) if names.count(name) > 1]
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of the graph and its bodies."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from _nodes(attribute.g)
 
 
 def restore(optimized: onnx.ModelProto) -> onnx.ModelProto:
