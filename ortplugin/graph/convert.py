@@ -30,7 +30,7 @@ from onnx_graphsurgeon.ir.tensor import LazyValues
 
 from ortplugin.errors import ModelError
 from ortplugin.graph.order import topological_order
-from ortplugin.graph.shapes import Shape
+from ortplugin.graph.shapes import Dim, Shape
 from ortplugin.ops.base import DOMAIN
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
@@ -178,13 +178,23 @@ def _describe(tensor: gs.Variable, info: onnx.ValueInfoProto) -> None:
 
 
 def type_of(proto: onnx.TypeProto) -> tuple[np.dtype[Any] | None, Shape | None]:
-    """The dtype and shape of a tensor type; a name or None stands for a dimension of no fixed length."""
+    """The dtype and shape of a tensor type; a name or None stands for a dimension of no fixed length.
+
+    A negative length, as exporters write for one that they do not know, is None too: ONNX Runtime takes it for open.
+    So no shape has a negative length; let none in by another way.
+    """
     tensor = proto.tensor_type
     dtype = numpy_dtype(tensor.elem_type) if tensor.elem_type else None
     if not tensor.HasField("shape"):
         return dtype, None
     dims = tensor.shape.dim
-    return dtype, tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims)
+    return dtype, tuple(_dim(each) for each in dims)
+
+
+def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
+    if dim.HasField("dim_value"):
+        return dim.dim_value if dim.dim_value >= 0 else None
+    return dim.dim_param or None
 
 
 def _value(attribute: onnx.AttributeProto, visible: Mapping[str, gs.Tensor], opset: int, ir_version: int) -> Any:
@@ -402,6 +412,9 @@ def value_info(tensor: gs.Tensor) -> onnx.ValueInfoProto:
         info.CopyFrom(source)
         if info.type.WhichOneof("value") not in (None, "tensor_type"):
             return info
+        for dim in info.type.tensor_type.shape.dim:
+            if dim.dim_value < 0:
+                dim.ClearField("dim_value")
     info.name = tensor.name
     if tensor.dtype is None:
         return info
