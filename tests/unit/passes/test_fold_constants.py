@@ -8,8 +8,10 @@ import tracemalloc
 import numpy as np
 import onnx
 import pytest
-from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass
+from onnx import helper
+from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run, run_pass
 
+from ortplugin.graph.model import annotate, import_model
 from ortplugin.passes.dead_nodes import DEAD_NODES
 from ortplugin.passes.fold_constants import FOLD_CONSTANTS
 
@@ -92,6 +94,68 @@ def test_kept(what: str) -> None:  # RELIABILITY 17, 20
     else:
         original = model(text)
     assert_unchanged(original, [FOLD_CONSTANTS])
+
+
+def of_constants(op: str, opset: int, *inputs: object, **attributes: object) -> onnx.ModelProto:
+    """y = op(constants) for an Identity of it."""
+    arrays = [onnx.numpy_helper.from_array(np.asarray(each), f"c{i}") for i, each in enumerate(inputs)]
+    graph = helper.make_graph(
+        [
+            helper.make_node(op, [each.name for each in arrays], ["f"], **attributes),
+            helper.make_node("Identity", ["f"], ["y"]),
+        ],
+        "g",
+        [],
+        [onnx.ValueInfoProto(name="y")],
+        arrays,
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=7)
+    made.graph.output[0].CopyFrom(onnx.shape_inference.infer_shapes(made).graph.output[0])
+    return made
+
+
+VECTOR, MATRIX, PIXEL = np.arange(64, dtype=np.float32), np.ones((2, 3), np.float32), np.ones((1, 3, 1), np.float32)
+ODD = np.array([np.nan, -0.0, 0.0, -1.5, np.inf, 2.5], np.float32)
+
+
+@pytest.mark.parametrize("opset", [11, 12, 13, 18])
+@pytest.mark.parametrize("axes", [[-2, -1], [-1, -2], [0, -1], [2, 0], [0, 2], [-1], [1]])
+@pytest.mark.parametrize("x", [VECTOR, MATRIX, np.float32(3)])
+def test_axes_that_unsqueeze_adds(x: np.ndarray, axes: list[int], opset: int) -> None:
+    """Before opset 13 onnx's evaluator adds one axis after the other: [-2, -1] of [64] would be [1, 64, 1]."""
+    if np.ndim(x) == 0 and not set(axes) <= {0, -1, -2}:
+        return
+    given, attributes = ([x, np.array(axes)], {}) if opset >= 13 else ([x], {"axes": axes})
+    original = of_constants("Unsqueeze", opset, *given, **attributes)
+    optimized, _ = run_pass(original, FOLD_CONSTANTS)
+    assert operators(optimized) == ["Identity"]
+    np.testing.assert_array_equal(run(optimized, {})[0], run(original, {})[0], strict=True)
+
+
+UNTRUSTED = {
+    "Squeeze of no axes, which ONNX Runtime takes for all": of_constants("Squeeze", 13, PIXEL, np.zeros(0, np.int64)),
+    "a maximum of NaN": of_constants(
+        "ScatterElements", 18, ODD, np.array([0, 1, 1]), ODD[:3], axis=0, reduction="max"),
+    "a sum of nothing, of -0": of_constants("ReduceSum", 13, ODD, noop_with_empty_axes=1),
+    "a sum in half precision": of_constants("ReduceSum", 13, np.full(99, 0.1, np.float16)),
+    "a product in half precision": of_constants("ReduceProd", 13, np.full(99, 1.01, np.float16)),
+    "the sign of NaN": of_constants("Sign", 13, ODD.astype(np.float16)),
+    "a remainder of floats without fmod": of_constants("Mod", 13, MATRIX, MATRIX),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", UNTRUSTED)
+def test_what_onnx_and_onnx_runtime_compute_differently_stays(what: str) -> None:
+    assert_unchanged(UNTRUSTED[what], [FOLD_CONSTANTS])
+
+
+def test_a_value_of_another_shape_than_is_known_stays() -> None:
+    """onnx's evaluator and its shape inference are two sources: where they contradict each other, one is wrong."""
+    original = of_constants("Neg", 17, MATRIX)
+    graph = import_model(original)
+    annotate(graph)
+    graph.nodes[0].outputs[0].shape = (2, 4)
+    assert not FOLD_CONSTANTS(graph).changes
 
 
 def test_an_overridable_constant_stays() -> None:  # RELIABILITY 11
