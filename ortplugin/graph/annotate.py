@@ -13,13 +13,13 @@ import onnx_graphsurgeon as gs
 from onnx import AttributeProto, helper
 
 from ortplugin.errors import ModelError
+from ortplugin.graph.certainty import GENERATED, INFERRED, PROVED, Certainty, is_generated
 from ortplugin.graph.convert import all_graphs, attached, node_proto, opset_of, type_of, value_info
 from ortplugin.graph.shapes import Dim, Shape
 from ortplugin.ops import find
 from ortplugin.ops.base import TensorType
 
 SMALL_BYTES = 4096  # up to this size a constant's values take part: shapes, axes, indices
-GENERATED = "unk__"  # how onnx.shape_inference begins the names of dimensions that it makes up
 
 # Operators of ONNX Runtime whose outputs (by index) have the dtype and shape of their first input. It has a
 # LayerNormalization of its own before opset 17.
@@ -49,15 +49,17 @@ def annotate(graph: gs.Graph) -> None:
     """Fills in the dtype and shape of every Variable that they can be told of; never fails, never forgets.
 
     `graph` is the outermost one. The inputs' dtypes and shapes are taken as they are. Where the model's own value_info
-    and inference disagree, inference from the inputs is believed.
+    and inference disagree, inference from the inputs is believed. It ends because no fact gives way to one that is no
+    surer (graph/certainty.py): shapes are written by `Certainty.learn` alone.
     """
-    _infer(graph, with_known=False)
+    certainty = Certainty(graph.inputs)
+    _infer(graph, certainty, with_known=False)
     nodes = [node for each in all_graphs(graph) for node in each.nodes]
     unknown = _unknown(nodes)
-    learned = any([_infer_node(node) for node in nodes])
+    learned = any([_infer_node(node, certainty) for node in nodes])
     while unknown or learned:
-        _infer(graph, with_known=True)
-        learned = any([_infer_node(node) for node in nodes])
+        _infer(graph, certainty, with_known=True)
+        learned = any([_infer_node(node, certainty) for node in nodes])
         still = _unknown(nodes)
         if not learned and len(still) == len(unknown):
             break
@@ -70,7 +72,7 @@ def _unknown(nodes: Sequence[gs.Node]) -> list[gs.Tensor]:
     return [tensor for tensor in made if tensor.dtype is None or tensor.shape is None]
 
 
-def _infer(graph: gs.Graph, with_known: bool) -> None:
+def _infer(graph: gs.Graph, certainty: Certainty, with_known: bool) -> None:
     original: onnx.ModelProto | None = attached(graph, "model")
     imports = list(original.opset_import) if original is not None else list(graph.import_domains or [])
     if not opset_of(imports):
@@ -84,7 +86,8 @@ def _infer(graph: gs.Graph, with_known: bool) -> None:
         inferred = onnx.shape_inference.infer_shapes(model, check_type=False, strict_mode=False, data_prop=True)
     except Exception:  # onnx raises its own and C++'s errors; without inference passes know less, that is all
         return
-    _merge(graph, inferred.graph, _Names(graph, model.graph))
+    names = _Names(graph, model.graph)
+    _merge(graph, inferred.graph, names, certainty, with_known)
 
 
 class _Names:
@@ -124,16 +127,13 @@ def _names_in(graph: onnx.GraphProto) -> Iterator[str]:
                 yield from _names_in(attribute.g)
 
 
-def is_generated(dim: Dim) -> bool:
-    """Whether the dimension's name was made up by shape inference."""
-    return isinstance(dim, str) and dim.startswith(GENERATED)
-
-
 def _skeleton(graph: gs.Graph, target: onnx.GraphProto, with_known: bool) -> None:
     """The graph in `target` without large weights; intermediate dtypes and shapes only `with_known`."""
     target.name = graph.name
     target.input.extend(value_info(tensor) for tensor in graph.inputs)
     made = set()
+    outputs = {id(tensor) for tensor in graph.outputs}
+    made_here: set[int] = set()
     for node in graph.nodes:
         proto = node_proto(node)
         for name, value in node.attrs.items():
@@ -149,10 +149,14 @@ def _skeleton(graph: gs.Graph, target: onnx.GraphProto, with_known: bool) -> Non
                 made.add(tensor.name)
                 target.value_info.append(value_info(tensor))
         if with_known:
-            target.value_info.extend(
-                value_info(tensor) for tensor in node.outputs if tensor.name and tensor.dtype is not None
-            )
-    target.output.extend(onnx.ValueInfoProto(name=tensor.name) for tensor in graph.outputs)
+            known = [tensor for tensor in node.outputs if tensor.name and tensor.dtype is not None]
+            target.value_info.extend(value_info(tensor) for tensor in known if id(tensor) not in outputs)
+            made_here.update(id(tensor) for tensor in known)
+    # What is known of an output stands there alone: beside a value_info onnx leaves one of the two as it was.
+    target.output.extend(
+        value_info(tensor) if id(tensor) in made_here else onnx.ValueInfoProto(name=tensor.name)
+        for tensor in graph.outputs
+    )
 
 
 def _add_constant(tensor: gs.Constant, target: onnx.GraphProto) -> None:
@@ -168,41 +172,28 @@ def _add_constant(tensor: gs.Constant, target: onnx.GraphProto) -> None:
     target.value_info.append(info)
 
 
-def _merge(graph: gs.Graph, inferred: onnx.GraphProto, names: _Names) -> None:
+def _merge(graph: gs.Graph, inferred: onnx.GraphProto, names: _Names, certainty: Certainty, with_known: bool) -> None:
     infos = {info.name: info for info in (*inferred.value_info, *inferred.output)}
     fixed = {id(tensor) for tensor in graph.inputs}
     for node, proto in zip(graph.nodes, inferred.node, strict=True):
+        level = min(INFERRED, certainty.of(node.inputs)) if with_known else PROVED
         for tensor in node.outputs:
             info = infos.get(tensor.name)
             if info is None or id(tensor) in fixed or info.type.WhichOneof("value") != "tensor_type":
                 continue
             dtype, shape = type_of(info.type)
             tensor.dtype = tensor.dtype if dtype is None else dtype
-            tensor.shape = merge_shapes(names.shape(shape), tensor.shape)
+            certainty.learn(tensor, names.shape(shape), level, with_known)
         graphs = {each.name: each.g for each in proto.attribute if each.type == AttributeProto.GRAPH}
         for name, value in node.attrs.items():
             if isinstance(value, gs.Graph):
-                _merge(value, graphs[name], names)
+                _merge(value, graphs[name], names, certainty, with_known)
 
 
-def merge_shapes(inferred: Shape | None, known: Shape | None) -> Shape | None:
-    """What `inferred` says, completed from `known`: an inferred length or input's name wins over anything known."""
-    if inferred is None or known is None:
-        return known if inferred is None else inferred
-    if len(inferred) != len(known):
-        return inferred
-    return tuple(_merge_dims(a, b) for a, b in zip(inferred, known, strict=True))
-
-
-def _merge_dims(inferred: Dim, known: Dim) -> Dim:
-    if inferred is None or is_generated(inferred):
-        return inferred if known is None else known
-    return inferred
-
-
-def _infer_node(node: gs.Node) -> bool:
+def _infer_node(node: gs.Node, certainty: Certainty) -> bool:
     """Fills in the outputs of one node of ONNX Runtime's operators or ours; whether that says anything new."""
     found: Iterator[tuple[gs.Tensor, TensorType]]
+    read = list(node.inputs)
     operator = find(node.domain or "", node.op)
     if operator is not None:
         inputs = [TensorType(t.dtype, None if t.shape is None else tuple(t.shape)) for t in node.inputs]
@@ -215,15 +206,14 @@ def _infer_node(node: gs.Node) -> bool:
         same = LIKE_FIRST_INPUT.get((node.domain or "", node.op), ())
         if not same or not node.inputs:
             return False
+        read = read[:1]
         first = TensorType(node.inputs[0].dtype, node.inputs[0].shape)
         found = ((node.outputs[i], first) for i in same if i < len(node.outputs))
-    learned = False
+    learned, level = False, certainty.of(read)
     for tensor, kind in found:
-        before = tensor.dtype, None if tensor.shape is None else tuple(tensor.shape)
-        tensor.dtype = kind.dtype if tensor.dtype is None else tensor.dtype
-        tensor.shape = merge_shapes(kind.shape, tensor.shape)
-        after = tensor.dtype, None if tensor.shape is None else tuple(tensor.shape)
-        learned = learned or after != before
+        if tensor.dtype is None and kind.dtype is not None:
+            tensor.dtype, learned = kind.dtype, True
+        learned = certainty.learn(tensor, kind.shape, level) or learned
     return learned
 
 

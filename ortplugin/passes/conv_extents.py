@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.annotate import is_generated
+from ortplugin.graph.certainty import is_generated
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.pointwise import is_pointwise
 from ortplugin.ops import DOMAIN
