@@ -1,5 +1,7 @@
 """Dtypes and shapes of every value: onnx.shape_inference, ONNX Runtime's own operators, and ours.
 
+Where onnx infers another shape than ONNX Runtime computes, graph/ort_shapes.py is asked instead of it.
+
 Inference runs on a skeleton of the model, in which a large weight is a name with a dtype and a shape, so that its cost
 does not depend on the size of the model.
 """
@@ -14,7 +16,8 @@ from onnx import AttributeProto, helper
 
 from ortplugin.errors import ModelError
 from ortplugin.graph.certainty import GENERATED, INFERRED, PROVED, Certainty, is_generated
-from ortplugin.graph.convert import all_graphs, attached, node_proto, opset_of, type_of, value_info
+from ortplugin.graph.convert import DEFAULT_DOMAINS, all_graphs, attached, node_proto, opset_of, type_of, value_info
+from ortplugin.graph.ort_shapes import hide, is_hidden, told
 from ortplugin.graph.shapes import Dim, Shape
 from ortplugin.ops import find
 from ortplugin.ops.base import TensorType
@@ -81,7 +84,13 @@ def _infer(graph: gs.Graph, certainty: Certainty, with_known: bool) -> None:
     model = onnx.ModelProto(ir_version=max(graph.ir_version or onnx.IR_VERSION, 4), opset_import=imports)
     if original is not None:
         model.functions.extend(original.functions)
+        for node in (each for function in model.functions for each in function.node):
+            hide(node)
     _skeleton(graph, model.graph, with_known)
+    # One node of a domain that is not imported, as what passes make is, and onnx infers nothing at all.
+    used = {node.domain for node in _nodes_of(model.graph)} | {n.domain for f in model.functions for n in f.node}
+    missing = used - {each.domain for each in imports} - set(DEFAULT_DOMAINS)
+    model.opset_import.extend(helper.make_opsetid(domain, 1) for domain in sorted(missing))
     try:
         inferred = onnx.shape_inference.infer_shapes(model, check_type=False, strict_mode=False, data_prop=True)
     except Exception:  # onnx raises its own and C++'s errors; without inference passes know less, that is all
@@ -127,6 +136,14 @@ def _names_in(graph: onnx.GraphProto) -> Iterator[str]:
                 yield from _names_in(attribute.g)
 
 
+def _nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.GRAPH:
+                yield from _nodes_of(attribute.g)
+
+
 def _skeleton(graph: gs.Graph, target: onnx.GraphProto, with_known: bool) -> None:
     """The graph in `target` without large weights; intermediate dtypes and shapes only `with_known`."""
     target.name = graph.name
@@ -136,6 +153,7 @@ def _skeleton(graph: gs.Graph, target: onnx.GraphProto, with_known: bool) -> Non
     made_here: set[int] = set()
     for node in graph.nodes:
         proto = node_proto(node)
+        hide(proto, node)
         for name, value in node.attrs.items():
             if isinstance(value, gs.Graph):
                 attribute = proto.attribute.add(name=name, type=AttributeProto.GRAPH)
@@ -201,6 +219,8 @@ def _infer_node(node: gs.Node, certainty: Certainty) -> bool:
             found = zip(node.outputs, operator.infer_shapes(node_proto(node), inputs), strict=True)
         except ModelError:  # an invalid node is reported where it is used, not here
             return False
+    elif is_hidden(node):
+        found = zip(node.outputs, told(node), strict=False)
     else:
         _infer_dtypes(node)
         same = LIKE_FIRST_INPUT.get((node.domain or "", node.op), ())

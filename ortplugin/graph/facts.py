@@ -88,8 +88,8 @@ class Scope:
             producer = self.producer(tensor)
             if producer is None or self.op(producer) != "Constant":
                 return None
-            return _constant_node(producer, elements)
-        return _array(tensor, elements)
+            return held_by(producer, elements)
+        return value_of(tensor, elements)
 
     def is_constant(self, tensor: gs.Tensor) -> bool:
         """Whether the value is a constant of any size."""
@@ -246,7 +246,8 @@ def _detach(node: gs.Node) -> None:
         list.clear(tensors)
 
 
-def _array(constant: gs.Constant, elements: int) -> npt.NDArray[Any] | None:
+def value_of(constant: gs.Constant, elements: int) -> npt.NDArray[Any] | None:
+    """What a Constant of at most so many elements holds; None for a larger one. gs.Constant.values would decode it."""
     values = constant._values
     if values.dtype is None or int(np.prod(values.shape, dtype=object)) > elements:
         return None
@@ -255,10 +256,11 @@ def _array(constant: gs.Constant, elements: int) -> npt.NDArray[Any] | None:
     return None if is_external(values.tensor) else numpy_helper.to_array(values.tensor)
 
 
-def _constant_node(node: gs.Node, elements: int) -> npt.NDArray[Any] | None:
+def held_by(node: gs.Node, elements: int) -> npt.NDArray[Any] | None:
+    """What the operator Constant gives, as `value_of`."""
     attributes = node.attrs
     if isinstance(attributes.get("value"), gs.Constant):
-        return _array(attributes["value"], elements)
+        return value_of(attributes["value"], elements)
     for name, dtype in (("value_float", np.float32), ("value_int", np.int64)):
         if name in attributes:
             return np.array(attributes[name], dtype)

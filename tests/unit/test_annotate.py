@@ -14,7 +14,7 @@ from ortplugin.graph import annotate as module
 from ortplugin.graph.certainty import DECLARED, INFERRED, PROVED, Certainty
 from ortplugin.graph.model import annotate, import_model
 
-ROUNDS = 20  # far more than any of these graphs needs
+ROUNDS = 20  # far more than the graphs of one test need
 
 
 @pytest.fixture(autouse=True)
@@ -28,24 +28,14 @@ def it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(rounds) <= ROUNDS, "it goes back and forth"
         infer(*arguments, **named)
 
-    def start(graph: gs.Graph) -> None:
-        rounds.clear()
-        annotate(graph)
-
     monkeypatch.setattr(module, "_infer", counted)
-    monkeypatch.setitem(globals(), "annotated", start)
-
-
-def annotated(graph: gs.Graph) -> None:
-    """annotate, with its rounds counted (see `it_ends`)."""
-    annotate(graph)
 
 
 def shapes(text: str, opset: int = 17) -> dict[str, tuple[int | str | None, ...] | None]:
     """The shapes of all values of a graph in ONNX's textual syntax."""
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}, "com.microsoft" : 1]> {text}')
     graph = import_model(model)
-    annotated(graph)
+    annotate(graph)
     return {t.name: None if t.shape is None else tuple(t.shape) for node in graph.nodes for t in node.outputs}
 
 

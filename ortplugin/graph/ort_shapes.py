@@ -1,0 +1,170 @@
+"""Shapes that onnx's inference gets wrong: what ONNX Runtime computes instead, or that they are open.
+
+What follows from a wrong shape is wrong as well, so these nodes are hidden from onnx (`DOMAIN`) and told here. Other
+rewrites write shapes into Reshapes and value_info: they must be what ONNX Runtime computes. The two were compared over
+all combinations of attributes and opsets (tests/unit/test_ort_shapes.py); an operator that is found to differ comes
+here, and there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from onnx import helper
+
+from ortplugin.errors import ModelError
+from ortplugin.graph.convert import DEFAULT_DOMAINS, node_proto
+from ortplugin.graph.facts import CONSTANT_ELEMENTS, held_by, value_of
+from ortplugin.graph.shapes import Dim, Shape
+from ortplugin.ops.base import TensorType
+from ortplugin.ops.conv_geometry import out_shape as conv_shape
+from ortplugin.ops.conv_geometry import read_attributes
+
+DOMAIN = "ortplugin.hidden"  # onnx knows no operator of it
+
+POOLS = ("MaxPool", "AveragePool", "LpPool")
+SCALED = ("Resize", "Upsample")
+OPERATORS = (*POOLS, *SCALED, "ConvTranspose", "STFT")
+_CONV_TRANSPOSE = (
+    "auto_pad",
+    "dilations",
+    "group",
+    "kernel_shape",
+    "output_padding",
+    "output_shape",
+    "pads",
+    "strides",
+)
+
+
+def hide(proto: onnx.NodeProto, node: gs.Node | None = None) -> None:
+    """Gives the message a domain that onnx does not know, if onnx may infer another shape than ONNX Runtime computes.
+
+    Args:
+        proto: a node, of a graph or of a local function.
+        node: where it comes from, if that is a graph.
+    """
+    if proto.domain in DEFAULT_DOMAINS and _is_wrong(proto, node):
+        proto.domain = DOMAIN
+
+
+def is_hidden(node: gs.Node) -> bool:
+    """Whether `hide` hides the node, so that `told` is asked."""
+    if node.op not in OPERATORS or (node.domain or "") not in DEFAULT_DOMAINS:
+        return False
+    return _is_wrong(node_proto(node), node)
+
+
+def _is_wrong(proto: onnx.NodeProto, node: gs.Node | None) -> bool:
+    # An attribute that a local function takes from its call may have any value.
+    named = {each.name for each in proto.attribute if each.ref_attr_name}
+    given = {each.name: helper.get_attribute_value(each) for each in proto.attribute if not each.ref_attr_name}
+
+    def may_be(name: str, test: bool) -> bool:
+        return name in named or test
+
+    same = may_be("auto_pad", given.get("auto_pad", b"").startswith(b"SAME"))
+    if proto.op_type in POOLS:
+        # onnx lets a last window begin beyond the image, before opset 22, and counts SAME's pads with the dilations.
+        longer = any(a > b for a, b in zip(given.get("strides", ()), given.get("kernel_shape", ()), strict=False))
+        beyond = may_be("pads", any(given.get("pads", ()))) or may_be("strides", longer) or "kernel_shape" in named
+        ceil = may_be("ceil_mode", bool(given.get("ceil_mode", 0)))
+        return (ceil and beyond) or (
+            same and may_be("dilations", any(each != 1 for each in given.get("dilations", ())))
+        )
+    if proto.op_type == "ConvTranspose":
+        grown = may_be("output_padding", any(given.get("output_padding", ())))
+        return (same and grown) or may_be("output_shape", bool(given.get("output_shape", ())))
+    if proto.op_type in SCALED:  # onnx multiplies in more bits than the float32 that ONNX Runtime does it in
+        scales = None if node is None else _scales(node)
+        return node is None or (scales is not None and any(each * 16 % 1 or each > 256 for each in scales))
+    return proto.op_type == "STFT"  # of which ONNX Runtime by default gives one side
+
+
+def told(node: gs.Node) -> list[TensorType]:
+    """The dtypes and shapes of a hidden node's outputs, as far as its inputs tell."""
+    given = [TensorType(each.dtype, None if each.shape is None else tuple(each.shape)) for each in node.inputs]
+    x = given[0]
+    if node.op in POOLS:
+        shape = None if x.shape is None else _pooled(node.attrs, x.shape)
+        return [TensorType(x.dtype, shape), TensorType(np.dtype(np.int64), shape)]
+    if node.op == "ConvTranspose":
+        return [TensorType(x.dtype, _transposed(node, [each.shape for each in given]))]
+    if node.op == "STFT":
+        return [TensorType(x.dtype, (None if x.shape is None else x.shape[0], None, None, 2))]
+    return [TensorType(x.dtype, None if x.shape is None else _scaled(node, x.shape))]
+
+
+def _pooled(attributes: Mapping[str, Any], shape: Shape) -> Shape | None:
+    spatial = len(shape) - 2
+    kernel = attributes.get("kernel_shape") or []
+    if len(kernel) != spatial:
+        return None
+    return (*shape[:2], *(_pooled_size(attributes, axis, spatial, shape[axis + 2]) for axis in range(spatial)))
+
+
+def _pooled_size(attributes: Mapping[str, Any], axis: int, spatial: int, size: Dim) -> Dim:
+    """out = (in + pads - extent) / stride + 1, rounded as ceil_mode says; no last window begins in the padding."""
+    if not isinstance(size, int):
+        return None
+    auto_pad = str(attributes.get("auto_pad", "NOTSET"))
+    kernel = int(attributes["kernel_shape"][axis])
+    stride, dilation = (int((attributes.get(name) or [1] * spatial)[axis]) for name in ("strides", "dilations"))
+    pads = [int(each) for each in attributes.get("pads") or [0] * (2 * spatial)]
+    begin, end = (pads[axis], pads[axis + spatial]) if auto_pad == "NOTSET" else (0, 0)
+    if auto_pad.startswith("SAME"):  # as if nothing were dilated
+        total = (-(-size // stride) - 1) * stride + kernel - size
+        begin = (total + 1) // 2 if auto_pad == "SAME_LOWER" else total // 2
+        end = total - begin
+    room = size + begin + end - dilation * (kernel - 1) - 1
+    if room < 0 or stride < 1:
+        return None
+    out = room // stride + 1
+    if attributes.get("ceil_mode", 0):
+        out = -(-room // stride) + 1
+        if (out - 1) * stride >= size + begin:
+            out -= 1
+    return out
+
+
+def _transposed(node: gs.Node, shapes: Sequence[Shape | None]) -> Shape | None:
+    attributes = {name: node.attrs[name] for name in _CONV_TRANSPOSE if node.attrs.get(name, []) != []}
+    try:
+        read = read_attributes(helper.make_node("ConvTranspose", ["x", "w"], ["y"], **attributes), transposed=True)
+        return conv_shape(read, shapes[0], shapes[1] if len(shapes) > 1 else None)
+    except ModelError:  # an invalid node is reported where it is used, not here
+        return None
+
+
+def _scaled(node: gs.Node, shape: Shape) -> Shape:
+    """The sizes times the scales, in float32, rounded down; of a Resize of some axes those."""
+    scales = _scales(node)
+    axes = [int(axis) % len(shape) for axis in node.attrs.get("axes") or range(len(shape))]
+    if scales is None or len(scales) != len(axes):
+        return (None,) * len(shape)
+    dims = list(shape)
+    for axis, scale in zip(axes, scales, strict=True):
+        size = dims[axis]
+        if scale != 1:
+            dims[axis] = int(np.float32(size) * np.float32(scale)) if isinstance(size, int) else None
+    return tuple(dims)
+
+
+def _scales(node: gs.Node) -> list[float] | None:
+    """The constant scales of a Resize or Upsample; None where it has none, or sizes."""
+    if "scales" in node.attrs:  # Upsample before opset 9
+        return list(node.attrs["scales"])
+    if len(node.inputs) > 3 and not node.inputs[3].is_empty():
+        return None
+    at = min(2, len(node.inputs) - 1)  # beside a region of interest from opset 11 on
+    tensor = node.inputs[at] if at > 0 else None
+    if isinstance(tensor, gs.Constant):
+        scales = value_of(tensor, CONSTANT_ELEMENTS)
+    else:
+        maker = tensor.inputs[0] if tensor is not None and tensor.inputs else None
+        scales = held_by(maker, CONSTANT_ELEMENTS) if maker is not None and maker.op == "Constant" else None
+    return None if scales is None else [float(each) for each in scales.reshape(-1)]

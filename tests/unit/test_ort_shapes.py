@@ -1,0 +1,165 @@
+"""Shapes as ONNX Runtime computes them, where onnx's inference gives others: all combinations of what matters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from ortplugin.graph.model import annotate, import_model
+from ortplugin.optimizer import run_passes, select_passes
+
+Case = tuple[dict[str, Any], list[np.ndarray]]  # attributes; the inputs after x
+
+
+def many(op: str, opset: int, shape: tuple[int, ...], cases: list[Case]) -> onnx.ModelProto:
+    """One model with a node for each case, all of one input and each an output."""
+    nodes, constants = [], []
+    for index, (attributes, inputs) in enumerate(cases):
+        names = [f"c{index}_{at}" if each.size else "" for at, each in enumerate(inputs)]
+        constants += [numpy_helper.from_array(each, name) for each, name in zip(inputs, names, strict=True) if name]
+        nodes.append(helper.make_node(op, ["x", *names], [f"y{index}"], f"{index} {attributes}", **attributes))
+    outputs = [helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, None) for node in nodes]
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)], outputs, constants
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def assert_as_computed(op: str, opset: int, shape: tuple[int, ...], cases: list[Case]) -> None:
+    """Every shape is known, and it is the one that ONNX Runtime computes."""
+    model = many(op, opset, shape, cases)
+    graph = import_model(model)
+    annotate(graph)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    found = session.run(None, {"x": np.zeros(shape, np.float32)})
+    for tensor, value, node in zip(graph.outputs, found, model.graph.node, strict=True):
+        assert tuple(tensor.shape) == value.shape, (shape, node)
+
+
+def pools(size: int, dilated: bool) -> Iterator[Case]:
+    for kernel, stride, begin, end, dilation, ceil in product((2, 3), (1, 2, 3), (0, 1), (0, 1), (1, 2), (0, 1)):
+        if size + begin + end > dilation * (kernel - 1) and (dilated or dilation == 1):
+            attributes = {"kernel_shape": [kernel], "strides": [stride], "ceil_mode": ceil, "pads": [begin, end]}
+            yield {**attributes, **({"dilations": [dilation]} if dilated else {})}, []
+    for kernel, stride, dilation, ceil, auto_pad in product(
+        (2, 3), (1, 2, 3), (1, 2), (0, 1), ("SAME_UPPER", "SAME_LOWER", "VALID")
+    ):
+        # Where the kernel is shorter than the stride, ONNX Runtime pads with less than nothing, or refuses.
+        fits = size > dilation * (kernel - 1) and (kernel >= stride or auto_pad == "VALID")
+        if fits and (dilated or dilation == 1):
+            attributes = {"kernel_shape": [kernel], "strides": [stride], "ceil_mode": ceil, "auto_pad": auto_pad}
+            yield {**attributes, **({"dilations": [dilation]} if dilated else {})}, []
+
+
+@pytest.mark.parametrize("size", [3, 4, 5, 7, 8])
+@pytest.mark.parametrize(
+    ("op", "opset"),
+    [("MaxPool", 10), ("MaxPool", 12), ("MaxPool", 22), ("AveragePool", 10), ("AveragePool", 18), ("AveragePool", 19),
+     ("AveragePool", 22), ("LpPool", 18), ("LpPool", 22)],
+)  # fmt: skip
+def test_pools(op: str, opset: int, size: int) -> None:
+    dilated = (op, opset) not in (("AveragePool", 10), ("AveragePool", 18))
+    assert_as_computed(op, opset, (1, 1, size), list(pools(size, dilated)))
+
+
+def transposed(size: int) -> Iterator[Case]:
+    for kernel, stride, begin, end, dilation, padding in product((2, 3), (1, 2, 3), (0, 1), (0, 1), (1, 2), (0, 1, 2)):
+        whole = (size - 1) * stride + dilation * (kernel - 1) + 1 + padding - begin - end
+        if padding < stride and whole > 0:
+            pads = {"pads": [begin, end], "output_padding": [padding], "dilations": [dilation], "strides": [stride]}
+            yield pads, [np.ones((1, 1, kernel), np.float32)]
+    for kernel, stride, dilation, padding, auto_pad in product(
+        (1, 2, 3, 4), (1, 2, 3), (1, 2), (0, 1, 2), ("SAME_UPPER", "SAME_LOWER", "VALID")
+    ):
+        if padding < stride:
+            same = {"auto_pad": auto_pad, "output_padding": [padding], "dilations": [dilation], "strides": [stride]}
+            yield same, [np.ones((1, 1, kernel), np.float32)]
+    for kernel, stride, shape in product((2, 3), (1, 2), (1, 3, 4)):
+        if shape <= (size - 1) * stride + kernel:
+            yield {"strides": [stride], "output_shape": [shape]}, [np.ones((1, 1, kernel), np.float32)]
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+@pytest.mark.parametrize("opset", [11, 22])
+def test_transposed_convolutions(opset: int, size: int) -> None:
+    assert_as_computed("ConvTranspose", opset, (1, 1, size), list(transposed(size)))
+
+
+SCALES = (0.3, 0.5, 0.6, 0.7, 1 / 3, 2 / 3, 1.0, 1.1, 1.2, 1.4, 1.5, 2.0, 2.5, 0.1)
+
+
+@pytest.mark.parametrize("size", [5, 7, 10, 15])
+@pytest.mark.parametrize("opset", [10, 11, 13, 18, 19])
+def test_scales(opset: int, size: int) -> None:
+    cases: list[Case] = []
+    for scale in (each for each in SCALES if each * size >= 1):
+        scales = np.array([1, 1, scale, scale], np.float32)
+        region = np.zeros(0, np.float32) if opset > 11 else np.zeros(8, np.float32)
+        cases.append(({"mode": "nearest"}, [scales] if opset == 10 else [region, scales]))
+        if opset >= 18:
+            cases.append(({"axes": [2, -1]}, [region, scales[2:]]))
+    assert_as_computed("Resize", opset, (1, 1, size, size), cases)
+    if opset == 10:
+        cases = [({}, [np.array([1, 1, scale, scale], np.float32)]) for scale in SCALES if scale >= 1]
+        assert_as_computed("Upsample", 9, (1, 1, size, size), cases)
+
+
+def test_one_sided_spectra() -> None:
+    nodes = [helper.make_node("STFT", ["x", "step", "", "length"], ["y"])]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 128, 1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.array(8), "step"), numpy_helper.from_array(np.array(16), "length")],
+    )
+    imported = import_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    annotate(imported)
+    assert imported.outputs[0].shape == (1, None, None, 2)
+
+
+def test_in_a_local_function() -> None:
+    """Its body is hidden as well, also where it takes the attribute from its call."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 12, "d" : 1]>
+        g (float[1,1,3] x) => (float[A,B,C] y) { a = d.f<m = 1>(x)  y = Relu(a) }
+        <domain: "d", opset_import: ["" : 12]> f <m> (z) => (w)
+        { w = MaxPool<kernel_shape = [2], strides = [2], pads = [0, 1], ceil_mode: int = @m>(z) }""")
+    graph = import_model(model)
+    annotate(graph)
+    assert graph.nodes[0].outputs[0].shape is None
+
+
+@pytest.mark.parametrize("spatial", [1, 2, 3])
+@pytest.mark.parametrize("layout", ["auto", "nhwc"])
+def test_what_follows_fits(spatial: int, layout: str) -> None:
+    """A Transpose that only moves axes of length 1 becomes a Reshape to what the pool really makes."""
+    kernel, size = [2] * spatial, [3] * (spatial - 1)
+    pads = [0] * spatial + [1] * spatial
+    pool = helper.make_node("MaxPool", ["x"], ["p"], kernel_shape=kernel, strides=kernel, pads=pads, ceil_mode=1)
+    perm = [0, *range(2, spatial + 2), 1]
+    nodes = [pool, helper.make_node("Transpose", ["p"], ["y"], perm=perm)]
+    shape = [2, 1, 3, *size]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * (spatial + 2))],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    optimized, _, _ = run_passes(model, select_passes(layout=layout))
+    assert "Reshape" in [node.op_type for node in optimized.graph.node]
+    feeds = {"x": np.random.default_rng(spatial).standard_normal(shape).astype(np.float32)}
+    both = [
+        onnxruntime.InferenceSession(each.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)[0]
+        for each in (model, optimized)
+    ]
+    np.testing.assert_array_equal(*both, strict=True)
