@@ -49,6 +49,8 @@ def fold(scope: Scope, node: gs.Node) -> Outcome:
     if any(array is None and not t.is_empty() for array, t in zip(arrays, node.inputs, strict=True)):
         return None
     given = [(t.name, array) for t, array in zip(node.inputs, arrays, strict=True) if array is not None]
+    if scope.op(node) == "Range" and len(given) == 3 and any(array.shape == (1,) for _, array in given):
+        return _with_scalars(scope, node, given)
     if not _defined(scope.op(node), node, [array for _, array in given]) or not _within_budget(scope, node, given):
         return None
     values = _evaluate(scope, node, given)
@@ -60,6 +62,17 @@ def fold(scope: Scope, node: gs.Node) -> Outcome:
         if not tensor.is_empty():
             scope.substitute(tensor, scope.add_constant(value, f"{tensor.name}_value"))
     return Applied((name,), None)
+
+
+def _with_scalars(scope: Scope, node: gs.Node, given: list[tuple[str, npt.NDArray[Any]]]) -> Applied:
+    """Gives a Range scalars for constants [1].
+
+    ONNX Runtime takes these as it runs, but loads no Range of such constants, which only a rewrite has made them.
+    """
+    for index, (name, array) in enumerate(given):
+        if array.shape == (1,):
+            node.inputs[index] = scope.add_constant(array.reshape(()), f"{name}_scalar")
+    return Applied((label(node),), node)
 
 
 def _defined(op: str, node: gs.Node, arrays: list[npt.NDArray[Any]]) -> bool:

@@ -14,6 +14,8 @@ from pass_helpers import assert_same_outputs, assert_unchanged, model, operators
 from ortplugin.graph.model import annotate, import_model
 from ortplugin.passes.dead_nodes import DEAD_NODES
 from ortplugin.passes.fold_constants import FOLD_CONSTANTS
+from ortplugin.passes.inline_if import INLINE_IF
+from ortplugin.passes.remove_identities import REMOVE_IDENTITIES
 
 ONE = "<float[2,3] c = {1, -2, 3.5, 0, 5, -6}>"
 
@@ -130,6 +132,27 @@ def test_axes_that_unsqueeze_adds(x: np.ndarray, axes: list[int], opset: int) ->
     optimized, _ = run_pass(original, FOLD_CONSTANTS)
     assert operators(optimized) == ["Identity"]
     np.testing.assert_array_equal(run(optimized, {})[0], run(original, {})[0], strict=True)
+
+
+RANGE = """g (float[2] x) => (float[A,2] y) {{ zero = Constant<value_int = 0> ()  one = Constant<value_int = 1> ()
+    true = Constant<value = bool {{1}}> ()
+    limit = If(true) <then_branch = a () => (int64[1] t) {{ p = Constant<value_ints = [{limit}]> ()  t = Identity(p) }},
+                      else_branch = b () => (int64[1] e) {{ q = Constant<value_ints = [3]> ()  e = Neg(q) }}>
+    r = Range(zero, limit, one)  f = Cast<to = 1>(r)  minus = Constant<value_ints = [-1]> ()  u = Unsqueeze(f, minus)
+    y = Mul(u, x) }}"""
+
+
+def test_a_range_whose_limit_is_no_scalar(rng: np.random.Generator) -> None:
+    """ONNX Runtime takes a tensor [1] as it runs, but loads no Range of constants that are no scalars."""
+    original = model(RANGE.format(limit=5))
+    optimized, _ = run_pass(original, INLINE_IF, REMOVE_IDENTITIES, FOLD_CONSTANTS, DEAD_NODES)
+    assert operators(optimized) == ["Mul"]
+    assert_same_outputs(original, optimized, rng)
+    optimized, _ = run_pass(model(RANGE.format(limit=10**6)), INLINE_IF, REMOVE_IDENTITIES, FOLD_CONSTANTS, DEAD_NODES)
+    assert operators(optimized) == ["Range", "Cast", "Unsqueeze", "Mul"]  # too large to be folded
+    (large,) = [node for node in optimized.graph.node if node.op_type == "Range"]
+    (limit,) = [each for each in optimized.graph.initializer if each.name == large.input[1]]
+    assert list(limit.dims) == []
 
 
 UNTRUSTED = {
