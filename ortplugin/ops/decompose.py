@@ -197,6 +197,12 @@ def _emit(builder: Builder, statement: Statement, dtype: str, operands: Sequence
                   for name, value in statement.attributes}  # fmt: skip
     if op == "Cast":
         return builder.cast(operands[0], str(attributes["to"]), output)
+    if op == "PRelu" and not isinstance(statement.operands[0], str):
+        # ONNX's has the shape of its first operand, which is a scalar here: its slope would not broadcast to that.
+        if statement.operands[0] < 0:
+            product = Statement(statement.name, "Mul", statement.operands)
+            return _emit(builder, product, dtype, operands, output)
+        return builder.op("Expand", operands[0], builder.op("Shape", operands[1]), output=output)
     if op in ("LessOrEqual", "GreaterOrEqual") and builder.opset < 12:
         strict = builder.op(op.removesuffix("OrEqual"), *operands)
         return builder.op("Or", strict, builder.op("Equal", *operands), output=output)

@@ -166,6 +166,26 @@ def test_a_cast_around_the_sum(rng: np.random.Generator) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("number", ["-2", "3", "0"])
+@pytest.mark.parametrize("keepdims", [0, 1])
+@pytest.mark.parametrize("opset", [12, 17])
+def test_a_constant_before_its_slope(opset: int, keepdims: int, number: str, rng: np.random.Generator) -> None:
+    """PRelu's result has its first operand's shape: a literal in its place must not make it a scalar."""
+    axes = ("axes=[0], ", "") if opset < 13 else ("", ", axes")
+    original = model(
+        graph(
+            f"p = PRelu(c, x)  y = ReduceSum<{axes[0]}keepdims={keepdims}>(p{axes[1]})",
+            "float[1] x",
+            f"float{'[1]' * keepdims} y",
+            f"float[1] c = {{{number}}}" + ", int64[1] axes = {0}" * (opset >= 13),
+        ),
+        opset,
+    )
+    optimized, _ = run_pass(original, FUSE_SUM_TO)
+    assert operators(optimized) == ["FusedSumTo"]
+    assert_same_outputs(original, optimized, rng)
+
+
 def test_a_comparison_sees_what_the_model_rounds(rng: np.random.Generator) -> None:
     check(
         "g (float16[N,8] x, float16[8] b) => (float16[8] y) <int64[1] axes = {0}, float16 zero = {0}> "
