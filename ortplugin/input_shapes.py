@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-import onnx.shape_inference
 from onnx import ModelProto, ValueInfoProto
 
 from .errors import UsageError, near_names, one_line
+from .graph.inference import infer_shapes as bounded_inference
 from .modelcheck import MAX_ELEMENTS, skeleton, walk_graphs
 
 Shapes = Mapping[str, Sequence[int]]
@@ -82,7 +82,7 @@ def infer_shapes(model: ModelProto) -> None:
     Values of operators that onnx does not know stay without a shape. Bodies of If, Loop and Scan are left as they are.
     """
     try:
-        inferred = onnx.shape_inference.infer_shapes(skeleton(model), data_prop=True)
+        inferred = bounded_inference(skeleton(model))
     except Exception as error:  # onnx raises several classes here
         raise UsageError(f"the given input shapes do not fit the model: {one_line(error)}") from error
     known = {value.name: value for value in model.graph.value_info}

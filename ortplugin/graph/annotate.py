@@ -17,6 +17,7 @@ from onnx import AttributeProto, helper
 from ortplugin.errors import ModelError
 from ortplugin.graph.certainty import GENERATED, INFERRED, PROVED, Certainty, is_generated
 from ortplugin.graph.convert import DEFAULT_DOMAINS, all_graphs, attached, node_proto, opset_of, type_of, value_info
+from ortplugin.graph.inference import infer_shapes
 from ortplugin.graph.ort_shapes import hide, is_hidden, told
 from ortplugin.graph.shapes import Dim, Shape
 from ortplugin.ops import find
@@ -92,7 +93,7 @@ def _infer(graph: gs.Graph, certainty: Certainty, with_known: bool) -> None:
     missing = used - {each.domain for each in imports} - set(DEFAULT_DOMAINS)
     model.opset_import.extend(helper.make_opsetid(domain, 1) for domain in sorted(missing))
     try:
-        inferred = onnx.shape_inference.infer_shapes(model, check_type=False, strict_mode=False, data_prop=True)
+        inferred = infer_shapes(model)
     except Exception:  # onnx raises its own and C++'s errors; without inference passes know less, that is all
         return
     names = _Names(graph, model.graph)

@@ -14,6 +14,8 @@ from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 
+CHANNELS = 1 << 16  # of which an order is written into the model
+
 
 def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     """Replaces the three nodes, of which `node` is the last."""
@@ -37,6 +39,8 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
         if used:
             return Missed(label(node), used)
     groups, members = (int(dim) for dim in split[1:3] if isinstance(dim, int))
+    if groups * members > CHANNELS:  # a shape is only a claim: no constant is made as long as it says
+        return Missed(label(node), f"{groups * members} channels are more than {CHANNELS}")
     order = np.arange(groups * members).reshape(groups, members).T.reshape(-1)
     indices = scope.add_constant(order.astype(np.int64), f"{y.name}_order")
     gather = gs.Node("Gather", node.name, {"axis": 1}, [x, indices])

@@ -21,6 +21,7 @@ from onnx.reference import ReferenceEvaluator
 
 from ortplugin.graph.convert import attached, node_proto, type_of
 from ortplugin.graph.facts import Scope
+from ortplugin.graph.inference import infer_shapes
 from ortplugin.graph.labels import label
 from ortplugin.graph.shapes import Shape, element_count
 from ortplugin.passes.driver import Applied, Outcome, RulePass
@@ -28,6 +29,7 @@ from ortplugin.passes.driver import Applied, Outcome, RulePass
 GROWTH_BYTES = 1 << 20  # one node may add so much to the model, beyond the constants that it replaces
 TOTAL_BYTES = 1 << 26  # all folded constants of a graph together
 INPUT_ELEMENTS = 1 << 26
+SCATTERED = 1 << 14  # updates of a ScatterElements, which the evaluator goes through one by one
 SHAPE_BYTES = 1 << 16  # inputs up to this size may be what the output's shape depends on
 
 _FOLDABLE = """
@@ -83,6 +85,8 @@ def _defined(op: str, node: gs.Node, arrays: list[npt.NDArray[Any]]) -> bool:
         return bool((arrays[0] >= 0).all() and (arrays[1] > 0).all())
     if op == "Pow" and arrays[0].dtype.kind in "iu":
         return bool((arrays[1] >= 0).all())
+    if op == "ScatterElements":
+        return arrays[1].size <= SCATTERED
     if op == "Cast":
         target = np.dtype(helper.tensor_dtype_to_np_dtype(node.attrs["to"]))
         if target.kind in "iu" and arrays[0].dtype.kind not in "iub":
@@ -136,7 +140,7 @@ def _within_budget(scope: Scope, node: gs.Node, given: list[tuple[str, npt.NDArr
         if array.nbytes > SHAPE_BYTES
     )
     try:
-        inferred = onnx.shape_inference.infer_shapes(model, check_type=False, strict_mode=False, data_prop=True)
+        inferred = infer_shapes(model)
     except Exception:
         return False
     size = 0

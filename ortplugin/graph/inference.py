@@ -1,0 +1,214 @@
+"""onnx's shape inference in time and memory that a model's size bounds.
+
+With data propagation onnx keeps the values of what may be a shape, one message per element, and it takes any tensor of
+one dimension for a shape: Range(0, 5e7, 1) and an Add after it take gigabytes, Concat(c, c) doubles with every node.
+Without it ranks may still grow without bound: Gather(x, x) of an x of rank r has rank 2r - 1. A bound on elements and
+on ranks is therefore computed first, from the nodes alone; then
+
+- a node that would propagate more than `ELEMENTS` becomes a call of a function of the same operator in a version, or
+  of operators, that onnx infers the same shapes of but whose values it does not keep;
+- a node whose result might have more than `RANK` dimensions gets a domain that onnx does not know.
+
+Whoever needs onnx.shape_inference calls this instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import onnx
+import onnx.shape_inference
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, helper
+
+from ortplugin.graph.bounds import (
+    ELEMENTS,
+    RANK,
+    RANK_OPERAND,
+    UNKNOWN,
+    Bound,
+    constant_bound,
+    declared_bound,
+    result_bound,
+    tightest,
+)
+
+ALL_ELEMENTS = 1 << 21  # of all values that are kept together, 100 MB
+
+_OPAQUE = "ortplugin.opaque"  # no operator of this domain is known
+_SHAPES_ONLY = "ortplugin.shapes_only"  # the functions below
+
+# The opset from which onnx keeps what an operator computes.
+KEPT_FROM = {
+    **dict.fromkeys(("Add", "Sub", "Mul"), 14),
+    **dict.fromkeys(("Cast", "Concat", "Slice", "Squeeze", "Unsqueeze"), 13),
+    "Gather": 1,
+}
+
+
+def infer_shapes(model: ModelProto) -> ModelProto:
+    """What onnx.shape_inference.infer_shapes(model, data_prop=True) returns, as far as it is bounded.
+
+    Args:
+        model: a skeleton of the caller's own; some of its nodes are replaced, which does not matter for value_info.
+
+    Raises what onnx raises.
+    """
+    work = _Bounds(model)
+    work.graph(model.graph, {})
+    for domain, functions in ((_OPAQUE, ()), (_SHAPES_ONLY, tuple(work.made.values()))):
+        model.opset_import.add(domain=domain, version=1)
+        model.functions.extend(functions)
+    # Data propagation goes into local functions, of which the bounds say nothing.
+    keep = work.kept <= ALL_ELEMENTS and not work.functions
+    return onnx.shape_inference.infer_shapes(model, check_type=False, strict_mode=False, data_prop=keep)
+
+
+@dataclass
+class _Bounds:
+    """Goes over the nodes in order, bounds what they make, and replaces those that would make too much."""
+
+    model: ModelProto
+    made: dict[str, FunctionProto] = field(default_factory=dict)
+    kept: int = 0
+
+    def __post_init__(self) -> None:
+        self.opset = next((each.version for each in self.model.opset_import if each.domain in ("", "ai.onnx")), 0)
+        self.functions = {(each.domain, each.name): each for each in self.model.functions}
+
+    def graph(self, graph: GraphProto, outer: Mapping[str, Bound]) -> Bound:
+        """Does it for a graph and the bodies in it. Returns a bound of all its outputs."""
+        known = dict(outer)
+        for info in (*graph.value_info, *graph.output, *graph.input):
+            known[info.name] = declared_bound(info.type)
+        for tensor in graph.initializer:
+            known[tensor.name] = constant_bound(tensor)
+        declared = {name: bound for name, bound in known.items() if name not in outer}
+        for node in graph.node:
+            bound = self._node(node, known)
+            for name in node.output:
+                known[name] = tightest(bound, declared.get(name))
+        outputs = [known.get(each.name, UNKNOWN) for each in graph.output]
+        sizes = [each.elements for each in outputs]
+        largest = None if None in sizes else max((size or 0 for size in sizes), default=0)
+        return Bound(largest, max((each.rank for each in outputs), default=0))
+
+    def _node(self, node: NodeProto, known: Mapping[str, Bound]) -> Bound:
+        inputs = [known.get(name, UNKNOWN) for name in node.input]
+        called = self.functions.get((node.domain, node.op_type))
+        if called is not None:
+            rank = self._function(called, inputs)
+            bound = Bound(None, rank)
+        elif node.domain not in ("", "ai.onnx", "ai.onnx.ml"):
+            return UNKNOWN
+        else:
+            bodies = [self.graph(body, known) for body in _bodies(node)]
+            bound = result_bound(node, inputs, max((each.rank for each in bodies), default=0))
+            sizes = [each.elements for each in bodies]
+            if node.op_type == "If" and sizes and None not in sizes:
+                bound = Bound(max(size or 0 for size in sizes), bound.rank)
+        if bound.rank > RANK or _asks_too_much(node):
+            node.domain = _OPAQUE
+            return UNKNOWN
+        if node.domain in ("", "ai.onnx") and self.opset >= KEPT_FROM.get(node.op_type, self.opset + 1):
+            self._keep_or_not(node, inputs, bound)
+        return bound
+
+    def _function(self, function: FunctionProto, inputs: Sequence[Bound]) -> int:
+        """The largest rank in the body of a local function that is called with these inputs."""
+        known = dict(zip(function.input, inputs, strict=False))
+        largest = 0
+        for node in function.node:
+            arguments = [known.get(name, UNKNOWN) for name in node.input]
+            called = self.functions.get((node.domain, node.op_type))
+            if called is not None:
+                bound = Bound(None, self._function(called, arguments))
+            elif _asks_too_much(node):
+                bound = Bound(None, RANK + 1)
+            elif node.domain not in ("", "ai.onnx", "ai.onnx.ml"):
+                bound = UNKNOWN
+            elif any(True for _ in _bodies(node)):
+                # Their nodes are not replaced, so that they may be called with anything.
+                bound = Bound(None, max(_rank_within(node), *(each.rank for each in arguments), 0))
+            else:
+                bound = result_bound(node, arguments, 0)
+            largest = max(largest, bound.rank)
+            if largest > RANK:
+                break
+            known.update(dict.fromkeys(node.output, bound))
+        return largest
+
+    def _keep_or_not(self, node: NodeProto, inputs: Sequence[Bound], bound: Bound) -> None:
+        given = [each for each, name in zip(inputs, node.input, strict=True) if name]
+        sizes = [bound.elements, *(each.elements for each in given)]
+        small = all(size is not None and size <= ELEMENTS for size in sizes)
+        # onnx takes the bounds of a Slice that it does not know for 0.
+        certain = node.op_type != "Slice" or all(each.integers is not None for each in given[1:])
+        if small and certain:
+            self.kept += sum(size or 0 for size in sizes)
+            return
+        self._call_shapes_only(node, inputs)
+
+    def _call_shapes_only(self, node: NodeProto, inputs: Sequence[Bound]) -> None:
+        """Makes the node a call of a function that has the same shapes."""
+        op, attributes = node.op_type, {each.name: each for each in node.attribute}
+        if op in ("Squeeze", "Unsqueeze"):
+            axes = inputs[1].integers if len(inputs) > 1 and node.input[1] else None
+            if axes is None and len(inputs) > 1 and node.input[1]:
+                node.domain = _OPAQUE  # onnx infers nothing of it either
+                return
+            del node.input[1:], node.attribute[:]
+            if axes is not None:
+                node.attribute.append(helper.make_attribute("axes", list(axes)))
+        if op == "Gather":
+            axis = attributes["axis"].i if "axis" in attributes else 0
+            del node.attribute[:]
+            node.attribute.append(helper.make_attribute("axis", axis if axis >= 0 else axis - 1))
+        names = [each.name for each in node.attribute if each.name in ("axis", "axes", "to")]
+        name = f"{op}_{len(node.input)}_{'_'.join(names)}"
+        if name not in self.made:
+            self.made[name] = _shapes_only(name, op, len(node.input), names)
+        node.domain, node.op_type = _SHAPES_ONLY, name
+
+
+def _shapes_only(name: str, op: str, count: int, attributes: Sequence[str]) -> FunctionProto:
+    """The operator in a version in which onnx does not keep its values."""
+    inputs = [f"x{index}" for index in range(count)]
+    if op == "Gather":  # it has none, but of a table of two dimensions or more no values are kept
+        table = helper.make_node("Unsqueeze", ["x0"], ["table"], axes=[-1])
+        gather = helper.make_node("Gather", ["table", *inputs[1:]], ["found"])
+        nodes = [table, gather, helper.make_node("Squeeze", ["found"], ["y"], axes=[-1])]
+    else:
+        nodes = [helper.make_node(op, inputs, ["y"])]
+    target = next(node for node in nodes if node.op_type == op)
+    for attribute in attributes:
+        kind = AttributeProto.INTS if attribute == "axes" else AttributeProto.INT
+        target.attribute.add(name=attribute, ref_attr_name=attribute, type=kind)
+    version = 13 if op in ("Add", "Sub", "Mul") else 9 if op == "Cast" else 11
+    imports = [helper.make_opsetid("", version)]
+    return helper.make_function(_SHAPES_ONLY, name, inputs, ["y"], nodes, imports, list(attributes))
+
+
+def _asks_too_much(node: NodeProto) -> bool:
+    """Whether an attribute alone makes onnx allocate."""
+    if node.op_type != "Split":
+        return False
+    return any(each.name == "num_outputs" and each.i != len(node.output) for each in node.attribute)
+
+
+def _bodies(node: NodeProto) -> Iterator[GraphProto]:
+    for attribute in node.attribute:
+        if attribute.type == AttributeProto.GRAPH:
+            yield attribute.g
+        elif attribute.type == AttributeProto.GRAPHS:
+            yield from attribute.graphs
+
+
+def _rank_within(node: NodeProto) -> int:
+    """RANK + 1 where a body of the node has an operator whose result may have more dimensions than what it reads."""
+    grow = {"Gather", "GatherND", "Unsqueeze", "OneHot", *RANK_OPERAND}
+    for body in _bodies(node):
+        for inner in body.node:
+            if inner.op_type in grow or _rank_within(inner):
+                return RANK + 1
+    return 0

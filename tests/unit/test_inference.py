@@ -1,0 +1,215 @@
+"""Shape inference: as much as onnx's, in bounded time and memory; RELIABILITY 43 and found from outside, 17."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.backend.test
+import pytest
+from exported import DATA
+from onnx import AttributeProto, ModelProto, TensorProto, helper, numpy_helper
+
+from ortplugin.graph import inference
+from ortplugin.modelcheck import skeleton
+
+ADDRESSES = 3 << 30  # bytes that the child may ask for
+MEMORY = 300 << 10  # KiB that it may use; importing everything takes 60 MiB
+SECONDS = 30
+INT64, FLOAT = TensorProto.INT64, TensorProto.FLOAT
+
+
+def model_of(
+    nodes: list[onnx.NodeProto], dtype: int = FLOAT, shape: list[Any] | None = None, opset: int = 18, **constants: Any
+) -> ModelProto:
+    """Nodes that make y of x and of constants."""
+    graph = helper.make_graph(
+        nodes,
+        "hostile",
+        [helper.make_tensor_value_info("x", dtype, [1] if shape is None else shape)],
+        [onnx.ValueInfoProto(name="y")],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )
+    graph.output[0].type.tensor_type.elem_type = FLOAT
+    graph.output[0].type.tensor_type.shape.dim.add()
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def doubled(op: str, count: int, first: str, **attributes: Any) -> list[onnx.NodeProto]:
+    """A chain of op(c, c) that begins with `first` and ends in a float output y."""
+    names = [first, *(f"c{index}" for index in range(count))]
+    nodes = [helper.make_node(op, [a, a], [b], **attributes) for a, b in pairwise(names)]
+    return [*nodes, helper.make_node("Cast", [names[-1]], ["y"], to=FLOAT)]
+
+
+def then(*nodes: onnx.NodeProto) -> list[onnx.NodeProto]:
+    return [*nodes, helper.make_node("Cast", [nodes[-1].output[0]], ["y"], to=FLOAT)]
+
+
+node = helper.make_node
+FOUR = np.arange(4, dtype=np.int64)
+LONG = np.int64(1 << 40)
+
+HOSTILE = {
+    "a range": model_of([*then(node("Range", ["a", "b", "c"], ["r"]))], a=np.int64(0), b=LONG, c=np.int64(1)),
+    "constants that double": model_of(doubled("Concat", 34, "c", axis=0), c=FOUR),
+    "inputs that double": model_of(doubled("Concat", 34, "x", axis=0), INT64, [4]),
+    "sums of what doubled": model_of(
+        [*doubled("Concat", 30, "x", axis=0), node("Add", ["c29", "c29"], ["z"])], INT64, [4]
+    ),
+    "a long input": model_of(then(node("Add", ["x", "x"], ["s"])), INT64, [1 << 40]),
+    "a long shape": model_of([node("ConstantOfShape", ["x"], ["s"]), node("Identity", ["s"], ["y"])], INT64, [1 << 40]),
+    "the rank of a table of indices": model_of(doubled("Gather", 40, "x"), INT64, [2, 2]),
+    "a table of what doubled": model_of(
+        [*doubled("Concat", 34, "x", axis=0), node("Gather", ["c33", "i"], ["z"])], INT64, [4], i=FOUR
+    ),
+    "views of what doubled": model_of(
+        [
+            *doubled("Concat", 34, "x", axis=0),
+            node("Unsqueeze", ["c33", "i"], ["u"]),
+            node("Squeeze", ["u", "i"], ["v"]),
+            node("Slice", ["v", "i", "j"], ["w"]),
+            node("Mul", ["w", "w"], ["z"]),
+        ],
+        INT64,
+        [4],
+        i=np.array([0]),
+        j=np.array([1 << 50]),
+    ),
+    "an expanded shape": model_of(
+        then(node("Expand", ["x", "s"], ["e"]), node("Sub", ["e", "x"], ["d"])), INT64, [1], s=np.array([1 << 40])
+    ),
+    "outputs that no one asks for": model_of(
+        [node("Split", ["x"], ["s", "t"], num_outputs=1 << 40), node("Identity", ["s"], ["y"])], FLOAT, [1 << 41]
+    ),
+    "scattered constants": model_of(
+        then(node("ScatterElements", ["c", "i", "u"], ["s"])),
+        c=np.zeros(1 << 17, np.int64),
+        i=np.zeros(1 << 20, np.int64),
+        u=np.zeros(1 << 20, np.int64),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_small_files_take_little_memory_and_time(what: str, tmp_path: Path) -> None:
+    path = tmp_path / "hostile.onnx"
+    path.write_bytes(HOSTILE[what].SerializeToString())
+    program = f"""
+        import resource
+        resource.setrlimit(resource.RLIMIT_AS, ({ADDRESSES}, {ADDRESSES}))
+        from ortplugin.cli import main
+        status = main([{str(path)!r}, "-o", {str(tmp_path / "out.onnx")!r}, "--no-verify"])
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        raise SystemExit(10 + status)
+    """
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True, text=True, timeout=SECONDS, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 10, done.stderr
+    assert done.stderr == ""
+    assert int(done.stdout.splitlines()[-1]) < MEMORY
+
+
+def test_every_operator_whose_values_onnx_keeps_is_known() -> None:
+    """One that a new version of onnx adds has to be looked at: how its values can be kept small."""
+    schemas = onnx.defs.get_all_schemas_with_history()
+    kept = {each.name: [] for each in schemas if each.has_data_propagation_function}
+    for each in schemas:
+        if each.name in kept and each.has_data_propagation_function:
+            kept[each.name].append(each.since_version)
+    assert {name: min(versions) for name, versions in kept.items() if name not in ("Shape", "Size")} == dict(
+        inference.KEPT_FROM
+    )
+
+
+def types(model: ModelProto) -> dict[str, Any]:
+    """What is known of each value, names that inference made up apart."""
+    found: dict[str, Any] = {}
+
+    def visit(graph: onnx.GraphProto, place: str) -> None:
+        for info in (*graph.value_info, *graph.output):
+            tensor = info.type.tensor_type
+            if info.type.HasField("tensor_type"):
+                dims = [each.dim_value if each.HasField("dim_value") else each.dim_param for each in tensor.shape.dim]
+                shape = [None if isinstance(each, str) and each.startswith("unk__") else each or None for each in dims]
+                found[place + info.name] = tensor.elem_type, shape if tensor.HasField("shape") else None
+        for each in graph.node:
+            for attribute in each.attribute:
+                if attribute.type == AttributeProto.GRAPH:
+                    visit(attribute.g, f"{place}{each.output[0]}/{attribute.name}/")
+
+    visit(model.graph, "")
+    return found
+
+
+ONNX_MODELS = Path(onnx.backend.test.__file__).parent / "data"
+
+
+@pytest.mark.parametrize("folder", [DATA, ONNX_MODELS], ids=["exported", "onnx"])
+def test_real_models_lose_nothing(folder: Path) -> None:
+    paths = sorted(folder.glob("**/*.onnx"))
+    assert paths
+    for path in paths:
+        model = onnx.load(path)
+        expected = types(onnx.shape_inference.infer_shapes(skeleton(model), data_prop=True))
+        assert types(inference.infer_shapes(skeleton(model))) == expected, path
+
+
+# Nodes whose values are not kept, here because x is long, but whose shapes are inferred.
+SHAPES_ONLY = {
+    "Add(x, x)": [5000],
+    "Sub(x, x)": [5000],
+    "Mul(x, x)": [5000],
+    "Cast<to = 1>(x)": [5000],
+    "Concat<axis = 0>(x, x, x)": [15000],
+    "Concat<axis = -1>(x, x)": [10000],
+    "Slice(x, i, j)": [3],
+    "Slice(x, i, j, zero)": [3],
+    "Slice(x, i, j, , i)": [3],
+    "Slice(t, i, j, one, i)": [20, 3],
+    "Gather(x, pair)": [1, 2],
+    "Gather(x, scalar)": [],
+    "Gather<axis = -1>(t, pair)": [20, 1, 2],
+    "Gather<axis = -2>(t, pair)": [1, 2, 250],
+    "Gather<axis = 1>(t, scalar)": [20],
+    "Unsqueeze(x, zero)": [1, 5000],
+    "Unsqueeze(x, ends)": [1, 5000, 1],
+    "Squeeze(row, zero)": [5000],
+    "Squeeze(row)": [5000],
+}
+
+
+@pytest.mark.parametrize("text", SHAPES_ONLY)
+def test_nodes_whose_values_are_not_kept_have_their_shapes(text: str) -> None:
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (int64[5000] x, int64[20,250] t, int64[1,5000] row) => (int64[A] y)
+        <int64[1] i = {{1}}, int64[1] j = {{4}}, int64[1] zero = {{0}}, int64[1] one = {{1}},
+         int64[1,2] pair = {{0, 1}}, int64 scalar = {{3}}, int64[2] ends = {{0, 2}}> {{ y = {text} }}""")
+    del model.graph.output[0].type.tensor_type.shape.dim[:]
+    model.graph.output[0].type.ClearField("value")
+    inferred = inference.infer_shapes(model)
+    assert inferred.graph.node[0].domain, "its values are kept"
+    shape = inferred.graph.output[0].type.tensor_type.shape
+    assert [each.dim_value for each in shape.dim] == SHAPES_ONLY[text]
+    expected = FLOAT if "Cast" in text else INT64
+    assert inferred.graph.output[0].type.tensor_type.elem_type == expected
+
+
+def test_a_slice_of_unknown_bounds_is_not_taken_for_one_from_zero() -> None:
+    """onnx takes a start that it does not know for 0: it would make y's shape [2, 3] of x's [2, 3, 5]."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[2,3,5] x, int64[1] start, float[1] one) => (float y) <int64[1] end = {2}>
+        { s = Shape(x)  part = Slice(s, start, end)  y = Expand(one, part) }""")
+    model.graph.output[0].type.ClearField("value")
+    inferred = inference.infer_shapes(model)
+    assert [each.dim_value for each in inferred.graph.output[0].type.tensor_type.shape.dim] != [2, 3]
