@@ -8,12 +8,12 @@ which answers the same questions about names (SSA form, order), attributes, IR v
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import onnx
 import onnx.checker
 import onnx.defs
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from .errors import ModelError, one_line
 
@@ -58,6 +58,7 @@ _FIELD: dict[int, str] = {
 MAX_ELEMENTS = 2**63 - 1
 HEAVY = 1024  # bytes from which an initializer is left out of the skeleton
 MIN_IR_VERSION = 3  # before it a model had no opset imports
+UNIMPORTED = ("ai.onnx.ml",)  # what ONNX Runtime takes its newest version of where a model imports none
 
 
 def element_count(dims: Iterable[int], what: str) -> int:
@@ -248,15 +249,22 @@ def check_structure(model: ModelProto) -> None:
     newest = onnx.defs.onnx_opset_version()
     if not 1 <= versions.get("", 1) <= newest:
         raise ModelError(f"its opset {versions['']} is not between 1 and {newest}, which the installed onnx knows")
-    known_domains = {"", "ai.onnx", *versions, *(function.domain for function in model.functions)}
+    known_domains = {*UNIMPORTED, *versions, *(function.domain for function in model.functions)}
     for node in walk_nodes(model):
         if node.domain not in known_domains:
+            remedy = "it is truncated, or export it again"
+            if not node.domain:
+                remedy = "ONNX Runtime takes its newest opset, whichever that is: export it again with an opset"
             raise ModelError(
                 f"node '{node.name}' ({node.op_type}) is of domain '{node.domain}', which the model does not import; "
-                "it is truncated, or export it again"
+                f"{remedy}"
             )
+    for values, what in ((model.graph.input, "input"), (model.graph.output, "output")):
+        for value in values:
+            _check_type(value, what)
     light = skeleton(model)
-    _set_unknown_apart(light, versions.get("", 1))
+    _complete_types(light)
+    _set_unknown_apart(light, versions)
     try:
         onnx.checker.check_model(light)
     except onnx.checker.ValidationError as error:
@@ -281,11 +289,37 @@ def _texts(model: ModelProto) -> Iterator[str | bytes]:
 _UNCHECKED = "unchecked"  # a domain that onnx does not know, so that its checker asks for no schema
 
 
-def _set_unknown_apart(model: ModelProto, opset: int) -> None:
-    """Moves the standard domain's nodes that onnx has no schema for into a domain that its checker does not look at."""
+def _check_type(value: ValueInfoProto, what: str) -> None:
+    """An output's type may be missing, and any shape: ONNX Runtime infers them. An input's type it has to be told."""
+    kind = value.type.WhichOneof("value")
+    if kind is None and what == "input":
+        raise ModelError(f"its input '{value.name}' has no type; export the model again")
+    if kind == "tensor_type" and value.type.tensor_type.elem_type not in TensorProto.DataType.values()[1:]:
+        number = value.type.tensor_type.elem_type
+        raise ModelError(f"its {what} '{value.name}' has the unknown dtype {number}; export the model again")
+
+
+def _complete_types(model: ModelProto) -> None:
+    """Gives inputs and outputs the types and shapes that onnx's checker, and only it, asks for."""
+    for value in (*model.graph.input, *model.graph.output):
+        if value.type.WhichOneof("value") is None:
+            value.type.tensor_type.elem_type = TensorProto.FLOAT
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.shape.SetInParent()
+
+
+def _set_unknown_apart(model: ModelProto, versions: Mapping[str, int]) -> None:
+    """Moves nodes that onnx has no schema for into a domain that its checker does not look at.
+
+    They are of the standard domain, or of a domain that the model does not import.
+    """
+    opset = versions.get("", 1)
     known: dict[str, bool] = {}
     moved = False
     for node in walk_nodes(model):
+        if node.domain in UNIMPORTED and node.domain not in versions:
+            node.domain = _UNCHECKED
+            moved = True
         if node.domain in ("", "ai.onnx"):
             if node.op_type not in known:
                 known[node.op_type] = onnx.defs.has(node.op_type, max_inclusive_version=opset, domain="")

@@ -19,6 +19,7 @@ from .inline import inline_functions
 from .input_shapes import Shapes, fix_input_shapes
 from .inputs import CANDIDATES, as_wanted, generate, load_inputs
 from .modelcheck import check_structure, check_tensors
+from .normalise import normalised
 from .passes.allow_tf32 import ALLOW_TF32
 from .passes.base import Change, NearMiss, Pass, PassResult
 from .passes.batch_norm_pointwise import BATCH_NORM_POINTWISE
@@ -500,8 +501,9 @@ def _original(model_or_path: ModelProto | PathLike | StoredModel) -> tuple[Model
         return model_or_path.proto, model_or_path.path
     if isinstance(model_or_path, ModelProto):
         check_tensors(model_or_path)
-        check_structure(model_or_path)
-        return model_or_path, None
+        model = normalised(model_or_path)
+        check_structure(model)
+        return model, None
     if not isinstance(model_or_path, (str, os.PathLike)):
         raise UsageError(f"optimize takes an onnx.ModelProto or a path, not {type(model_or_path).__name__}")
     stored = load(model_or_path)

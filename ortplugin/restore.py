@@ -21,14 +21,15 @@ def restore(model_or_path: ModelProto | str | os.PathLike[str]) -> ModelProto:
     from onnx import ModelProto
 
     from .modelcheck import check_structure, check_tensors
+    from .normalise import normalised
     from .ops import DOMAIN
     from .storage import load_model
 
     result = ModelProto()
     if isinstance(model_or_path, ModelProto):
         check_tensors(model_or_path)
-        check_structure(model_or_path)
-        result.CopyFrom(model_or_path)
+        result.CopyFrom(normalised(model_or_path))
+        check_structure(result)
     else:
         result = load_model(model_or_path)
     _restore_nodes(result.graph, _opset(result))

@@ -32,6 +32,7 @@ from onnx import GraphProto, ModelProto, TensorProto
 
 from .errors import ModelError, StorageError, UsageError
 from .modelcheck import HEAVY, byte_count, check_structure, check_tensors, copy_fields, walk_graphs, walk_tensors
+from .normalise import normalise
 
 PathLike = str | os.PathLike[str]
 
@@ -85,6 +86,7 @@ def load(path: PathLike) -> StoredModel:
     try:
         files = _load_external_data(model, path)
         check_tensors(model)
+        normalise(model)
         check_structure(model)
     except ModelError as error:
         raise ModelError(f"'{path}': {error}") from error

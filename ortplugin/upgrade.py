@@ -3,6 +3,7 @@
 The conversion is onnx.version_converter's, on a skeleton without the large weights; around it, what that loses or gets
 wrong is put right:
 
+- it knows little of opsets before 7: models of those are of opset 7 if no operator in them changed until then;
 - it drops documentation, metadata, annotations and the types of values: all but the nodes stays the original's;
 - Upsample, and Resize before opset 11, place samples at x / scale, and ONNX Runtime rounds them down where it enlarges
   and up where it shrinks. The conversion leaves the new operator's defaults, half a pixel beside that;
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+import onnx.defs
 import onnx.version_converter
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
@@ -24,7 +26,7 @@ from .errors import ModelError, one_line
 from .modelcheck import check_structure, skeleton, walk_graphs
 from .ops.decompose import MINIMUM_OPSET
 
-OLDEST = 7  # the first opset that ONNX Runtime supports, and in which operators broadcast as NumPy does
+OLDEST = 7  # from which on onnx converts rightly, and operators broadcast as NumPy does
 IR_VERSION = 6  # the one of opset 11
 
 
@@ -38,12 +40,8 @@ def upgrade(model: ModelProto) -> ModelProto:
     found = opset(model)
     if found == 0 or found >= MINIMUM_OPSET:
         return model
-    if found < OLDEST:
-        raise ModelError(
-            f"its opset {found} is older than {OLDEST}, the oldest that ONNX Runtime supports; "
-            f"export the model again with opset {MINIMUM_OPSET} or later"
-        )
     try:
+        _check_unchanged(model, found)
         _check_convertible(model, found)
         result = _converted(model)
         check_structure(result)
@@ -54,6 +52,24 @@ def upgrade(model: ModelProto) -> ModelProto:
             f"export the model again with opset {MINIMUM_OPSET} or later"
         ) from error
     return result
+
+
+def _check_unchanged(model: ModelProto, found: int) -> None:
+    """A model of an opset before `OLDEST` is one of `OLDEST` if its operators are the same in both.
+
+    These are the models of such opsets that ONNX Runtime runs: it has no kernels of what operators were before.
+    """
+    for node in _nodes(model.graph) if found < OLDEST else ():
+        if node.domain not in ("", "ai.onnx"):
+            continue
+        versions = {_since(node.op_type, version) for version in (found, OLDEST)}
+        if len(versions) > 1:
+            raise ModelError(f"node '{node.name or node.output[0]}' ({node.op_type}) changed before opset {OLDEST}")
+
+
+def _since(op: str, version: int) -> int | None:
+    known = onnx.defs.has(op, max_inclusive_version=version, domain="")
+    return onnx.defs.get_schema(op, max_inclusive_version=version, domain="").since_version if known else None
 
 
 def _check_convertible(model: ModelProto, found: int) -> None:
@@ -72,6 +88,9 @@ def _check_convertible(model: ModelProto, found: int) -> None:
 def _converted(model: ModelProto) -> ModelProto:
     light = skeleton(model)
     light.ir_version = max(light.ir_version, IR_VERSION)
+    for each in light.opset_import:
+        if each.domain in ("", "ai.onnx"):
+            each.version = max(each.version, OLDEST)
     converted = onnx.version_converter.convert_version(light, MINIMUM_OPSET)
     overridable = {each.name for each in model.graph.input} if model.ir_version >= 4 else set()
     for node in _nodes(converted.graph):

@@ -74,6 +74,9 @@ class _Bounds:
 
     def __post_init__(self) -> None:
         self.opset = next((each.version for each in self.model.opset_import if each.domain in ("", "ai.onnx")), 0)
+        self.imported = {each.domain for each in self.model.opset_import}
+        if self.imported & {"", "ai.onnx"}:
+            self.imported |= {"", "ai.onnx"}
         self.functions = {(each.domain, each.name): each for each in self.model.functions}
 
     def graph(self, graph: GraphProto, outer: Mapping[str, Bound]) -> Bound:
@@ -99,6 +102,9 @@ class _Bounds:
         if called is not None:
             rank = self._function(called, inputs)
             bound = Bound(None, rank)
+        elif node.domain not in self.imported:  # onnx gives up on the whole model there
+            node.domain = _OPAQUE
+            return UNKNOWN
         elif node.domain not in ("", "ai.onnx", "ai.onnx.ml"):
             return UNKNOWN
         else:

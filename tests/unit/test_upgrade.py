@@ -58,6 +58,8 @@ def run(model: onnx.ModelProto, rng: np.random.Generator) -> list[np.ndarray[Any
         (9, IMAGE + "{ y = Pad<pads = [0, 0, 1, 1, 0, 0, 2, 2], value = 1.5> (x) }"),
         (9, IMAGE + '{ y = Pad<pads = [0, 0, 1, 1, 0, 0, 2, 2], mode = "reflect"> (x) }'),
         (8, IMAGE + "{ y = Clip<min = 0.0, max = 0.5> (x) }"),
+        (6, IMAGE + "{ y = Clip<min = 0.0, max = 0.5> (x) }"),
+        (2, IMAGE + "{ y = Softmax<axis = 2> (x) }"),
         (8, IMAGE + "{ y = Clip<min = 0.25> (x) }"),
         (7, IMAGE + "<float[2,3,4,5] a, float[2,3,4,5] m> { a, m = Dropout<ratio = 0.3> (x)  y = Relu (a) }"),
         (7, IMAGE + """<float[2,3,8,15] a>
@@ -150,7 +152,8 @@ def test_a_newer_model_is_left_alone(opset: int) -> None:
 @pytest.mark.parametrize(
     ("opset", "text", "fragment"),
     [
-        (6, IMAGE + "{ y = Relu (x) }", "its opset 6 is older than 7"),
+        (6, IMAGE + "{ y = Add (x, x) }", "from opset 6 to 11: node 'y' (Add) changed before opset 7"),
+        (5, IMAGE + "{ y = Relu (x) }", "from opset 5 to 11: node 'y' (Relu) changed before opset 7"),
         (8, """g (float[1,4] s, float[1,3,4] x) => (float[1,4] f, float[1,3,4] y) { f, y = Scan<num_scan_inputs = 1,
             body = b (float[4] a, float[4] e) => (float[4] o, float[4] p) { o = Add(a, e)  p = Neg(o) }> (, s, x) }""",
          "(Scan) has the batch dimension"),
