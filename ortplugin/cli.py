@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from . import __version__
-from .errors import OrtPluginError, UsageError, VerificationError, one_line
+from .errors import OrtPluginError, UsageError, VerificationError, one_line, printable
 
 if TYPE_CHECKING:
     from .report import Report
@@ -224,7 +224,7 @@ def command(
     if failure is not None:
         raise failure
     if report.output is not None:
-        out.print(f"Wrote {report.output}", markup=False)
+        out.print(f"Wrote {printable(report.output)}", markup=False)
     else:
         out.print("Dry run: nothing was written.")
 
@@ -292,7 +292,7 @@ def _console(stream: Any) -> Console:
 def _progress() -> Iterator[Callable[[str], None]]:
     """A function that says what is going on, beside a spinner on stderr if that is a terminal."""
     with Console(stderr=True, highlight=False).status("") as status:
-        yield lambda text: status.update(escape(text))
+        yield lambda text: status.update(escape(printable(text)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -325,7 +325,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _fail(message: str, status: int, debug: bool) -> int:
     if debug:
-        traceback.print_exc()
+        for line in traceback.format_exc().splitlines():
+            print(printable(line), file=sys.stderr)
     print(f"{PROGRAM}: {message}", file=sys.stderr)
     return status
 

@@ -1,5 +1,8 @@
 """The errors that a user can cause. Each message is one line: what is wrong, with the value, and what to do about it.
 
+What a model calls its nodes and values is a stranger's text, control characters among it. Whatever prints it, an error,
+a report or a message of progress, shows it as `printable` does.
+
 Everything derives from `OrtPluginError`, so a caller (the command line among them) can tell a mistake or a fault of the
 surroundings from a defect in this package.
 """
@@ -15,7 +18,10 @@ if TYPE_CHECKING:
 
 
 class OrtPluginError(Exception):
-    """Base of the errors that this package raises on purpose."""
+    """Base of the errors that this package raises on purpose. Its message holds nothing that a terminal would obey."""
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(printable(str(message)))
 
 
 class UsageError(OrtPluginError):
@@ -43,6 +49,20 @@ class VerificationError(OrtPluginError):
     report: Report | None = None
 
 
+def printable(text: str) -> str:
+    """The text with escape sequences for the characters that are no glyphs: \\x1b, \\n, \\u202e, a lone surrogate."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else _escaped(ord(each)) for each in text)
+
+
+def _escaped(code: int) -> str:
+    known = {9: "\\t", 10: "\\n", 13: "\\r"}
+    return known.get(code) or (
+        f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
+    )
+
+
 def near_names(name: str, known: Iterable[str]) -> str:
     """'; did you mean a, b?' with the names of `known` that resemble `name`, or '; known: ...' when none does."""
     names = list(known)
@@ -53,8 +73,8 @@ def near_names(name: str, known: Iterable[str]) -> str:
 
 
 def one_line(error: BaseException | str, limit: int = 600) -> str:
-    """The text of an error on one line, cut to `limit` characters."""
-    text = " ".join(str(error).split())
+    """The text of an error on one line, printable, cut to `limit` characters."""
+    text = printable(" ".join(str(error).split()))
     if not text and isinstance(error, BaseException):
         text = type(error).__name__
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -155,6 +155,27 @@ def test_interruptions_and_exhaustion_are_one_line(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_hostile_name_reaches_no_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found from outside, 22: neither in a refusal nor in a report nor in a traceback."""
+    source = small_file(tmp_path)
+    model = onnx.load(source)
+    model.graph.node[0].name = "\x1b[2Jnode\r\x9b31m"
+    onnx.save(model, source)
+    assert main([str(source), "--dry-run", "--explain"]) == 0
+    model.graph.node[0].domain = "\x1b]0;domain\x07"
+    onnx.save(model, source)
+    for debug in ([], ["--debug"]):
+        assert main([str(source), "--dry-run", *debug]) == 1
+    monkeypatch.setattr(optimizer, "PIPELINE", (Misses(ValueError("\x1b[2Jvalue")),))
+    assert main([str(BERT), "--dry-run", "--debug"]) == 1
+    captured = capsys.readouterr()
+    assert all(each.isprintable() or each == "\n" for each in captured.out + captured.err)
+    for words in (r"node '\x1b[2Jnode\r\x9b31m'", r"domain '\x1b]0;domain\x07'", r"\x1b[2Jvalue"):
+        assert words in captured.err
+
+
 def test_help_and_version(run: Run) -> None:
     status, text, _ = run("--help")
     assert status == 0

@@ -7,12 +7,22 @@ import json
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 from rich.console import Console
 
+from ortplugin.errors import OrtPluginError, one_line, printable
 from ortplugin.passes.base import Change, NearMiss
 from ortplugin.render import print_report
-from ortplugin.report import InputComparison, OutputComparison, ProviderVerification, Report, count_operators
+from ortplugin.report import (
+    CONVERSION,
+    Dropped,
+    InputComparison,
+    OutputComparison,
+    ProviderVerification,
+    Report,
+    count_operators,
+)
 from ortplugin.tune import TunedNode
 
 
@@ -163,3 +173,49 @@ def test_a_failure_is_shown() -> None:
     report = Report(verification=[ProviderVerification("CPUExecutionProvider", (InputComparison("g", (failed,)),))])
     assert not report.passed
     assert "differs: 3 of 4 differ" in text_of(report)
+
+
+HOSTILE = "\x1b[2J\x1b]0;owned\x07\r\u202e\x9b31m[bold]\n"
+
+
+def obeyed(text: str) -> list[str]:
+    """The characters that a terminal might obey, beside those of rich's own lines."""
+    return [each for each in text if not each.isprintable() and each != "\n"]
+
+
+def test_names_of_a_model_are_shown_escaped() -> None:
+    """Found from outside, 22: every text of a report, whatever a model or an error put there."""
+    name = HOSTILE
+    report = Report(
+        input=name,
+        output=name,
+        before={f"ai.onnx::{name}": 1, f"{name}::x": 1},
+        after={"ortplugin::FusedConv": 1},
+        changes=[Change(name, (name,), name)],
+        near_misses=[NearMiss(name, name, name), NearMiss(CONVERSION, f"{name} ({name})", name)],
+        functions={name: 1},
+        precision="fp16",
+        dropped=[Dropped(name, (name,), name)],
+        tuning=[TunedNode(name, name, {"": 1.0, name: 2.0}, (name,))],
+        verification=[
+            ProviderVerification(
+                "CPUExecutionProvider",
+                (InputComparison(name, (OutputComparison(name, False, 1.0, 1.0, name),)),),
+            ),
+            ProviderVerification("CUDAExecutionProvider", (), skipped=name),
+        ],
+    )
+    text = text_of(report, explain=True, width=400)
+    assert obeyed(text) == []
+    assert text.count(r"\x1b[2J") >= 12
+    assert r"\u202e" in text
+
+
+@pytest.mark.parametrize("kind", [OrtPluginError, *OrtPluginError.__subclasses__()])
+def test_errors_hold_no_control_characters(kind: type[OrtPluginError]) -> None:
+    error = kind(f"node '{HOSTILE}' is wrong")
+    assert str(error) == r"node '\x1b[2J\x1b]0;owned\x07\r\u202e\x9b31m[bold]\n' is wrong"
+    assert repr(error).isprintable()
+    assert one_line(ValueError(HOSTILE)).isprintable()
+    assert printable("größer als 日本 ✓") == "größer als 日本 ✓"
+    assert printable("\ud800\U000e0001") == r"\ud800\U000e0001"
