@@ -271,6 +271,21 @@ def check_structure(model: ModelProto) -> None:
         raise ModelError(f"it is not valid ONNX: {one_line(error)}") from error
 
 
+def contradiction(model: ModelProto) -> str:
+    """What onnx's strict shape inference finds wrong with a node; "" if nothing, which is no proof.
+
+    ONNX Runtime refuses most of it when it loads the model. It is asked for only where something else went wrong, since
+    exporters write models that run and yet do not pass.
+    """
+    from .graph.inference import infer_shapes  # it needs this module's errors only, but graph/ is heavy to import
+
+    try:
+        infer_shapes(skeleton(model), strict=True)
+    except Exception as error:  # onnx raises several classes here
+        return one_line(error, 300)
+    return ""
+
+
 def _texts(model: ModelProto) -> Iterator[str | bytes]:
     """Every name in the model. Protobuf gives one that is not UTF-8 as bytes, against its type."""
     yield from (entry.domain for entry in model.opset_import)

@@ -18,7 +18,7 @@ from .inline import NAME as INLINE_FUNCTIONS
 from .inline import inline_functions
 from .input_shapes import Shapes, fix_input_shapes
 from .inputs import CANDIDATES, as_wanted, generate, load_inputs
-from .modelcheck import check_structure, check_tensors
+from .modelcheck import check_structure, check_tensors, contradiction
 from .normalise import normalised
 from .passes.allow_tf32 import ALLOW_TF32
 from .passes.base import Change, NearMiss, Pass, PassResult
@@ -257,7 +257,7 @@ def run_passes(
                 continue
             if progress is not None:
                 progress(step.name)
-            outcome = _run_pass(step, graph, left, changes)
+            outcome = _run_pass(step, graph, left, changes, model)
             changes += outcome.changes
             misses += outcome.near_misses
         if len(changes) == found:
@@ -270,12 +270,18 @@ def run_passes(
     return result, changes, list(dict.fromkeys(misses))
 
 
-def _run_pass(step: Pass, graph: gs.Graph, limit: int | None, before: Sequence[Change]) -> PassResult:
+def _run_pass(
+    step: Pass, graph: gs.Graph, limit: int | None, before: Sequence[Change], model: ModelProto
+) -> PassResult:
+    """One pass. Where it fails on a model that contradicts itself, the error says that, and no defect of ours."""
     try:
         return step(graph, limit)
     except OrtPluginError:
         raise
     except Exception as error:
+        wrong = contradiction(model)
+        if wrong:
+            raise ModelError(f"it is not valid ONNX, so that the pass '{step.name}' fails: {wrong}") from error
         raise PassError(step.name, [change.rewrite for change in before], error) from error
 
 

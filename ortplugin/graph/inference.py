@@ -46,11 +46,12 @@ KEPT_FROM = {
 }
 
 
-def infer_shapes(model: ModelProto) -> ModelProto:
+def infer_shapes(model: ModelProto, strict: bool = False) -> ModelProto:
     """What onnx.shape_inference.infer_shapes(model, data_prop=True) returns, as far as it is bounded.
 
     Args:
         model: a skeleton of the caller's own; some of its nodes are replaced, which does not matter for value_info.
+        strict: raise for nodes that contradict their operator's definition, in dtypes too.
 
     Raises what onnx raises.
     """
@@ -61,7 +62,7 @@ def infer_shapes(model: ModelProto) -> ModelProto:
         model.functions.extend(functions)
     # Data propagation goes into local functions, of which the bounds say nothing.
     keep = work.kept <= ALL_ELEMENTS and not work.functions
-    return onnx.shape_inference.infer_shapes(model, check_type=False, strict_mode=False, data_prop=keep)
+    return onnx.shape_inference.infer_shapes(model, check_type=strict, strict_mode=strict, data_prop=keep)
 
 
 @dataclass

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
@@ -66,7 +67,11 @@ def over_all_pixels(scope: Scope, node: gs.Node) -> Plan | None:
     rank = scope.rank(node.inputs[0])
     as_input = len(node.inputs) > 1 and not node.inputs[1].is_empty()
     axes = scope.constant(node.inputs[1]) if as_input else node.attrs.get("axes")
-    if rank is None or axes is None or sorted(int(axis) % rank for axis in axes) != list(range(2, rank)):
+    if (
+        rank is None
+        or axes is None
+        or sorted(int(axis) % rank for axis in np.reshape(axes, -1)) != list(range(2, rank))
+    ):
         return None
     found = plan(scope, node, "FusedPool", {"kind": KINDS[scope.op(node)]})
     if found is None or node.attrs.get("keepdims", 1):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
@@ -87,9 +88,9 @@ def reduction(scope: Scope, node: gs.Node) -> Plan | None:
     rank = scope.rank(node.inputs[0])
     as_input = len(node.inputs) > 1 and not node.inputs[1].is_empty()
     axes = scope.constant(node.inputs[1]) if as_input else node.attrs.get("axes")
-    if rank is None or rank < 3 or axes is None or not len(axes):
+    given = [] if axes is None else [int(axis) for axis in np.reshape(axes, -1)]  # ONNX Runtime takes a scalar, too
+    if rank is None or rank < 3 or not given:
         return None
-    given = [int(axis) for axis in axes]
     if any(not -rank <= axis < rank for axis in given):
         return None
     keeps = bool(node.attrs.get("keepdims", 1))
@@ -128,7 +129,8 @@ def pad(scope: Scope, node: gs.Node) -> Plan | None:
             new = [int(part[axis]) for part in (begin, end) for axis in order]
             node.inputs[1] = integers(scope, new, node.inputs[1].name)
         else:
-            node.inputs[3] = integers(scope, [axis_last(int(axis), rank) for axis in axes], node.inputs[3].name)
+            given = [axis_last(int(axis), rank) for axis in np.reshape(axes, -1)]
+            node.inputs[3] = integers(scope, given, node.inputs[3].name)
 
     return Plan((0,), (0,), edit)
 
@@ -140,7 +142,7 @@ def part(scope: Scope, node: gs.Node) -> Plan | None:
     axes = scope.constant(node.inputs[3]) if given else range(count) if isinstance(count, int) else None
     if rank is None or rank < 3 or axes is None:
         return None
-    new = [axis_last(int(axis), rank) for axis in axes]
+    new = [axis_last(int(axis), rank) for axis in np.reshape(axes, -1)]
 
     def edit(layouts: Layouts, node: gs.Node) -> None:
         constant = integers(scope, new, f"{node.outputs[0].name}_axes")

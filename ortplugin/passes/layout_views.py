@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
@@ -78,7 +79,7 @@ def _axes(scope: Scope, node: gs.Node) -> list[int] | None:
     axes = node.attrs.get("axes")
     if axes is None and len(node.inputs) > 1 and not node.inputs[1].is_empty():
         axes = scope.constant(node.inputs[1])
-    return None if axes is None else [int(axis) for axis in axes]
+    return None if axes is None else [int(axis) for axis in np.reshape(axes, -1)]  # ONNX Runtime takes a scalar, too
 
 
 def _with_axes(scope: Scope, axes: list[int]) -> Edit:

@@ -155,6 +155,20 @@ def test_a_pass_that_fails_is_named(pipeline: Callable[..., tuple[Replace, ...]]
         ortplugin.optimize(chain("Abs"))
 
 
+def test_a_pass_that_fails_on_a_model_that_contradicts_itself(pipeline: Callable[..., tuple[Replace, ...]]) -> None:
+    """Such a model is refused with what is wrong with it; on a valid one it is a defect of the pass, as above."""
+
+    class Broken(Replace):
+        def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
+            raise IndexError("list index out of range")
+
+    pipeline(Broken("broken", "", ""))
+    model = chain("Abs")
+    model.graph.node.append(helper.make_node("Concat", ["x", "x"], ["z"], "bad", axis=7))
+    with pytest.raises(ModelError, match=r"it is not valid ONNX, so that the pass 'broken' fails: .*axis"):
+        ortplugin.optimize(model)
+
+
 def test_an_invalid_result_is_a_defect_not_an_output(pipeline: Callable[..., tuple[Replace, ...]]) -> None:
     class Disconnects(Replace):
         def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
