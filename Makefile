@@ -17,13 +17,14 @@ CXX_SOURCES := $(shell find ortplugin tests/native examples -name '*.cc' -o -nam
 PYTHON_SOURCES = ortplugin models tests $(wildcard benchmarks)
 
 .DELETE_ON_ERROR:
-.PHONY: help install demo test native test-gpu bench lint format library dev clean gpu-tests gpu-bench
+.PHONY: help install demo test native test-gpu bench lint format library dev clean gpu-tests gpu-bench fuzz-files
 
 help:
 	@echo 'make demo       optimize a sentence-embedding model and ResNet-50, and compare them with the originals'
 	@echo 'make test       all tests that need no GPU'
 	@echo 'make test-gpu   the tests that need one (in .venv-gpu, with onnxruntime-gpu)'
 	@echo 'make bench      the benchmarks, on a GPU'
+	@echo 'make fuzz-files altered model files: each is refused in one line or gives a valid model'
 	@echo 'make dev        build libortplugin.so into ortplugin/, to use the source folder without installing it'
 	@echo 'make lint       every check of style, types and compiler warnings'
 	@echo 'make format     format Python, C++ and CUDA'
@@ -60,6 +61,11 @@ test-gpu:
 
 gpu-tests: install
 	$(BIN)/pytest tests/gpu --require-gpu
+
+# 5,000 altered model files, each in a child process with limits; about half an hour. SEED=1 makes others.
+SEED ?= 0
+fuzz-files: install
+	$(BIN)/python tests/fuzz/files.py --count 5000 --seed $(SEED) --out build/fuzz-files
 
 bench:
 	$(MAKE) EXTRAS=gpu,test,zoo,bench VENV=.venv-gpu gpu-bench
