@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.markup import escape
+from rich.markup import escape as _escape_markup
 from rich.table import Table
 
 from .errors import printable
 from .report import PLAIN, ProviderVerification, Report
 
 
-def _shown(text: str) -> str:
+def escape(text: str) -> str:
     """Text of the model or of an error: neither rich nor the terminal takes any of it for an instruction."""
-    return escape(printable(text))
+    return _escape_markup(printable(text))
 
 
 def print_report(report: Report, console: Console, explain: bool = False) -> None:
@@ -23,7 +23,7 @@ def print_report(report: Report, console: Console, explain: bool = False) -> Non
         table.add_column("rewrite")
         table.add_column("times", justify="right")
         for name, count in report.rewrites.items():
-            table.add_row(_shown(name), str(count))
+            table.add_row(escape(name), str(count))
         console.print(table)
     if report.precision is not None and report.precision != "tf32":  # which shows among the rewrites
         console.print(_precision(report))
@@ -34,10 +34,10 @@ def print_report(report: Report, console: Console, explain: bool = False) -> Non
     if report.opset is not None:
         console.print(f"Upgraded from opset {report.opset[0]} to {report.opset[1]}.")
     if report.functions:
-        names = ", ".join(f"{_shown(name)} ({count})" for name, count in report.functions.items())
+        names = ", ".join(f"{escape(name)} ({count})" for name, count in report.functions.items())
         console.print(f"Local functions whose calls became their bodies: {names}.")
     for dropped in report.dropped:
-        console.print(f"[bold yellow]Left out the pass '{_shown(dropped.rewrite)}':[/] {_shown(dropped.reason)}")
+        console.print(f"[bold yellow]Left out the pass '{escape(dropped.rewrite)}':[/] {escape(dropped.reason)}")
     for result in report.verification:
         _print_verification(result, console)
     if report.action == "restore":
@@ -62,7 +62,7 @@ def _precision(report: Report) -> str:
         kept[kind] = kept.get(kind, 0) + 1
     text = f"Precision {report.precision}: {report.converted} converted"
     if kept:
-        kinds = ", ".join(f"{count} {_shown(kind)}" for kind, count in kept.items())
+        kinds = ", ".join(f"{count} {escape(kind)}" for kind, count in kept.items())
         text += f", {len(report.kept)} kept their dtype ({kinds}); --explain says why"
     return text + "."
 
@@ -76,7 +76,7 @@ def _operators(report: Report) -> Table:
         before, after = report.before.get(name, 0), report.after.get(name, 0)
         style = "" if before == after else "green" if name.startswith("ortplugin::") or after < before else "yellow"
         table.add_row(
-            _shown(name.removeprefix("ai.onnx::")),
+            escape(name.removeprefix("ai.onnx::")),
             str(before),
             str(after),
             f"{after - before:+d}" if before != after else "",
@@ -105,7 +105,7 @@ def _tuning(report: Report) -> Table:
         rows.setdefault(row, []).append(tuned.node)
     for row, nodes in rows.items():
         more = f" and {len(nodes) - 1} alike" if len(nodes) > 1 else ""
-        table.add_row(_shown(nodes[0]) + more, *(_shown(text) for text in row))
+        table.add_row(escape(nodes[0]) + more, *(escape(text) for text in row))
     return table
 
 
@@ -115,16 +115,16 @@ def _print_near_misses(report: Report, console: Console) -> None:
         return
     table = Table("rewrite", "node", "why it was not rewritten", title="Near misses", title_justify="left")
     for miss in report.near_misses:
-        table.add_row(_shown(miss.rewrite), _shown(miss.node), _shown(miss.reason))
+        table.add_row(escape(miss.rewrite), escape(miss.node), escape(miss.reason))
     console.print(table)
 
 
 def _print_verification(result: ProviderVerification, console: Console) -> None:
     provider = result.provider.removesuffix("ExecutionProvider")
     if result.skipped:
-        console.print(f"[yellow]{_shown(provider)}: not compared, {_shown(result.skipped)}[/]")
+        console.print(f"[yellow]{escape(provider)}: not compared, {escape(result.skipped)}[/]")
         return
-    table = Table(title=f"Original against optimized on {_shown(provider)}", title_justify="left")
+    table = Table(title=f"Original against optimized on {escape(provider)}", title_justify="left")
     has_graphs = any(comparison.mode != PLAIN for comparison in result.inputs)
     for header in ("inputs", *(["run"] if has_graphs else []), "output"):
         table.add_column(header)
@@ -135,24 +135,24 @@ def _print_verification(result: ProviderVerification, console: Console) -> None:
         for output in comparison.outputs:
             verdict = "[green]agrees[/]" if output.passed else "[bold red]differs[/]"
             table.add_row(
-                _shown(comparison.name),
-                *([_shown(comparison.mode)] if has_graphs else []),
-                _shown(output.name),
+                escape(comparison.name),
+                *([escape(comparison.mode)] if has_graphs else []),
+                escape(output.name),
                 _number(output.max_abs_error),
                 _number(output.max_rel_error),
-                verdict + (f": {_shown(output.message)}" if output.message else ""),
+                verdict + (f": {escape(output.message)}" if output.message else ""),
             )
     console.print(table)
     if result.replays:
-        console.print(f"{_shown(provider)}: {result.replays} replays of CUDA graphs were compared")
+        console.print(f"{escape(provider)}: {result.replays} replays of CUDA graphs were compared")
     if result.graph_skipped:
-        console.print(f"[yellow]{_shown(provider)}: CUDA graphs were not compared, {_shown(result.graph_skipped)}[/]")
+        console.print(f"[yellow]{escape(provider)}: CUDA graphs were not compared, {escape(result.graph_skipped)}[/]")
     for note in result.notes:
-        console.print(f"[bold yellow]{_shown(provider)}: {_shown(note)}[/]")
+        console.print(f"[bold yellow]{escape(provider)}: {escape(note)}[/]")
     if result.original_ms is not None and result.optimized_ms is not None:
         factor = result.original_ms / max(result.optimized_ms, 1e-9)
         console.print(
-            f"{_shown(provider)}: original {result.original_ms:.3f} ms, optimized {result.optimized_ms:.3f} ms, "
+            f"{escape(provider)}: original {result.original_ms:.3f} ms, optimized {result.optimized_ms:.3f} ms, "
             f"{factor:.2f} times as fast"
         )
 
