@@ -34,6 +34,7 @@ from ortplugin.graph.bounds import (
 )
 
 ALL_ELEMENTS = 1 << 21  # of all values that are kept together, 100 MB
+VISITS = 1 << 17  # of nodes in local functions, whose calls onnx goes into each time: they may stand for any number
 
 _OPAQUE = "ortplugin.opaque"  # no operator of this domain is known
 _SHAPES_ONLY = "ortplugin.shapes_only"  # the functions below
@@ -72,6 +73,7 @@ class _Bounds:
     model: ModelProto
     made: dict[str, FunctionProto] = field(default_factory=dict)
     kept: int = 0
+    visits: int = 0
 
     def __post_init__(self) -> None:
         self.opset = next((each.version for each in self.model.opset_import if each.domain in ("", "ai.onnx")), 0)
@@ -122,10 +124,13 @@ class _Bounds:
         return bound
 
     def _function(self, function: FunctionProto, inputs: Sequence[Bound]) -> int:
-        """The largest rank in the body of a local function that is called with these inputs."""
+        """The largest rank in the body of a local function that is called with these inputs; of too many calls, any."""
         known = dict(zip(function.input, inputs, strict=False))
         largest = 0
         for node in function.node:
+            self.visits += 1
+            if self.visits > VISITS:
+                return RANK + 1
             arguments = [known.get(name, UNKNOWN) for name in node.input]
             called = self.functions.get((node.domain, node.op_type))
             if called is not None:

