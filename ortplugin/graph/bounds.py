@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import onnx
 from onnx import NodeProto, TypeProto
@@ -26,6 +26,11 @@ _BROADCAST = """
     Mul Or Pow Sub Sum Where Xor
 """
 SAME_ELEMENTS = frozenset(_SAME_ELEMENTS.split())
+SAME_RANK = (
+    SAME_ELEMENTS
+    - {"Squeeze", "Unsqueeze", "Reshape", "Compress", "Unique", "ArgMax", "ArgMin"}
+    - {name for name in SAME_ELEMENTS if name.startswith("Reduce")}
+)
 BROADCAST = frozenset(_BROADCAST.split())
 
 _ADDS_DIMENSION = """
@@ -38,12 +43,13 @@ RANK_OPERAND = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0}
 _FIXED_RANK = 4  # at most, of operators whose result's rank does not depend on their inputs'
 
 
-@dataclass(frozen=True)
-class Bound:
+class Bound(NamedTuple):
     """At most so many elements (None: no bound is known) and dimensions (0: onnx knows none either)."""
 
     elements: int | None = None
     rank: int = 0
+    exact: bool = False
+    """Whether it has as many dimensions, no fewer."""
     integers: tuple[int, ...] | None = None
     """The values of a constant of integers."""
     described: int | None = None
@@ -56,6 +62,8 @@ UNKNOWN = Bound()
 def result_bound(node: NodeProto, inputs: Sequence[Bound], bodies: int) -> Bound:
     """The bounds of what a standard operator makes; `bodies`: the largest rank that those in it give out."""
     op = node.op_type
+    if op in BROADCAST:
+        return _broadcast(inputs)
     ranks = [each.rank for each in inputs]
     first = inputs[0] if inputs else UNKNOWN
     if op == "Constant":
@@ -71,7 +79,7 @@ def result_bound(node: NodeProto, inputs: Sequence[Bound], bodies: int) -> Bound
     if op == "Concat":
         sizes = [each.elements for each in inputs]
         total = None if None in sizes else sum(size or 0 for size in sizes)
-        return Bound(_clamped(total), max(ranks, default=0))
+        return Bound(_clamped(total), max(ranks, default=0), first.exact)
     if op in ("Gather", "GatherND") and len(inputs) > 1:
         # Of a table of one dimension there are as many elements as indices.
         count = inputs[1].elements if first.rank == 1 else _product(first.elements, inputs[1].elements)
@@ -79,8 +87,6 @@ def result_bound(node: NodeProto, inputs: Sequence[Bound], bodies: int) -> Bound
         return Bound(count, max(rank, 0))
     if op in RANK_OPERAND:
         return _of_shape(op, inputs)
-    if op in BROADCAST:
-        return _broadcast(inputs)
     rank = max(ranks, default=0)
     if op == "Unsqueeze":
         axes = next((len(each.ints) for each in node.attribute if each.name == "axes"), None)
@@ -88,7 +94,7 @@ def result_bound(node: NodeProto, inputs: Sequence[Bound], bodies: int) -> Bound
             axes = inputs[1].elements
         return Bound(first.elements, first.rank + (RANK if axes is None else axes))
     if op in SAME_ELEMENTS:
-        return Bound(first.elements, first.rank)
+        return Bound(first.elements, first.rank, first.exact and op in SAME_RANK)
     if op in ADDS_DIMENSION or node.domain == "ai.onnx.ml":
         return Bound(None, max(rank + 1, _FIXED_RANK))
     if op == "Einsum":
@@ -116,15 +122,16 @@ def _of_shape(op: str, inputs: Sequence[Bound]) -> Bound:
 
 
 def _broadcast(inputs: Sequence[Bound]) -> Bound:
-    rank = max((each.rank for each in inputs), default=0)
+    rank = max([each.rank for each in inputs], default=0)
+    exact = all([each.exact for each in inputs])
     sizes = [each.elements for each in inputs]
     if None in sizes or not sizes:
-        return Bound(None, rank)
+        return Bound(None, rank, exact)
     known = [size for size in sizes if size is not None]
     beyond = [size for size in known if size > 1]
     if rank <= 1 or len(beyond) <= 1:
-        return Bound(max(known), rank)
-    return Bound(_clamped(math.prod(beyond)), rank)
+        return Bound(max(known), rank, exact)
+    return Bound(_clamped(math.prod(beyond)), rank, exact)
 
 
 def tightest(bound: Bound, declared: Bound | None) -> Bound:
@@ -132,9 +139,8 @@ def tightest(bound: Bound, declared: Bound | None) -> Bound:
     if declared is None or declared.rank == 0:
         return bound
     sizes = [size for size in (bound.elements, declared.elements) if size is not None]
-    return Bound(
-        min(sizes, default=None), declared.rank, bound.integers, bound.described
-    )  # onnx drops what contradicts a declaration
+    # onnx drops what contradicts a declaration.
+    return Bound(min(sizes, default=None), declared.rank, True, bound.integers, bound.described)
 
 
 def declared_bound(kind: TypeProto) -> Bound:
@@ -144,8 +150,8 @@ def declared_bound(kind: TypeProto) -> Bound:
         return UNKNOWN
     sizes = [dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None for dim in dims[: RANK + 1]]
     if not all(size is not None for size in sizes):
-        return Bound(None, len(dims))
-    return Bound(_clamped(math.prod(size or 0 for size in sizes)), len(dims))
+        return Bound(None, len(dims), True)
+    return Bound(_clamped(math.prod(size or 0 for size in sizes)), len(dims), True)
 
 
 def constant_bound(tensor: onnx.TensorProto) -> Bound:
@@ -155,7 +161,7 @@ def constant_bound(tensor: onnx.TensorProto) -> Bound:
     if count is not None and count <= ELEMENTS and tensor.data_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32):
         values = onnx.numpy_helper.to_array(tensor)
         integers = tuple(int(each) for each in values.reshape(-1))
-    return Bound(count, len(tensor.dims), integers)
+    return Bound(count, len(tensor.dims), True, integers)
 
 
 def _constant_node(node: NodeProto) -> Bound:
@@ -163,9 +169,9 @@ def _constant_node(node: NodeProto) -> Bound:
         if each.name == "value":
             return constant_bound(each.t)
         if each.name == "value_int":
-            return Bound(1, 0, (each.i,))
+            return Bound(1, 0, True, (each.i,))
         if each.name == "value_ints":
-            return Bound(len(each.ints), 1, tuple(each.ints[:ELEMENTS]))
+            return Bound(len(each.ints), 1, True, tuple(each.ints[:ELEMENTS]))
         if each.name in ("value_float", "value_string"):
             return Bound(1, 0)
         if each.name in ("value_floats", "value_strings"):

@@ -152,12 +152,17 @@ class _Bounds:
 
     def _keep_or_not(self, node: NodeProto, inputs: Sequence[Bound], bound: Bound) -> None:
         given = [each for each, name in zip(inputs, node.input, strict=True) if name]
-        sizes = [bound.elements, *(each.elements for each in given)]
-        small = all(size is not None and size <= ELEMENTS for size in sizes)
+        unread = [each.exact and each.rank > 1 for each in given]  # onnx keeps nothing of two dimensions
+        sizes = [each.elements for each, skipped in zip(given, unread, strict=True) if not skipped]
+        if any(unread):
+            sizes.append(0)  # nor what is made of them
+        else:
+            sizes.append(bound.elements)
+        small = all([size is not None and size <= ELEMENTS for size in sizes])
         # onnx takes the bounds of a Slice that it does not know for 0.
-        certain = node.op_type != "Slice" or all(each.integers is not None for each in given[1:])
+        certain = node.op_type != "Slice" or unread[0] or all([each.integers is not None for each in given[1:]])
         if small and certain:
-            self.kept += sum(size or 0 for size in sizes)
+            self.kept += sum([size or 0 for size in sizes])
             return
         self._call_shapes_only(node, inputs)
 
