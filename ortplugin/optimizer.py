@@ -214,13 +214,22 @@ def _peaks(
 def run_stages(
     model: ModelProto, stages: Sequence[Sequence[Pass]], limit: int | None = None, progress: Progress | None = None
 ) -> tuple[ModelProto, list[Change], list[NearMiss]]:
-    """`run_passes` of each stage on what the one before made. Near misses are those of conversions and the last."""
+    """`run_passes` of each stage on what the one before made. Near misses are those of conversions and the last.
+
+    Where a pass fails on a model that contradicts itself, the error says that, and no defect of ours.
+    """
     changes: list[Change] = []
     misses: list[NearMiss] = []
     result = model
     for number, stage in enumerate(stages):
         left = None if limit is None else limit - len(changes)
-        result, made, missed = run_passes(result, stage, left, progress)
+        try:
+            result, made, missed = run_passes(result, stage, left, progress)
+        except PassError as error:
+            wrong = contradiction(model)
+            if wrong:
+                raise ModelError(f"it is not valid ONNX, so that the pass '{error.step}' fails: {wrong}") from error
+            raise
         changes += made
         if number == len(stages) - 1 or any(isinstance(step, ConvertPrecision) for step in stage):
             misses += missed
@@ -257,7 +266,7 @@ def run_passes(
                 continue
             if progress is not None:
                 progress(step.name)
-            outcome = _run_pass(step, graph, left, changes, model)
+            outcome = _run_pass(step, graph, left, changes)
             changes += outcome.changes
             misses += outcome.near_misses
         if len(changes) == found:
@@ -270,18 +279,12 @@ def run_passes(
     return result, changes, list(dict.fromkeys(misses))
 
 
-def _run_pass(
-    step: Pass, graph: gs.Graph, limit: int | None, before: Sequence[Change], model: ModelProto
-) -> PassResult:
-    """One pass. Where it fails on a model that contradicts itself, the error says that, and no defect of ours."""
+def _run_pass(step: Pass, graph: gs.Graph, limit: int | None, before: Sequence[Change]) -> PassResult:
     try:
         return step(graph, limit)
     except OrtPluginError:
         raise
     except Exception as error:
-        wrong = contradiction(model)
-        if wrong:
-            raise ModelError(f"it is not valid ONNX, so that the pass '{step.name}' fails: {wrong}") from error
         raise PassError(step.name, [change.rewrite for change in before], error) from error
 
 
@@ -289,6 +292,7 @@ class PassError(Exception):
     """A pass failed: a defect of this package, not of the model."""
 
     def __init__(self, name: str, before: Sequence[str], error: Exception) -> None:
+        self.step = name
         ran = ", ".join(dict.fromkeys(before)) or "none"
         super().__init__(f"the pass '{name}' failed after rewrites by {ran}: {error}; --skip {name} leaves it out")
 
