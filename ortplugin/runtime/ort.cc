@@ -281,7 +281,14 @@ TensorType NodeInfo::input(size_t index) const {
   const ort::TensorInfo* tensor = nullptr;
   Check(api_, ort::CastTypeInfoToTensorInfo(api_, static_cast<const ort::TypeInfo*>(info), &tensor));
   if (tensor == nullptr) return {};
-  return Describe(api_, tensor);
+  TensorType type = Describe(api_, tensor);
+  if (type.has_shape) return type;
+  if (const std::optional<Tensor> constant = constant_input(index)) {  // a scalar that this ORT does not tell from it
+    type.has_shape = true;
+    type.shape = constant->shape;
+    type.symbols.resize(type.shape.size());
+  }
+  return type;
 }
 
 static Tensor TensorOf(const ort::Api* api, const ort::Value* value) {

@@ -27,6 +27,9 @@ ConvNode::ConvNode(const NodeInfo& info, const std::string& text, bool transpose
   const int64_t tf32 = info.int_attribute("allow_tf32", 0);
   if (tf32 != 0 && tf32 != 1) Fail("allow_tf32 is ", tf32, "; it must be 0 or 1");
   allow_tf32 = tf32 == 1;
+  for (size_t i = 0; i < kConvInputs; ++i)
+    if (inputs[i].has_shape && inputs[i].shape.empty())
+      Fail(i == 0 ? "X" : "W", " is a scalar; it must have two dimensions and one to three spatial ones");
   InferConv(attributes, inputs[0], inputs[1]);  // for what is known
   if (!std::all_of(inputs.begin(), inputs.end(), IsKnown)) return;
   std::vector<Shape> shapes;

@@ -276,7 +276,8 @@ ConvShape FitConv(const ConvAttributes& attributes, const Shape& x, const Shape&
 }
 
 TensorType InferConv(const ConvAttributes& attributes, const TensorType& x, const TensorType& w) {
-  // ORT may show a tensor of unknown shape as a scalar, which neither X nor W can be.
+  // ORT may show a tensor of unknown shape as a scalar, which neither X nor W can be. A kernel refuses a real one
+  // before it gets here: whoever indexes a shape that a model gives has checked its rank.
   const bool has_x = x.has_shape && !x.shape.empty(), has_w = w.has_shape && !w.shape.empty();
   size_t rank = attributes.spatial() == 0 ? 0 : attributes.spatial() + 2;
   if (has_w) rank = w.shape.size();

@@ -69,10 +69,11 @@ void Widen(Run* run, DType dtype, const void* from, void* to, int64_t count) {
 HostOperand::HostOperand(Run* run, const HostScratch& scratch, DType dtype, const void* data, const Shape& shape,
                          bool channels_last)
     : data_(data), owned_(nullptr, {&scratch}), between_(nullptr, {&scratch}) {
-  const int64_t count = ElementCount(shape), channels = shape.back();
-  const int64_t pixels = shape[0] == 0 || channels == 0 ? 0 : count / shape[0] / channels;
-  const bool transposes = channels_last && channels > 1 && pixels > 1, widens = LaneSize(dtype) != SizeOf(dtype);
+  const int64_t count = ElementCount(shape);
   if (count == 0) return;
+  if (channels_last && shape.size() < 2) Fail("a tensor of shape ", ToString(shape), " has no channels");
+  const int64_t channels = channels_last ? shape.back() : 1, pixels = channels_last ? count / shape[0] / channels : 1;
+  const bool transposes = channels > 1 && pixels > 1, widens = LaneSize(dtype) != SizeOf(dtype);
   if (transposes) {
     between_ = scratch.Take(static_cast<size_t>(count) * SizeOf(dtype));
     Transpose(run, data_, between_.get(), shape[0], pixels, channels, SizeOf(dtype));
