@@ -159,6 +159,10 @@ Known Complete(const GradNode& node, const std::vector<Shape>& operands, const S
   if (node.has_x) the.x = First(operands[next++], node.channels_last);
   if (node.has_w) the.w = First(operands[next++], node.channels_last);
   const size_t rank = node.rank();
+  constexpr int64_t kMost = INT32_MAX;  // what follows multiplies two sizes
+  for (const Shape* shape : {&the.x, &the.w, &the.z})
+    for (const int64_t size : *shape)
+      if (size > kMost) Fail("the shape ", ToString(*shape), " (channels first) has a size above ", kMost);
   for (const Shape* shape : {&the.x, &the.w, &the.z})
     if (!shape->empty() && shape->size() != rank + 2)
       Fail("kernel_shape=", ToString(node.kernel), " has another rank than X ", ToString(the.x), ", W ",
@@ -189,6 +193,13 @@ Known Complete(const GradNode& node, const std::vector<Shape>& operands, const S
 void CheckOperand(const GradNode& node, size_t index, ort::ElementType type) {
   if (type != ToOrt(node.dtype()))
     Fail("input ", index, " is ", NameOfOrt(type), ", but the program makes dZ ", NameOf(node.dtype()));
+}
+
+// For Complete an empty shape is one that is not known, so a scalar must not get there.
+void CheckRank(const GradNode& node, size_t index, const Shape& shape) {
+  if (shape.size() != node.rank() + 2)
+    Fail("input ", index, " (", node.has_x && index == 0 ? "X" : "W", ") has the shape ", ToString(shape),
+         ", but with kernel_shape=", ToString(node.kernel), " it must have ", node.rank() + 2, " dimensions");
 }
 
 void CheckCounts(const GradNode& node, size_t inputs, size_t outputs) {
@@ -466,7 +477,9 @@ GradShape FitGrad(const GradNode& node, const std::vector<Shape>& inputs) {
   const Shape whole = Broadcast(std::vector<Shape>(split, inputs.end()));
   if (whole.size() != node.rank() + 2)
     Fail("kernel_shape=", ToString(node.kernel), " has another rank than S, ", ToString(whole));
-  const Known known = Complete(node, std::vector<Shape>(inputs.begin(), split), whole);
+  const std::vector<Shape> operands(inputs.begin(), split);
+  for (size_t i = 0; i < operands.size(); ++i) CheckRank(node, i, operands[i]);
+  const Known known = Complete(node, operands, whole);
   GradShape shape;
   shape.z = whole;
   shape.x = known.x.empty() ? Shape() : Last(known.x, node.channels_last);
@@ -491,6 +504,7 @@ std::vector<TensorType> CheckGrad(const GradNode& node, const NodeInfo& info) {
     types.push_back(info.input(i));
     if (i < operands) {
       CheckOperand(node, i, types[i].type);
+      if (types[i].has_shape) CheckRank(node, i, types[i].shape);
       shapes.push_back(types[i].shape);
     } else {
       CheckType(node.program, i - operands, types[i].type);
