@@ -30,7 +30,7 @@ Mode = Literal["known", "open", "constant"]  # what the model says of its inputs
 
 NODE = "culprit"
 LONG = 10_000_000  # characters
-MEMORY = 8 << 30  # bytes that a process may have: what takes more must be refused on any machine
+MEMORY = 1 << 30  # bytes that a tensor may have: what takes more is refused, on any machine
 HUGE = (2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1, -(2**63))
 
 
@@ -374,6 +374,7 @@ def main(numbers: Iterable[int]) -> None:
 
 
 if __name__ == "__main__":
+    os.environ["ORTPLUGIN_MEMORY_LIMIT"] = str(MEMORY)
     if "asan" not in os.environ.get("LD_PRELOAD", ""):  # which reserves terabytes
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_AS, (8 * MEMORY, 8 * MEMORY))
     main(range(int(sys.argv[1]), len(nodes()), int(sys.argv[2])))

@@ -1,10 +1,13 @@
 #include "ortplugin/runtime/ort.h"
 
+#include <algorithm>
 #include <atomic>
 #include <exception>
 #include <iterator>
 #include <mutex>
 #include <set>
+
+#include "ortplugin/runtime/memory.h"
 
 namespace ortplugin {
 namespace {
@@ -61,19 +64,22 @@ class Finally {
 }  // namespace
 
 std::string ToString(const Shape& shape) {
+  constexpr size_t kMostShown = 16;  // attributes may be as long as a model likes
   std::string text = "[";
-  for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
-  return text + "]";
+  for (size_t i = 0; i < std::min(shape.size(), kMostShown); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
+  return text + (shape.size() > kMostShown ? ", ...]" : "]");
 }
 
 int64_t ElementCount(const Shape& shape) {
   constexpr int64_t kMostElements = int64_t{1} << 48;  // leaves room to multiply by bytes and threads
   int64_t count = 1;
+  bool is_empty = false;
   for (const int64_t size : shape) {
-    if (size < 0 || __builtin_mul_overflow(count, size, &count) || count > kMostElements)
+    is_empty = is_empty || size == 0;
+    if (size < 0 || __builtin_mul_overflow(count, std::max<int64_t>(size, 1), &count) || count > kMostElements)
       Fail("the shape ", ToString(shape), " has a negative size or more elements than any memory holds");
   }
-  return count;
+  return is_empty ? 0 : count;
 }
 
 std::optional<DType> FromOrt(ort::ElementType type) {
@@ -238,6 +244,9 @@ void ShapeContext::set_output(size_t index, const TensorType& type) {
   const Finally release([&] { ort::ReleaseTensorTypeAndShapeInfo(api_, info); });
   Check(api_, ort::SetTensorElementType(api_, info, type.type));
   if (type.has_shape) {
+    Shape known = type.shape;  // what can be no result must not reach ORT's plan of its memory
+    std::replace(known.begin(), known.end(), int64_t{-1}, int64_t{1});
+    ElementCount(known);
     Check(api_, ort::SetDimensions(api_, info, type.shape.data(), type.shape.size()));
     // A dimension without a name would reach ORT as the number -1, which it then refuses: each gets a name of its own.
     static std::atomic<uint64_t> unnamed{0};
@@ -316,15 +325,6 @@ std::optional<Tensor> NodeInfo::constant_input(size_t index) const {
   return TensorOf(api_, value);
 }
 
-std::string NodeInfo::string_attribute(const char* name) const {
-  size_t size = 0;
-  Check(api_, ort::KernelInfoGetAttribute_string(api_, info_, name, static_cast<char*>(nullptr), &size));
-  std::string text(size, '\0');
-  Check(api_, ort::KernelInfoGetAttribute_string(api_, info_, name, text.data(), &size));
-  text.resize(size ? size - 1 : 0);
-  return text;
-}
-
 // To a kernel, ORT does not tell an attribute of another type from one that is absent: throws Error for the former.
 static void CheckAbsent(const ort::Api* api, const ort::KernelInfo* info, const char* name) {
   float number = 0;
@@ -344,6 +344,20 @@ static void CheckAbsent(const ort::Api* api, const ort::KernelInfo* info, const 
   for (ort::Status* status : {single[0], single[1], single[2], arrays[0], arrays[1]})
     if (status != nullptr) ort::ReleaseStatus(api, status);
   if (is_there) Fail("the attribute '", name, "' has another type than the operator gives it");
+}
+
+std::string NodeInfo::string_attribute(const char* name) const {
+  size_t size = 0;
+  ort::Status* missing = ort::KernelInfoGetAttribute_string(api_, info_, name, static_cast<char*>(nullptr), &size);
+  if (missing != nullptr) {
+    ort::ReleaseStatus(api_, missing);
+    CheckAbsent(api_, info_, name);
+    Fail("the attribute '", name, "' is missing");
+  }
+  std::string text(size, '\0');
+  Check(api_, ort::KernelInfoGetAttribute_string(api_, info_, name, text.data(), &size));
+  text.resize(size ? size - 1 : 0);
+  return text;
 }
 
 std::string NodeInfo::string_attribute(const char* name, const char* absent) const {
@@ -409,7 +423,19 @@ Tensor Run::input(size_t index) const {
   return TensorOf(api_, value);
 }
 
+void* Run::output(size_t index, const Shape& shape, size_t element_bytes) {
+  const int64_t bytes = ElementCount(shape) * static_cast<int64_t>(element_bytes);
+  const std::string what = "output " + std::to_string(index) + " of shape " + ToString(shape);
+  CheckHostMemory(what, bytes);
+  try {
+    return output(index, shape);
+  } catch (const Error& error) {
+    Fail(what, " takes ", bytes, " bytes: ", error.what());
+  }
+}
+
 void* Run::output(size_t index, const Shape& shape) {
+  ElementCount(shape);
   ort::Value* value = nullptr;
   Check(api_, ort::KernelContext_GetOutput(api_, context_, index, shape.data(), shape.size(), &value));
   if (value == nullptr) Fail("output ", index, " is absent: every result of the program needs one");

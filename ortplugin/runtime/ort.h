@@ -16,8 +16,9 @@ namespace ortplugin {
 
 using Shape = std::vector<int64_t>;
 
-std::string ToString(const Shape& shape);        // "[2, 128, 768]"; -1 stands for a dimension that is not known
-int64_t ElementCount(const Shape& shape);        // throws Error where the product exceeds 2^48
+std::string ToString(const Shape& shape);  // "[2, 128, 768]"; -1 stands for a dimension that is not known
+// Throws Error where the product exceeds 2^48, or would without the sizes of 0: strides are products of sizes too.
+int64_t ElementCount(const Shape& shape);
 std::optional<DType> FromOrt(ort::ElementType);  // empty for a type that programs lack
 ort::ElementType ToOrt(DType dtype);
 std::string NameOfOrt(ort::ElementType type);
@@ -74,6 +75,7 @@ class NodeInfo {
   std::optional<Tensor> constant_input(size_t index) const;
   std::string string_attribute(const char* name) const;
   // These throw Error where the attribute has another type. (So does shape inference, but ORT goes on without it.)
+  // An empty list and a list of texts can't be told from an attribute that is absent.
   std::string string_attribute(const char* name, const char* absent) const;
   int64_t int_attribute(const char* name, int64_t absent) const;
   std::vector<int64_t> ints_attribute(const char* name) const;
@@ -93,7 +95,10 @@ class Run {
   Run(const ort::Api* api, ort::KernelContext* context) : api_(api), context_(context) {}
   const ort::KernelContext* context() const { return context_; }
   Tensor input(size_t index) const;
+  // On a GPU, where ORT knows how much memory there is.
   void* output(size_t index, const Shape& shape);
+  // On the CPU. Throws Error with shape and bytes where the machine has not so many, before anything is allocated.
+  void* output(size_t index, const Shape& shape, size_t element_bytes);
   // Calls body(0) .. body(count - 1) on ORT's threads and returns when all are done. An exception in one is thrown
   // here.
   void parallel_for(size_t count, const std::function<void(size_t)>& body);

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "ortplugin/runtime/half.h"
+#include "ortplugin/runtime/text.h"
 
 namespace ortplugin {
 namespace {
@@ -216,21 +217,6 @@ struct Token {
   double number = 0;
   size_t line = 1, column = 1;  // from 1, in bytes
 };
-
-// Text from a model for a message: at most 40 characters, what is not printable ASCII as \xNN.
-std::string Quoted(std::string_view text) {
-  constexpr char kHex[] = "0123456789abcdef";
-  std::string quoted = "'";
-  for (const char c : text.substr(0, 40)) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte >= 0x20 && byte < 0x7f) {
-      quoted += c;
-    } else {
-      quoted += {'\\', 'x', kHex[byte >> 4], kHex[byte & 15]};
-    }
-  }
-  return quoted + (text.size() > 40 ? "...'" : "'");
-}
 
 std::string Describe(const Token& token) {
   return token.type == Token::Type::kEnd ? "the end of the text" : Quoted(token.text);

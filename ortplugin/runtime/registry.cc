@@ -14,6 +14,7 @@
 #include "ortplugin/ops/scatter/scatter.h"
 #include "ortplugin/ops/sum_to/sum_to.h"
 #include "ortplugin/runtime/ort.h"
+#include "ortplugin/runtime/text.h"
 
 namespace ortplugin {
 namespace {
@@ -25,7 +26,8 @@ const Operator* const kOperators[] = {
 };
 
 constexpr const char* kDomain = "ortplugin";
-constexpr const char* kRegistered = "ortplugin.registered";  // set in the session options that have the domain
+constexpr size_t kLongestName = 200, kLongestMessage = 20000;  // a compiler's log is long
+constexpr const char* kRegistered = "ortplugin.registered";    // set in the session options that have the domain
 
 // An operator on one execution provider, as ORT wants it. They are made once for each ORT in the process and never
 // freed: sessions refer to them until the end, and the order in which a process unloads libraries is not ours.
@@ -51,7 +53,9 @@ ort::Status* Guard(const ort::Api* api, const std::string& where, Body body) noe
     } catch (const std::bad_alloc&) {
       return ort::CreateStatus(api, ort::kOrtFail, (where + ": out of host memory").c_str());
     } catch (const std::exception& error) {
-      return ort::CreateStatus(api, ort::kOrtFail, (where + ": " + error.what()).c_str());
+      // No text of a model may reach a terminal's control sequences, or break a caller that decodes UTF-8.
+      const std::string message = Printable(where + ": " + error.what(), kLongestMessage, true);
+      return ort::CreateStatus(api, ort::kOrtFail, message.c_str());
     }
   } catch (...) {
     return ort::CreateStatus(api, ort::kOrtFail, "ortplugin: an error that could not be described");
@@ -73,7 +77,7 @@ ort::Status* CreateKernel(const ort::CustomOp* op, const ort::Api* api, const or
   *kernel = nullptr;
   return Guard(api, the.label, [&] {
     const NodeInfo node_info(api, info);
-    const std::string name = "node '" + node_info.name() + "'";
+    const std::string name = "node '" + Printable(node_info.name(), kLongestName, false) + "'";
     try {
       auto created = std::make_unique<CreatedKernel>();
       created->kernel = (the.on_cuda ? the.op->create_cuda : the.op->create_cpu)(node_info);

@@ -1,5 +1,6 @@
 #include "ortplugin/runtime/standard_operator.h"
 
+#include "ortplugin/runtime/memory.h"
 #include "ortplugin/runtime/program.h"
 
 namespace ortplugin {
@@ -113,10 +114,12 @@ HostScratch::HostScratch(const NodeInfo& info) : api_(info.api()), allocator_(in
 HostScratch::~HostScratch() { ort::ReleaseAllocator(api_, allocator_); }
 
 HostScratch::Buffer HostScratch::Take(size_t bytes) const {
+  CheckHostMemory("an intermediate result", static_cast<int64_t>(bytes));
   void* memory = nullptr;
   ort::Status* failed = ort::AllocatorAlloc(api_, allocator_, bytes > 0 ? bytes : 1, &memory);
   if (failed != nullptr) ort::ReleaseStatus(api_, failed);
-  if (memory == nullptr) Fail("ONNX Runtime gave no memory of ", bytes, " bytes; use a smaller batch");
+  if (memory == nullptr)
+    Fail("out of memory: ", bytes, " bytes for an intermediate result could not be had; use a smaller batch");
   return Buffer(memory, Free{this});
 }
 

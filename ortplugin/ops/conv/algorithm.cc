@@ -1,5 +1,7 @@
 #include "ortplugin/ops/conv/algorithm.h"
 
+#include "ortplugin/runtime/text.h"
+
 namespace ortplugin {
 namespace {
 
@@ -21,10 +23,11 @@ ConvAlgorithm ConvAlgorithm::Parse(const std::string& text) {
     try {
       return {kind, cudnn::PlanText::Parse(text.substr(colon + 1))};
     } catch (const Error& error) {
-      Fail("algorithm is '", text, "': ", error.what());
+      Fail("algorithm is ", Quoted(text), ": ", error.what());
     }
   }
-  Fail("algorithm is '", text, "', but must be auto, own, fused, split or shuffle, of which the last three may name a ",
+  Fail("algorithm is ", Quoted(text),
+       ", but must be auto, own, fused, split or shuffle, of which the last three may name a ",
        "plan of cuDNN, as in fused:engine=3;k2=1. Use auto, or let optimize-model --tune find one");
 }
 

@@ -22,10 +22,10 @@ bool IsDirect(const ConvShape& shape, int64_t block) { return shape.groups == 1 
 
 // [M/block][C/block][kernel][C in block][M in block], or without the blocks of C where `whole_rows` is set: X is then
 // read as it is, or has one channel for each group.
-std::vector<float> Blocks(const float* from, const Shape& shape, int64_t block, bool whole_rows) {
+HostVector<float> Blocks(const float* from, const Shape& shape, int64_t block, bool whole_rows) {
   const int64_t filters = shape[0], channels = shape[1], taps = shape[2] * shape[3];
   const int64_t depth = whole_rows ? 1 : block, columns = RoundUp(channels, depth);
-  std::vector<float> to(static_cast<size_t>(RoundUp(filters, block) * columns * taps), 0.0f);
+  HostVector<float> to(static_cast<size_t>(RoundUp(filters, block) * columns * taps), 0.0f);
   for (int64_t m = 0; m < filters; ++m)
     for (int64_t c = 0; c < channels; ++c)
       for (int64_t tap = 0; tap < taps; ++tap) {

@@ -9,6 +9,7 @@
 
 #include "ortplugin/ops/conv/geometry.h"
 #include "ortplugin/ops/conv/standard_epilogue.h"
+#include "ortplugin/runtime/memory.h"
 #include "ortplugin/runtime/ort.h"
 #include "ortplugin/runtime/standard_operator.h"
 
@@ -36,7 +37,7 @@ class BlockedConv {
  private:
   struct Operators {
     std::unique_ptr<StandardOperator> into, convolution, back;
-    std::vector<float> weights;
+    HostVector<float> weights;
   };
   void RunBlocks(ortplugin::Run& run, const HostScratch& scratch, const Operators& operators, const ConvShape& shape,
                  int64_t block, const float* x, const float* bias, float* value) const;

@@ -68,7 +68,8 @@ class CpuConv : public Kernel {
     const Shape full = shape.result();
     const Axes axes = EpilogueAxes(node_.program, kConvInputs, full, shapes);
     std::vector<void*> outputs;
-    for (size_t r = 0; r < node_.program.results().size(); ++r) outputs.push_back(run.output(r, full));
+    for (const ValueId result : node_.program.results())
+      outputs.push_back(run.output(outputs.size(), full, SizeOf(node_.program.value(result).dtype)));
     const int64_t count = ElementCount(full);
     if (count == 0) return;
 

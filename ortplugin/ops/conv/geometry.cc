@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "ortplugin/runtime/text.h"
+
 namespace ortplugin {
 namespace {
 
@@ -31,20 +33,20 @@ ConvAttributes Read(const Node& node, bool transposed) {
   const std::string auto_pad = node.string_attribute("auto_pad", kAutoPads[0]);
   const auto* const known = std::find(std::begin(kAutoPads), std::end(kAutoPads), auto_pad);
   if (known == std::end(kAutoPads))
-    Fail("auto_pad is '", auto_pad, "'; it must be NOTSET, SAME_UPPER, SAME_LOWER or VALID");
+    Fail("auto_pad is ", Quoted(auto_pad), "; it must be NOTSET, SAME_UPPER, SAME_LOWER or VALID");
   the.auto_pad = static_cast<AutoPad>(known - std::begin(kAutoPads));
   const std::string layout = node.string_attribute("layout", "NCHW");
   the.channels_last = layout == "NHWC";
-  if (!the.channels_last && layout != "NCHW") Fail("layout is '", layout, "'; it must be NCHW or NHWC");
+  if (!the.channels_last && layout != "NCHW") Fail("layout is ", Quoted(layout), "; it must be NCHW or NHWC");
   const std::string input_layout = transposed ? layout : node.string_attribute("input_layout", layout.c_str());
   the.turns_input = input_layout != layout;
   if (the.turns_input && input_layout != "NCHW")
-    Fail("input_layout is '", input_layout, "'; with the layout ", layout, " it must be ", layout,
+    Fail("input_layout is ", Quoted(input_layout), "; with the layout ", layout, " it must be ", layout,
          the.channels_last ? " or NCHW" : "");
   const std::string output_layout = transposed ? node.string_attribute("output_layout", layout.c_str()) : layout;
   the.turns_output = output_layout != layout;
   if (the.turns_output && output_layout != "NCHW")
-    Fail("output_layout is '", output_layout, "'; with the layout ", layout, " it must be ", layout,
+    Fail("output_layout is ", Quoted(output_layout), "; with the layout ", layout, " it must be ", layout,
          the.channels_last ? " or NCHW" : "");
   the.groups = node.int_attribute("group", 1);
   if (the.groups < 1 || the.groups > kLargest) Fail("group is ", the.groups, "; it must be at least 1");

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <memory>
 
+#include "ortplugin/runtime/memory.h"
 #include "ortplugin/runtime/round_up.h"
 
 namespace ortplugin {
@@ -258,11 +259,11 @@ void Gather(const Contraction& the, const T* large, const T* weight, T* small, c
   parallel_for(static_cast<size_t>(the.batch * the.group * blocks), [&](size_t task) {
     const int64_t number = static_cast<int64_t>(task), part = number / blocks, first = number % blocks * block;
     const int64_t count = std::min(block, outputs - first);
-    const std::unique_ptr<T[]> columns(new T[static_cast<size_t>(height * count)]);
-    FillColumns(the, large + part * the.b * image, the.b, first, count, columns.get());
+    HostVector<T> columns(static_cast<size_t>(height * count));
+    FillColumns(the, large + part * the.b * image, the.b, first, count, columns.data());
     T* target = small + part * the.a * outputs + first;
     for (int64_t row = 0; row < the.a; ++row) std::fill(target + row * outputs, target + row * outputs + count, T{0});
-    Multiply<T>(the.a, count, height, weight + part % the.group * the.a * height, height, 1, columns.get(), count,
+    Multiply<T>(the.a, count, height, weight + part % the.group * the.a * height, height, 1, columns.data(), count,
                 target, outputs);
   });
 }
@@ -280,13 +281,13 @@ void Scatter(const Contraction& the, const T* small, const T* weight, T* large, 
     T* target = large + (part * the.b + channel) * image;
     std::fill(target, target + width * image, T{0});
     const int64_t block = Block(the, rows);
-    const std::unique_ptr<T[]> columns(new T[static_cast<size_t>(rows * std::min(block, outputs))]);
+    HostVector<T> columns(static_cast<size_t>(rows * std::min(block, outputs)));
     for (int64_t first = 0; first < outputs; first += block) {
       const int64_t count = std::min(block, outputs - first);
-      std::fill(columns.get(), columns.get() + rows * count, T{0});
+      std::fill(columns.data(), columns.data() + rows * count, T{0});
       Multiply<T>(rows, count, the.a, weight + part % the.group * the.a * height + channel * kernels, 1, height,
-                  small + part * the.a * outputs + first, outputs, columns.get(), count);
-      AddColumns(the, columns.get(), width, first, count, target);
+                  small + part * the.a * outputs + first, outputs, columns.data(), count);
+      AddColumns(the, columns.data(), width, first, count, target);
     }
   });
 }
@@ -302,15 +303,15 @@ void Weight(const Contraction& the, const T* small, const T* large, double* weig
   const int64_t whole = the.weight_count();
   std::fill(weight, weight + whole, 0.0);
   if (the.batch == 0 || outputs == 0 || height == 0) return;
-  std::vector<double> partial(static_cast<size_t>(whole * (chunks - 1)));
+  HostVector<double> partial(static_cast<size_t>(whole * (chunks - 1)));
   parallel_for(static_cast<size_t>(the.group * slices * chunks), [&](size_t task) {
     const int64_t number = static_cast<int64_t>(task), chunk = number % chunks;
     const int64_t slice = number / chunks % slices * kTaskRows, group = number / chunks / slices;
     const int64_t rows = std::min(kTaskRows, the.a - slice), block = Block(the, height);
     double* totals = chunk == 0 ? weight : partial.data() + (chunk - 1) * whole;
     totals += (group * the.a + slice) * height;
-    std::vector<T> columns(static_cast<size_t>(std::min(block, outputs) * height));
-    std::vector<T> sums(static_cast<size_t>(rows * height));
+    HostVector<T> columns(static_cast<size_t>(std::min(block, outputs) * height));
+    HostVector<T> sums(static_cast<size_t>(rows * height));
     for (int64_t n = chunk * images; n < std::min(the.batch, (chunk + 1) * images); ++n) {
       const int64_t part = n * the.group + group;
       for (int64_t first = 0; first < outputs; first += block) {

@@ -5,7 +5,9 @@
 #include <sstream>
 
 #include "ortplugin/runtime/evaluator.h"
+#include "ortplugin/runtime/memory.h"
 #include "ortplugin/runtime/program_pass.h"
+#include "ortplugin/runtime/text.h"
 
 namespace ortplugin {
 namespace {
@@ -22,7 +24,7 @@ std::vector<bool> Words(const char* name, const std::string& text, const std::ve
     if (next == allowed.size()) {
       std::string all;
       for (const std::string& each : allowed) all += (all.empty() ? "" : ", ") + each;
-      Fail(name, "='", text, "' must be some of ", all, ", in this order");
+      Fail(name, "=", Quoted(text), " must be some of ", all, ", in this order");
     }
     found[next] = true;
   }
@@ -65,7 +67,7 @@ GradNode ReadNode(const Node& node) {
   the.allow_tf32 = Whole("allow_tf32", node.int_attribute("allow_tf32", 0), 0, 1) != 0;
   const std::string layout = node.string_attribute("layout", "NCHW");
   the.channels_last = layout == "NHWC";
-  if (!the.channels_last && layout != "NCHW") Fail("layout='", layout, "' must be NCHW or NHWC");
+  if (!the.channels_last && layout != "NCHW") Fail("layout=", Quoted(layout), " must be NCHW or NHWC");
   the.group = Whole("group", node.int_attribute("group", 1), 1, INT32_MAX);
   const Shape kernel = node.ints_attribute("kernel_shape");
   const size_t rank = kernel.size();
@@ -85,7 +87,8 @@ GradNode ReadNode(const Node& node) {
     const DType types[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat, DType::kDouble};
     const auto* const type =
         std::find_if(std::begin(types), std::end(types), [&](DType each) { return weight_dtype == NameOf(each); });
-    if (type == std::end(types)) Fail("weight_dtype='", weight_dtype, "' must be float16, bfloat16, float or double");
+    if (type == std::end(types))
+      Fail("weight_dtype=", Quoted(weight_dtype), " must be float16, bfloat16, float or double");
     the.weight_dtype = *type;
     // What ORT runs in float for want of float16 (ProgramText).
     if (*type == DType::kFloat16 && node.string_attribute("program") != the.text) the.weight_dtype = DType::kFloat;
@@ -314,7 +317,7 @@ class Lanes {
   const T* data() const { return data_; }
 
  private:
-  std::vector<T> converted_, transposed_;
+  HostVector<T> converted_, transposed_;
   const T* data_;
 };
 
@@ -323,7 +326,7 @@ template <typename T>
 void Store(const T* lanes, DType dtype, const Shape& shape, bool channels_last, void* elements,
            const ParallelFor& parallel_for) {
   const auto count = static_cast<size_t>(Product(shape, 0, shape.size()));
-  std::vector<T> transposed;
+  HostVector<T> transposed;
   const int64_t channels = shape.back(), spatial = Product(shape, 1, shape.size() - 1);
   if (channels_last && channels > 1 && spatial > 1) {
     transposed.resize(count);
@@ -364,23 +367,24 @@ class CpuConvGrad : public Kernel {
       shapes.push_back(inputs[i].shape);
     }
     const GradShape shape = FitGrad(node_, shapes);
-    std::vector<char> memory;  // for dZ
+    HostVector<char> memory;  // for dZ
     const std::vector<Tensor> arguments(inputs.begin() + static_cast<std::ptrdiff_t>(operands), inputs.end());
     const std::vector<Shape> given(shapes.begin() + static_cast<std::ptrdiff_t>(operands), shapes.end());
     size_t next = 0;
-    void* dx = node_.wants_x ? run.output(next++, shape.x) : nullptr;
-    void* dw = node_.wants_w ? run.output(next++, shape.w) : nullptr;
+    void* dx = node_.wants_x ? run.output(next++, shape.x, SizeOf(node_.dtype())) : nullptr;
+    void* dw = node_.wants_w ? run.output(next++, shape.w, SizeOf(node_.weight_dtype)) : nullptr;
     std::optional<SumShape> sum_shape;
     if (sums_) sum_shape = FitSums(*sums_, given);
-    void* db = sums_ ? run.output(next++, sum_shape->results.back()) : nullptr;
+    void* db = sums_ ? run.output(next++, sum_shape->results.back(), SizeOf(node_.weight_dtype)) : nullptr;
     const void* z = arguments[0].data;
     std::vector<void*> results;
     if (node_.stores_z()) {
       if (!node_.wants_z) memory.resize(static_cast<size_t>(ElementCount(shape.z)) * SizeOf(node_.dtype()));
-      results.push_back(node_.wants_z ? run.output(next++, shape.z) : memory.data());
+      results.push_back(node_.wants_z ? run.output(next++, shape.z, SizeOf(node_.dtype())) : memory.data());
       z = results[0];
     }
-    for (size_t r = 1; r < node_.program.results().size(); ++r) results.push_back(run.output(next++, shape.z));
+    for (size_t r = 1; r < node_.program.results().size(); ++r)
+      results.push_back(run.output(next++, shape.z, SizeOf(node_.program.value(node_.program.results()[r]).dtype)));
     if (sums_) {
       std::vector<char*> written;
       for (void* result : results) written.push_back(static_cast<char*>(result));
@@ -418,7 +422,7 @@ class CpuConvGrad : public Kernel {
     const Lanes<T> gradient(node_.dtype(), z, shape.z, last, parallel_for);
     if (dx != nullptr) {
       const Lanes<T> weight(node_.dtype(), w, shape.w, last, parallel_for);
-      std::vector<T> made(static_cast<size_t>(ElementCount(shape.x)));
+      HostVector<T> made(static_cast<size_t>(ElementCount(shape.x)));
       if (node_.transposed) {
         Gather(the, gradient.data(), weight.data(), made.data(), parallel_for);
       } else {
@@ -428,7 +432,7 @@ class CpuConvGrad : public Kernel {
     }
     if (dw != nullptr) {
       const Lanes<T> data(node_.dtype(), x, shape.x, last, parallel_for);
-      std::vector<double> made(static_cast<size_t>(the.weight_count()));
+      HostVector<double> made(static_cast<size_t>(the.weight_count()));
       const T* small = node_.transposed ? data.data() : gradient.data();
       const T* large = node_.transposed ? gradient.data() : data.data();
       Weight(the, small, large, made.data(), parallel_for);

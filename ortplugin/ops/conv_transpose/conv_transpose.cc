@@ -73,7 +73,8 @@ class CpuConvTranspose : public Kernel {
     const Shape full = shape.result();
     const Axes axes = EpilogueAxes(node_.program, kConvInputs, full, shapes);
     std::vector<void*> outputs;
-    for (size_t r = 0; r < node_.program.results().size(); ++r) outputs.push_back(run.output(r, shape.output()));
+    for (size_t r = 0; r < node_.program.results().size(); ++r)
+      outputs.push_back(run.output(r, shape.output(), SizeOf(ResultType(r))));
     const int64_t count = ElementCount(full);
     if (count == 0) return;
     if (!node_.attributes.turns_output) return Make(run, shape, axes, inputs, shapes[1], outputs);

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "ortplugin/runtime/evaluator.h"
+#include "ortplugin/runtime/memory.h"
 #include "ortplugin/runtime/round_up.h"
 
 namespace ortplugin {
@@ -76,7 +77,7 @@ class OperandLanes {
   const Access& access_;
   const char* data_;
   size_t lane_;  // bytes of a lane
-  std::vector<char> lanes_, gathered_;
+  HostVector<char> lanes_, gathered_;
 };
 
 class CpuLayerNorm : public Kernel {
@@ -99,7 +100,7 @@ class CpuLayerNorm : public Kernel {
     const NormShape shape = FitShapes(norm_, shapes);
     std::vector<char*> outputs;
     for (size_t r = 0; r < norm_.program.results().size(); ++r)
-      outputs.push_back(static_cast<char*>(run.output(r, shape.shape)));
+      outputs.push_back(static_cast<char*>(run.output(r, shape.shape, SizeOf(DTypeOf(r)))));
     if (shape.rows == 0 || shape.width == 0) return;
     // Enough rows a task to be worth a thread's waking, enough tasks to keep all threads busy to the end.
     constexpr int64_t kTaskElements = 16384;
@@ -158,7 +159,7 @@ class CpuLayerNorm : public Kernel {
     const size_t lane = LaneSize(dtype);
     const bool is_parameter = norm_.prologue.empty();  // s is an input itself
     const auto width = static_cast<size_t>(shape.width);
-    std::vector<char> summed(width * lane), normalized(std::min(width, kBlock) * lane);
+    HostVector<char> summed(width * lane), normalized(std::min(width, kBlock) * lane);
     for (int64_t row = first; row < last; ++row) {
       for (size_t block = 0; block < width; block += kBlock) {
         const size_t count = std::min(width - block, kBlock);

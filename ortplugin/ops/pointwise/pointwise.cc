@@ -43,7 +43,8 @@ class CpuPointwise : public Kernel {
     }
     const PointwiseShape shape = FitPointwise(program_, shapes);
     std::vector<void*> outputs;
-    for (size_t r = 0; r < program_.results().size(); ++r) outputs.push_back(run.output(r, shape.shape));
+    for (size_t r = 0; r < program_.results().size(); ++r)
+      outputs.push_back(run.output(r, shape.shape, SizeOf(program_.value(program_.results()[r]).dtype)));
     if (shape.count > 0) ProgramPass(program_, shape.axes, shape.count, inputs, outputs).Run(run);
   }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "ortplugin/runtime/text.h"
+
 namespace ortplugin {
 namespace {
 
@@ -16,7 +18,7 @@ Enum Choose(const char* attribute, const std::string& word, const char* const (&
     if (word == words[i]) return static_cast<Enum>(i);
     known += (i ? ", " : "") + std::string(words[i]);
   }
-  Fail("the attribute '", attribute, "' is '", word, "' but must be one of ", known);
+  Fail("the attribute '", attribute, "' is ", Quoted(word), " but must be one of ", known);
 }
 
 constexpr const char* kReductions[] = {"none", "add", "mul", "min", "max"};

@@ -17,6 +17,7 @@
 
 #include "ortplugin/ops/scatter/scatter.h"
 #include "ortplugin/runtime/half.h"
+#include "ortplugin/runtime/memory.h"
 #include "ortplugin/runtime/round_up.h"
 
 namespace ortplugin {
@@ -153,8 +154,10 @@ ORTPLUGIN_INLINE bool AddComponent(const Index* indices, const At& at, const int
   for (int64_t i = 0; i < count; ++i) {
     const int64_t given = indices[at(i)];
     bad |= static_cast<uint64_t>(given) + static_cast<uint64_t>(size) >= static_cast<uint64_t>(size) * 2;
-    const int64_t share = (given < 0 ? given + size : given) * stride;
-    slots[i] = is_first ? begin + (base != nullptr ? base[i] : 0) + share : slots[i] + share;
+    // Unsigned: of an index that is out of range the slot is any number, which nobody uses.
+    const uint64_t share = static_cast<uint64_t>(given < 0 ? given + size : given) * static_cast<uint64_t>(stride);
+    const uint64_t before = static_cast<uint64_t>(is_first ? begin + (base != nullptr ? base[i] : 0) : slots[i]);
+    slots[i] = static_cast<int64_t>(before + share);
   }
   return !bad;
 }
@@ -254,12 +257,12 @@ template <typename Index>
 template <typename Id>
 class Links {
  public:
-  explicit Links(const std::vector<int64_t>& slots) : next_(slots.size()), is_first_(slots.size(), 1) {
+  explicit Links(const HostVector<int64_t>& slots) : next_(slots.size()), is_first_(slots.size(), 1) {
     const auto units = static_cast<int64_t>(slots.size());
     // A hash table of each slot's last unit so far, at most half full.
     int bits = 1;
     while ((int64_t{1} << bits) < 2 * units) ++bits;
-    std::vector<Id> last(size_t{1} << bits, Id{-1});
+    HostVector<Id> last(size_t{1} << bits, Id{-1});
     for (int64_t unit = 0; unit < units; ++unit) {
       const int64_t slot = slots[At(unit)];
       size_t place = static_cast<size_t>(static_cast<uint64_t>(slot) * 0x9e3779b97f4a7c15u >> (64 - bits));
@@ -278,8 +281,8 @@ class Links {
 
  private:
   static size_t At(int64_t unit) { return static_cast<size_t>(unit); }
-  std::vector<Id> next_;
-  std::vector<uint8_t> is_first_;
+  HostVector<Id> next_;
+  HostVector<uint8_t> is_first_;
 };
 
 // ---- the kernel -----------------------------------------------------------------------------------------------------
@@ -307,10 +310,10 @@ class CpuScatter : public Kernel {
     Work work{run, fit, data.type, static_cast<int64_t>(ScatterBytes(data.type)), indices, nullptr, nullptr, {}};
     if (!fit.is_empty()) is_slice ? CheckStarts(work, update_shape) : CheckIndices(work, shapes[attributes_.indices()]);
 
-    work.out = static_cast<char*>(run.output(0, fit.shape));
+    work.out = static_cast<char*>(run.output(0, fit.shape, ScatterBytes(data.type)));
     work.updates = static_cast<const char*>(updates.data);
     const int64_t bytes = fit.elements * work.size, update_bytes = ElementCount(update_shape) * work.size;
-    std::vector<char> kept;  // updates that lie where the output comes
+    HostVector<char> kept;  // updates that lie where the output comes
     if (update_bytes > 0 && work.updates < work.out + bytes && work.out < work.updates + update_bytes) {
       kept.assign(work.updates, work.updates + update_bytes);
       work.updates = kept.data();
@@ -582,7 +585,7 @@ class CpuScatter : public Kernel {
     const int64_t units = work.fit.units;
     if (attributes_.unique || units == 1) return ReduceInOrder<T, reduction>(work);
     if (work.fit.elements / 4 <= units * work.fit.width) return ReduceInCopy<T, reduction>(work);
-    std::vector<int64_t> slots(static_cast<size_t>(units));
+    HostVector<int64_t> slots(static_cast<size_t>(units));
     WithIndices(work, [&](const auto* indices) {
       const auto keep = [&](int64_t unit, int64_t count, const int64_t* found) {
         std::copy(found, found + count, slots.begin() + unit);
@@ -598,13 +601,13 @@ class CpuScatter : public Kernel {
   static void ReduceInCopy(Work& work) {
     auto* out = reinterpret_cast<T*>(work.out);
     const auto elements = static_cast<size_t>(work.fit.elements);
-    const std::unique_ptr<float[]> folded(new float[elements]);
-    std::vector<uint8_t> is_met(elements, 0);  // the others keep their bits
+    HostVector<float> folded(elements);
+    HostVector<uint8_t> is_met(elements, 0);  // the others keep their bits
     InParallel(work.run, work.fit.elements, kTaskBytes / 4, [&](int64_t first, int64_t last) {
       for (int64_t i = first; i < last; ++i) folded[static_cast<size_t>(i)] = Precise<T>::Load(out[i]);
     });
     InOrder<T>(work, [&](T* to, const T* update, int64_t count) {
-      float* sums = folded.get() + (to - out);
+      float* sums = folded.data() + (to - out);
       uint8_t* met = is_met.data() + (to - out);
       for (int64_t j = 0; j < count; ++j) {
         sums[j] = Fold<reduction>(sums[j], Precise<T>::Load(update[j]));
@@ -618,7 +621,7 @@ class CpuScatter : public Kernel {
   }
 
   template <typename T, Reduction reduction, typename AnyLinks>
-  static void ReduceLinked(Work& work, const std::vector<int64_t>& slots, const AnyLinks& links) {
+  static void ReduceLinked(Work& work, const HostVector<int64_t>& slots, const AnyLinks& links) {
     auto* out = reinterpret_cast<T*>(work.out);
     const auto* updates = reinterpret_cast<const T*>(work.updates);
     constexpr int64_t kColumns = 512;

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "ortplugin/runtime/evaluator.h"
+#include "ortplugin/runtime/memory.h"
 #include "ortplugin/runtime/operand_lanes.h"
 
 namespace ortplugin {
@@ -218,10 +219,10 @@ class Pass {
   // A task's totals of one sum: those with the numbers from `first` on.
   struct Partial {
     int64_t first;
-    std::vector<Total> totals;
+    HostVector<Total> totals;
     // Of double, which nothing wider could add up: the totals of the last `pending` elements, so that few numbers are
     // added one after the other.
-    std::vector<Total> recent;
+    HostVector<Total> recent;
     size_t pending;
 
     void Add(DType dtype, const Axes& axes, const Shape& strides, int64_t at, const void* lanes, size_t count) {
@@ -282,9 +283,9 @@ class Pass {
       begin += low[i] * strides(sum)[i];
       end += high[i] * strides(sum)[i];
     }
-    std::vector<Total> zeros(static_cast<size_t>(end - begin + 1), Total{0});
+    HostVector<Total> zeros(static_cast<size_t>(end - begin + 1), Total{0});
     const bool is_double = program_.value(sums_.sums[sum].value).dtype == DType::kDouble;
-    return {begin, zeros, is_double ? zeros : std::vector<Total>(), 0};
+    return {begin, zeros, is_double ? zeros : HostVector<Total>(), 0};
   }
 
   void Task(size_t number) {
@@ -417,7 +418,8 @@ class CpuSumTo : public Kernel {
     const SumShape shape = FitSums(sums_, shapes);
     std::vector<char*> outputs;
     for (size_t r = 0; r < program.results().size(); ++r)
-      outputs.push_back(static_cast<char*>(run.output(r, shape.results[r])));
+      outputs.push_back(
+          static_cast<char*>(run.output(r, shape.results[r], SizeOf(program.value(program.results()[r]).dtype))));
     ComputeSums(sums_, shape, inputs, outputs, run);
   }
 
