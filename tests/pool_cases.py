@@ -250,6 +250,18 @@ def _resize() -> list[Case]:
             given = {"mode": "linear", "sizes": (9, 14), "layout": layout}
             shape = in_layout(layout, 2, 16, (5, 6))
             made.append(Case(f"linear, {values}, {layout}", "FusedResize", "float16", shape, frozen(given), values))
+    # Elements that lie exactly on one of the input: its neighbours have weight 0, and their NaN and infinities count.
+    for coordinates, sizes in (
+        ("align_corners", (9, 11)), ("asymmetric", (10, 12)), ("asymmetric", (2, 3)), ("half_pixel", (5, 12)),
+        ("half_pixel", (15, 6)), ("half_pixel", (5, 6)), ("align_corners", (5, 6)), ("pytorch_half_pixel", (1, 12)),
+        ("asymmetric", (4, 5, 12)), ("half_pixel", (2, 10, 6)), ("align_corners", (3, 5, 6)),
+    ):  # fmt: skip
+        for layout in ("NCHW", "NHWC"):
+            given = {"mode": "linear", "coordinate_transformation_mode": coordinates, "layout": layout,
+                     "sizes": sizes}  # fmt: skip
+            shape = in_layout(layout, 2, 3, (2, 5, 6)[-len(sizes) :])
+            title = f"linear, {coordinates}, special rows by {sizes}, {layout}"
+            made.append(Case(title, "FusedResize", "float", shape, frozen(given), "special rows"))
     return made
 
 

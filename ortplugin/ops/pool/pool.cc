@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "ortplugin/runtime/text.h"
+
 namespace ortplugin {
 namespace {
 
@@ -17,7 +19,7 @@ size_t Choose(const char* attribute, const std::string& word, const char* const 
     if (word == words[i]) return i;
     known += (i ? ", " : "") + std::string(words[i]);
   }
-  Fail("the attribute '", attribute, "' is '", word, "' but must be one of ", known);
+  Fail("the attribute '", attribute, "' is ", Quoted(word), " but must be one of ", known);
 }
 
 template <typename Source>
@@ -89,6 +91,7 @@ PoolAttributes ParsePool(const Source& source) {
 
 PoolWindow WindowOf(const PoolAttributes& attributes, size_t axis, int64_t size) {
   if (size == 0) Fail("spatial axis ", axis, " of the input has no elements, so nothing can be pooled");
+  if (size > kLargest) Fail("spatial axis ", axis, " of the input has ", size, " elements, more than ", kLargest);
   PoolWindow the;
   the.size = size;
   if (attributes.is_global) {
@@ -176,6 +179,7 @@ ResizeAttributes ParseResize(const Source& source) {
 
 int64_t OutSize(const ResizeAttributes& attributes, size_t axis, int64_t size) {
   if (size == 0) Fail("spatial axis ", axis, " of the input has no elements, so it can't be resized");
+  if (size > kLargest) Fail("spatial axis ", axis, " of the input has ", size, " elements, more than ", kLargest);
   if (!attributes.sizes.empty()) return attributes.sizes[axis];
   const float out = static_cast<float>(size) * attributes.scales[axis];
   if (!(out >= 1 && out <= static_cast<float>(kLargest)))
@@ -246,12 +250,14 @@ ResizeShape FitResize(const ResizeAttributes& attributes, const Shape& input) {
   const size_t spatial = input.size() - 2;
   ResizeShape shape{input, input[0], 1, {}};
   (attributes.channels_last ? shape.inner : shape.outer) *= attributes.channels_last ? input.back() : input[1];
+  bool is_copy = true;
   for (size_t axis = 0; axis < spatial; ++axis) {
     ResizeAxis& the = shape.axes[kMostSpatial - spatial + axis];
     the.size = input[first + axis];
     the.out = shape.output[first + axis] = OutSize(attributes, axis, the.size);
     const float scale = attributes.scales.empty() ? static_cast<float>(the.out) / static_cast<float>(the.size)
                                                   : attributes.scales[axis];
+    is_copy = is_copy && scale == 1;
     the.divisor = scale;
     the.is_constant = false;
     switch (attributes.coordinates) {
@@ -272,6 +278,10 @@ ResizeShape FitResize(const ResizeAttributes& attributes, const Shape& input) {
     }
   }
   ElementCount(shape.output);
+  if (is_copy) {  // of whole images, as in ONNX Runtime: no element meets another, not even with weight 0
+    shape.inner *= shape.pixels();
+    shape.axes = {};
+  }
   return shape;
 }
 

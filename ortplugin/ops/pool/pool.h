@@ -5,6 +5,7 @@
 // always three spatial axes; leading ones have one element where the tensor has fewer.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <string>
@@ -37,14 +38,28 @@ struct PoolAttributes {
 struct PoolWindow {
   int64_t size = 1, out = 1, kernel = 1, stride = 1, dilation = 1, begin = 0, end = 0;
 
+  // The elements [first, last) of the kernel that window number `o` has inside the tensor. Whoever goes over a window
+  // goes over these: a model may ask for a kernel of 2^31 - 1 elements on an image of ten.
+  struct Taps {
+    int64_t first, last;
+  };
+  Taps Inside(int64_t o) const {
+    const int64_t start = o * stride - begin, first = Before(start, 0);
+    return {first, std::max(first, Before(start, size))};
+  }
+  // Those that any window has inside.
+  Taps InsideAny() const { return {Inside(out - 1).first, Inside(0).last}; }
+
   // The elements that count in an average's window number `o`: those inside the tensor, or inside its padding.
   int64_t Count(int64_t o, bool with_padding) const {
-    int64_t count = 0;
-    for (int64_t k = 0; k < kernel; ++k) {
-      const int64_t at = o * stride - begin + k * dilation;
-      count += with_padding ? at < size + end : at >= 0 && at < size;
-    }
-    return count;
+    const Taps inside = Inside(o);
+    return with_padding ? Before(o * stride - begin, size + end) : inside.last - inside.first;
+  }
+
+ private:
+  // How many elements of the kernel lie before `at`, in a window that starts at `start`.
+  int64_t Before(int64_t start, int64_t at) const {
+    return at <= start ? 0 : std::min(kernel, (at - start - 1) / dilation + 1);
   }
 };
 

@@ -8,13 +8,15 @@
 #include "ortplugin/ops/pool/pool.h"
 #include "ortplugin/runtime/evaluator.h"
 #include "ortplugin/runtime/half.h"
+#include "ortplugin/runtime/memory.h"
 #include "ortplugin/runtime/operand_lanes.h"
 #include "ortplugin/runtime/round_up.h"
 
 namespace ortplugin {
 namespace {
 
-constexpr int64_t kTaskWork = 32768;  // elements that are read, about: worth a thread's waking
+constexpr int64_t kMostCounts = 65536;  // that are kept; further ones are computed
+constexpr int64_t kTaskWork = 32768;    // elements that are read, about: worth a thread's waking
 
 // `count` elements as lanes: where they lie, or in `scratch`.
 template <typename T>
@@ -112,10 +114,11 @@ class PoolPass {
         w_(shape.windows),
         dtype_(dtype),
         size_(static_cast<int64_t>(SizeOf(dtype))),
+        count_include_pad_(count_include_pad),
         input_(static_cast<const char*>(input)),
         output_(static_cast<char*>(output)) {
     for (size_t axis = 0; axis < kMostSpatial; ++axis)
-      for (int64_t o = 0; !is_max && o < w_[axis].out; ++o)
+      for (int64_t o = 0; !is_max && o < std::min(w_[axis].out, kMostCounts); ++o)
         counts_[axis].push_back(w_[axis].Count(o, count_include_pad));
   }
 
@@ -124,10 +127,11 @@ class PoolPass {
     if (shape_.is_global) return GlobalChannels(run);
     // Rows of output pixels, as many as are worth a task.
     const int64_t rows = shape_.outer * w_[0].out * w_[1].out;
-    const int64_t work = w_[0].kernel * w_[1].kernel * w_[2].kernel * w_[2].out * shape_.inner;
-    const int64_t step = std::max<int64_t>(1, kTaskWork / std::max<int64_t>(1, work));
+    double work = static_cast<double>(w_[2].out) * static_cast<double>(shape_.inner);  // of a row
+    for (const PoolWindow& w : w_) work *= static_cast<double>(std::min(w.kernel, w.size));
+    const int64_t step = std::max<int64_t>(1, static_cast<int64_t>(static_cast<double>(kTaskWork) / work));
     const auto task = [&](size_t number) {
-      std::vector<T> lanes(static_cast<size_t>(w_[2].size + w_[2].out));
+      HostVector<T> lanes(static_cast<size_t>(w_[2].size + w_[2].out));
       const int64_t first = static_cast<int64_t>(number) * step;
       for (int64_t row = first; row < std::min(rows, first + step); ++row)
         shape_.inner == 1 ? RowOfPixels(row, lanes.data()) : RowOfChannels(row, lanes);
@@ -143,21 +147,13 @@ class PoolPass {
 
   static T Start() { return is_max ? Lowest<T>() : T(0); }
 
-  // The part of a window's kernel that lies inside the tensor.
-  struct Taps {
-    int64_t first, last;
-  };
-  static Taps Inside(const PoolWindow& w, int64_t o) {
-    const int64_t start = o * w.stride - w.begin;
-    const int64_t first = start >= 0 ? 0 : DivideUp(-start, w.dilation);
-    return {first, std::min(w.kernel, w.size > start ? DivideUp(w.size - start, w.dilation) : 0)};
-  }
+  using Taps = PoolWindow::Taps;
 
   // For each row of the input that a row of output pixels needs.
   template <typename Body>
   void ForRows(int64_t row, Body body) const {
     const int64_t h = row % w_[1].out, d = row / w_[1].out % w_[0].out, image = row / (w_[1].out * w_[0].out);
-    const Taps taps_d = Inside(w_[0], d), taps_h = Inside(w_[1], h);
+    const Taps taps_d = w_[0].Inside(d), taps_h = w_[1].Inside(h);
     for (int64_t kd = taps_d.first; kd < taps_d.last; ++kd)
       for (int64_t kh = taps_h.first; kh < taps_h.last; ++kh) {
         const int64_t at_d = d * w_[0].stride - w_[0].begin + kd * w_[0].dilation;
@@ -166,10 +162,10 @@ class PoolPass {
       }
   }
 
-  int64_t RowCount(int64_t row) const {
-    return counts_[0][static_cast<size_t>(row / w_[1].out % w_[0].out)] *
-           counts_[1][static_cast<size_t>(row % w_[1].out)];
+  int64_t Count(size_t axis, int64_t o) const {
+    return o < kMostCounts ? counts_[axis][static_cast<size_t>(o)] : w_[axis].Count(o, count_include_pad_);
   }
+  int64_t RowCount(int64_t row) const { return Count(0, row / w_[1].out % w_[0].out) * Count(1, row % w_[1].out); }
 
   static void Divide(T* lanes, int64_t count, int64_t by) {
     const T divisor = static_cast<T>(std::max<int64_t>(1, by));
@@ -183,7 +179,16 @@ class PoolPass {
     std::fill_n(sums, w.out, Start());
     ForRows(row, [&](const char* elements) {
       const T* x = LanesOf(dtype_, elements, static_cast<size_t>(w.size), lanes);
-      for (int64_t k = 0; k < w.kernel; ++k) {
+      const Taps taps = w.InsideAny();
+      if (taps.last - taps.first > w.out * std::min(w.kernel, w.size)) {  // windows far apart, most of them padding
+        for (int64_t o = 0; o < w.out; ++o) {
+          const Taps inside = w.Inside(o);
+          for (int64_t k = inside.first; k < inside.last; ++k)
+            sums[o] = Combine<is_max>(sums[o], x[o * w.stride - w.begin + k * w.dilation]);
+        }
+        return;
+      }
+      for (int64_t k = taps.first; k < taps.last; ++k) {
         const int64_t offset = k * w.dilation - w.begin;
         const int64_t first = offset >= 0 ? 0 : DivideUp(-offset, w.stride);
         const int64_t last = offset >= w.size ? 0 : std::min(w.out, (w.size - 1 - offset) / w.stride + 1);
@@ -192,13 +197,13 @@ class PoolPass {
     });
     if constexpr (!is_max) {
       const int64_t count = RowCount(row);
-      for (int64_t o = 0; o < w.out; ++o) Divide(sums + o, 1, count * counts_[2][static_cast<size_t>(o)]);
+      for (int64_t o = 0; o < w.out; ++o) Divide(sums + o, 1, count * Count(2, o));
     }
     StoreLanes(dtype_, sums, static_cast<size_t>(w.out), output_ + row * w.out * size_);
   }
 
   // Channels last: the channels of a pixel at a time. The rows of the input become lanes first, in `memory`.
-  void RowOfChannels(int64_t row, std::vector<T>& memory) const {
+  void RowOfChannels(int64_t row, HostVector<T>& memory) const {
     const PoolWindow& w = w_[2];
     const auto channels = static_cast<size_t>(shape_.inner), width = static_cast<size_t>(w.size) * channels;
     std::vector<const char*> stored;
@@ -209,14 +214,14 @@ class PoolPass {
     for (const char* elements : stored)
       rows.push_back(LanesOf(dtype_, elements, width, sums + channels + rows.size() * width));
     for (int64_t o = 0; o < w.out; ++o) {
-      const Taps inside = Inside(w, o);
+      const Taps inside = w.Inside(o);
       taps.clear();
       for (const T* x : rows)
         for (int64_t k = inside.first; k < inside.last; ++k)
           taps.push_back(x + static_cast<size_t>(o * w.stride - w.begin + k * w.dilation) * channels);
       std::fill_n(sums, channels, Start());
       loops_.taps(taps.data(), taps.size(), sums, channels);
-      if constexpr (!is_max) Divide(sums, shape_.inner, RowCount(row) * counts_[2][static_cast<size_t>(o)]);
+      if constexpr (!is_max) Divide(sums, shape_.inner, RowCount(row) * Count(2, o));
       StoreLanes(dtype_, sums, channels, output_ + (row * w.out + o) * shape_.inner * size_);
     }
   }
@@ -259,7 +264,7 @@ class PoolPass {
     const int64_t width = std::min<int64_t>(kBlock, shape_.inner);
     const int64_t part = DivideUp(std::max<int64_t>(kSegment, 2 * kTaskWork / width), kSegment) * kSegment;
     const int64_t parts = DivideUp(pixels, part);
-    std::vector<Sum> totals(static_cast<size_t>(shape_.outer * parts * shape_.inner));
+    HostVector<Sum> totals(static_cast<size_t>(shape_.outer * parts * shape_.inner));
     Tasks(run, shape_.outer * parts * blocks, [&](size_t task) {
       const auto number = static_cast<int64_t>(task);
       const int64_t c = number % blocks * static_cast<int64_t>(kBlock), first = number / blocks % parts * part;
@@ -292,10 +297,11 @@ class PoolPass {
   const std::array<PoolWindow, kMostSpatial>& w_;
   DType dtype_;
   int64_t size_;
+  bool count_include_pad_;
   const char* input_;
   char* output_;
   const Loops<is_max, T> loops_ = ChooseLoops<is_max, T>();
-  std::vector<int64_t> counts_[kMostSpatial];  // of an average: the elements of each window along an axis
+  std::vector<int64_t> counts_[kMostSpatial];  // of an average: the elements of the first windows along an axis
 };
 
 class CpuPool : public Kernel {
@@ -309,7 +315,7 @@ class CpuPool : public Kernel {
     const Tensor input = run.input(0);
     CheckPoolType(attributes_, input.type);
     const PoolShape shape = FitPool(attributes_, input.shape);
-    void* output = run.output(0, shape.output);
+    void* output = run.output(0, shape.output, SizeOf(*FromOrt(input.type)));
     if (shape.outer == 0 || shape.inner == 0) return;
     switch (*FromOrt(input.type)) {
       case DType::kDouble:

@@ -323,7 +323,17 @@ class CudaPool : public CudaImages {
     return FitPool(attributes_, input).is_global ? "pool_global" : "pool";
   }
   Made Prepare(const Shape& input, DType dtype, int alignment) const override {
-    const PoolShape shape = FitPool(attributes_, input);
+    PoolShape shape = FitPool(attributes_, input);
+    if (!shape.is_global && !attributes_.count_include_pad)
+      for (PoolWindow& w : shape.windows) Trim(&w);
+    // Each thread goes over a whole window.
+    constexpr double kMostOfWindow = 1e9, kMostInAll = 1e13;  // seconds of one thread, minutes of all
+    double taps = 1;
+    for (const PoolWindow& w : shape.windows) taps *= static_cast<double>(w.kernel);
+    if (!shape.is_global &&
+        (taps > kMostOfWindow || taps * static_cast<double>(ElementCount(shape.output)) > kMostInAll))
+      Fail("each window has ", taps, " elements, most of them padding: more than the GPU's kernel goes over in ",
+           "reasonable time; use a smaller kernel_shape");
     for (size_t axis = 0; axis < kMostSpatial; ++axis) {
       const PoolWindow& w = shape.windows[axis];
       CheckSize(w.size + w.begin + w.end + w.kernel * w.dilation + w.stride, axis);
@@ -331,6 +341,14 @@ class CudaPool : public CudaImages {
     const PoolSchedule schedule = SchedulePool(shape, dtype, device_, alignment);
     return {PoolSource(attributes_, shape, dtype, schedule), schedule.blocks, schedule.threads,
             PoolArguments(shape, schedule)};
+  }
+
+  // Takes what lies outside the image in every window from a kernel that is larger than the image.
+  static void Trim(PoolWindow* w) {
+    if (w->kernel <= w->size) return;
+    const PoolWindow::Taps inside = w->InsideAny();
+    w->begin -= inside.first * w->dilation;
+    w->kernel = std::max<int64_t>(1, inside.last - inside.first);
   }
 
   PoolAttributes attributes_;

@@ -25,8 +25,8 @@ struct Arguments {
 // Where an element of the output lies along an axis: at `low`, or between it and `high`.
 struct Place {
   int low, high;
-  float weight;  // of the second
-  __device__ __forceinline__ Place() : low(0), high(0), weight(0.0f) {}
+  float weight;  // of the second; below 0 where both are the same
+  __device__ __forceinline__ Place() : low(0), high(0), weight(-1.0f) {}
   __device__ __forceinline__ Place(int o, const Axis& axis) {
     const float shifted = __fadd_rn((float)o, SHIFT);
     const float at = __fsub_rn(__fdiv_rn(__fmul_rn(shifted, axis.factor), axis.divisor), SHIFT);
@@ -34,18 +34,19 @@ struct Place {
     const float inside = fminf(fmaxf(at, 0.0f), (float)(axis.size - 1));
     low = min((int)inside, axis.size - 1);
     high = min(low + 1, axis.size - 1);
-    weight = inside - (float)low;
+    weight = low == high ? -1.0f : inside - (float)low;
 #else
     low = high = min(max((int)NEAREST(at), 0), axis.size - 1);
-    weight = 0.0f;
+    weight = -1.0f;
 #endif
   }
 };
 
 #if IS_LINEAR
-// An element whose weight is 0 takes no part, whatever it is.
+// An element whose weight is 0 takes part, as in ONNX Runtime: NaN and infinity times 0 are NaN. Beyond the edge there
+// is none.
 __device__ __forceinline__ compute_t between(compute_t low, compute_t high, compute_t weight) {
-  return weight == (compute_t)0 ? low : fma(weight, high, ((compute_t)1 - weight) * low);
+  return weight < (compute_t)0 ? low : fma(weight, high, ((compute_t)1 - weight) * low);
 }
 #endif
 

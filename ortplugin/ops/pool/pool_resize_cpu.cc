@@ -7,29 +7,35 @@
 
 #include "ortplugin/ops/pool/pool.h"
 #include "ortplugin/runtime/evaluator.h"
+#include "ortplugin/runtime/memory.h"
 #include "ortplugin/runtime/operand_lanes.h"
 #include "ortplugin/runtime/round_up.h"
 
 namespace ortplugin {
 namespace {
 
-// Where one element of the output lies along an axis: between two elements of the input, or at the first.
+// Where one element of the output lies along an axis: between two elements of the input, or on one, which is then both.
 struct Place {
   int64_t low, high;
   float weight;  // of the second
 };
 
-std::vector<Place> Places(const ResizeAttributes& attributes, const ResizeAxis& axis) {
-  std::vector<Place> places;
-  for (int64_t o = 0; o < axis.out; ++o) {
-    if (!attributes.is_linear) {
-      places.push_back({NearestOf(attributes.nearest, axis.At(o), axis.size), 0, 0});
-      continue;
-    }
-    const float at = std::clamp(axis.At(o), 0.0f, static_cast<float>(axis.size - 1));
-    const auto low = std::min(static_cast<int64_t>(at), axis.size - 1);
-    places.push_back({low, std::min(low + 1, axis.size - 1), at - static_cast<float>(low)});
+constexpr int64_t kSegment = 16384;  // elements of a row whose places are kept
+
+Place PlaceOf(const ResizeAttributes& attributes, const ResizeAxis& axis, int64_t o) {
+  if (!attributes.is_linear) {
+    const int64_t nearest = NearestOf(attributes.nearest, axis.At(o), axis.size);
+    return {nearest, nearest, 0};
   }
+  const float at = std::clamp(axis.At(o), 0.0f, static_cast<float>(axis.size - 1));
+  const auto low = std::min(static_cast<int64_t>(at), axis.size - 1);
+  return {low, std::min(low + 1, axis.size - 1), at - static_cast<float>(low)};
+}
+
+// Of the elements [first, last) of a row.
+std::vector<Place> Places(const ResizeAttributes& attributes, const ResizeAxis& axis, int64_t first, int64_t last) {
+  std::vector<Place> places;
+  for (int64_t o = first; o < last; ++o) places.push_back(PlaceOf(attributes, axis, o));
   return places;
 }
 
@@ -43,57 +49,64 @@ class CpuResize : public Kernel {
   void Compute(Run& run) const override {
     const Tensor input = run.input(0);
     CheckResizeType(attributes_, input.type);
-    const ResizeShape shape = FitResize(attributes_, input.shape);
-    auto* output = static_cast<char*>(run.output(0, shape.output));
-    if (shape.outer == 0 || shape.inner == 0) return;
-    std::array<std::vector<Place>, kMostSpatial> places;
-    for (size_t axis = 0; axis < kMostSpatial; ++axis) places[axis] = Places(attributes_, shape.axes[axis]);
     const DType dtype = *FromOrt(input.type);
-    const int64_t rows = shape.outer * shape.axes[0].out * shape.axes[1].out;
-    const int64_t step = std::max<int64_t>(1, 16384 / std::max<int64_t>(1, shape.axes[2].out * shape.inner));
-    run.parallel_for(static_cast<size_t>(DivideUp(rows, step)), [&](size_t task) {
-      std::vector<double> memory;  // for lanes of either type
-      const int64_t first = static_cast<int64_t>(task) * step;
+    const ResizeShape shape = FitResize(attributes_, input.shape);
+    auto* output = static_cast<char*>(run.output(0, shape.output, SizeOf(dtype)));
+    if (shape.outer == 0 || shape.inner == 0) return;
+    // A task has some rows, or a segment of one: what it keeps does not grow with the image.
+    const ResizeAxis& last = shape.axes[2];
+    const int64_t rows = shape.outer * shape.axes[0].out * shape.axes[1].out, segments = DivideUp(last.out, kSegment);
+    const int64_t step = segments > 1 ? 1 : std::max<int64_t>(1, kSegment / (last.out * shape.inner));
+    const std::vector<Place> whole = Places(attributes_, last, 0, segments > 1 ? 0 : last.out);
+    run.parallel_for(static_cast<size_t>(DivideUp(rows, step) * segments), [&](size_t task) {
+      HostVector<double> memory;  // for lanes of either type
+      const int64_t number = static_cast<int64_t>(task), first = number / segments * step;
+      const int64_t begin = number % segments * kSegment;
+      const std::vector<Place> segment =
+          segments > 1 ? Places(attributes_, last, begin, std::min(last.out, begin + kSegment)) : std::vector<Place>();
+      const std::vector<Place>& places = segments > 1 ? segment : whole;
       for (int64_t row = first; row < std::min(rows, first + step); ++row) {
+        const Line line{PlaceOf(attributes_, shape.axes[0], row / shape.axes[1].out % shape.axes[0].out),
+                        PlaceOf(attributes_, shape.axes[1], row % shape.axes[1].out),
+                        row / (shape.axes[1].out * shape.axes[0].out), places};
+        char* const y = output + static_cast<size_t>((row * last.out + begin) * shape.inner) * SizeOf(dtype);
+        const auto* const x = static_cast<const char*>(input.data);
         if (!attributes_.is_linear) {
-          Nearest(shape, places, SizeOf(dtype), static_cast<const char*>(input.data), row, output);
+          Nearest(shape, line, SizeOf(dtype), x, y);
         } else if (dtype == DType::kDouble) {
-          Linear<double>(shape, places, dtype, static_cast<const char*>(input.data), row, memory, output);
+          Linear<double>(shape, line, dtype, x, memory, y);
         } else {
-          Linear<float>(shape, places, dtype, static_cast<const char*>(input.data), row, memory, output);
+          Linear<float>(shape, line, dtype, x, memory, y);
         }
       }
     });
   }
 
  private:
-  using AllPlaces = std::array<std::vector<Place>, kMostSpatial>;
+  // A row of the output, or a segment of one.
+  struct Line {
+    Place d, h;
+    int64_t image;
+    const std::vector<Place>& places;
+  };
 
-  static const Place& At(const ResizeShape& shape, const AllPlaces& places, size_t axis, int64_t row) {
-    const int64_t along = axis == 1 ? row % shape.axes[1].out : row / shape.axes[1].out % shape.axes[0].out;
-    return places[axis][static_cast<size_t>(along)];
-  }
   // Elements before a row of the input.
-  static int64_t RowOf(const ResizeShape& shape, int64_t row, int64_t d, int64_t h) {
-    const int64_t image = row / (shape.axes[1].out * shape.axes[0].out);
-    return ((image * shape.axes[0].size + d) * shape.axes[1].size + h) * shape.axes[2].size * shape.inner;
+  static int64_t RowOf(const ResizeShape& shape, const Line& line, int64_t d, int64_t h) {
+    return ((line.image * shape.axes[0].size + d) * shape.axes[1].size + h) * shape.axes[2].size * shape.inner;
   }
 
-  static void Nearest(const ResizeShape& shape, const AllPlaces& places, size_t size, const char* input, int64_t row,
-                      char* output) {
-    const int64_t from = RowOf(shape, row, At(shape, places, 0, row).low, At(shape, places, 1, row).low);
+  static void Nearest(const ResizeShape& shape, const Line& line, size_t size, const char* input, char* y) {
     const auto width = static_cast<size_t>(shape.inner) * size;
-    const char* const x = input + static_cast<size_t>(from) * size;
-    char* y = output + static_cast<size_t>(row * shape.axes[2].out) * width;
+    const char* const x = input + static_cast<size_t>(RowOf(shape, line, line.d.low, line.h.low)) * size;
     switch (width) {
       case 1:
-        return Gather<uint8_t>(places[2], x, y);
+        return Gather<uint8_t>(line.places, x, y);
       case 2:
-        return Gather<uint16_t>(places[2], x, y);
+        return Gather<uint16_t>(line.places, x, y);
       case 4:
-        return Gather<uint32_t>(places[2], x, y);
+        return Gather<uint32_t>(line.places, x, y);
       default:
-        for (const Place& place : places[2]) {
+        for (const Place& place : line.places) {
           std::memcpy(y, x + static_cast<size_t>(place.low) * width, width);
           y += width;
         }
@@ -108,44 +121,52 @@ class CpuResize : public Kernel {
     }
   }
 
+  // An element that a place lies beside takes part even where its weight is 0, as in ONNX Runtime: NaN and infinity
+  // times 0 are NaN. One that is beyond the edge is not there: `high` is `low`, which counts once.
   template <typename T>
-  static void Linear(const ResizeShape& shape, const AllPlaces& places, DType dtype, const char* input, int64_t row,
-                     std::vector<double>& memory, char* output) {
-    const int64_t width = shape.axes[2].size * shape.inner, out_width = shape.axes[2].out * shape.inner;
+  static void Linear(const ResizeShape& shape, const Line& line, DType dtype, const char* input,
+                     HostVector<double>& memory, char* y) {
+    const std::vector<Place>& places = line.places;
+    const int64_t begin = places.front().low, inner = shape.inner;  // places ascend
+    const int64_t width = (places.back().high - begin + 1) * inner;
+    const auto out_width = static_cast<int64_t>(places.size()) * inner;
     memory.resize(static_cast<size_t>(2 * width + out_width));
     T* const blended = reinterpret_cast<T*>(memory.data());
     T *const loaded = blended + width, *const made = loaded + width;
-    const Place &d = At(shape, places, 0, row), &h = At(shape, places, 1, row);
     bool is_first = true;
-    for (const auto& [at_d, at_h, weight] : {std::tuple(d.low, h.low, (1 - T(d.weight)) * (1 - T(h.weight))),
-                                             {d.low, h.high, (1 - T(d.weight)) * T(h.weight)},
-                                             {d.high, h.low, T(d.weight) * (1 - T(h.weight))},
-                                             {d.high, h.high, T(d.weight) * T(h.weight)}}) {
-      if (weight == 0) continue;
-      const int64_t from = RowOf(shape, row, at_d, at_h);
-      LoadLanes(dtype, input + static_cast<size_t>(from) * SizeOf(dtype), static_cast<size_t>(width), loaded);
-      if (is_first) {
-        for (int64_t i = 0; i < width; ++i) blended[i] = weight * loaded[i];
-      } else {
-        for (int64_t i = 0; i < width; ++i) blended[i] += weight * loaded[i];
+    for (const auto& [at_d, weight_d] : Sides<T>(line.d))
+      for (const auto& [at_h, weight_h] : Sides<T>(line.h)) {
+        const int64_t from = RowOf(shape, line, at_d, at_h) + begin * inner;
+        LoadLanes(dtype, input + static_cast<size_t>(from) * SizeOf(dtype), static_cast<size_t>(width), loaded);
+        const T weight = weight_d * weight_h;
+        if (is_first) {
+          for (int64_t i = 0; i < width; ++i) blended[i] = weight * loaded[i];
+        } else {
+          for (int64_t i = 0; i < width; ++i) blended[i] += weight * loaded[i];
+        }
+        is_first = false;
       }
-      is_first = false;
-    }
-    T* y = made;
-    for (const Place& place : places[2]) {
-      const T *const low = blended + place.low * shape.inner, *const high = blended + place.high * shape.inner;
+    T* to = made;
+    for (const Place& place : places) {
+      const T *const low = blended + (place.low - begin) * inner, *const high = blended + (place.high - begin) * inner;
       const T weight = static_cast<T>(place.weight), rest = 1 - weight;
-      if (shape.inner == 1) {
-        *y = weight == 0 ? *low : rest * *low + weight * *high;
-      } else if (weight == 0) {
-        std::copy_n(low, shape.inner, y);
+      if (inner == 1) {
+        *to = low == high ? *low : rest * *low + weight * *high;
+      } else if (low == high) {
+        std::copy_n(low, inner, to);
       } else {
-        for (int64_t c = 0; c < shape.inner; ++c) y[c] = rest * low[c] + weight * high[c];
+        for (int64_t c = 0; c < inner; ++c) to[c] = rest * low[c] + weight * high[c];
       }
-      y += shape.inner;
+      to += inner;
     }
-    StoreLanes(dtype, made, static_cast<size_t>(out_width),
-               output + static_cast<size_t>(row * out_width) * SizeOf(dtype));
+    StoreLanes(dtype, made, static_cast<size_t>(out_width), y);
+  }
+
+  // The one or two elements of a place, with their weights.
+  template <typename T>
+  static std::vector<std::pair<int64_t, T>> Sides(const Place& place) {
+    if (place.low == place.high) return {{place.low, T(1)}};
+    return {{place.low, 1 - T(place.weight)}, {place.high, T(place.weight)}};
   }
 
   ResizeAttributes attributes_;

@@ -97,11 +97,15 @@ def nearest(at: npt.NDArray[np.float32], size: int, mode: str) -> npt.NDArray[np
     return np.asarray(np.clip(rounded, 0, size - 1), np.int64)
 
 
-def resized(x: Array, at: Sequence[npt.NDArray[np.float32]], nearest_mode: str | None, nhwc: bool) -> Array:
+def resized(x: Array, at: Sequence[npt.NDArray[np.float32]] | None, nearest_mode: str | None, nhwc: bool) -> Array:
     """x at the coordinates `at` of each spatial axis: linearly in between, in float64, or the nearest element.
 
-    x: [N, C, spatial..], with `nhwc` [N, spatial.., C]. Beyond the edges the elements at the edges count.
+    x: [N, C, spatial..], with `nhwc` [N, spatial.., C]. Beyond the edges the elements at the edges count. Both elements
+    that a coordinate lies between take part, even with weight 0: NaN and infinity times 0 are NaN. x itself where `at`
+    is None.
     """
+    if at is None:
+        return _computing(x) if nearest_mode is None else x
     first = 1 if nhwc else 2
     values = x if nearest_mode is not None else _computing(x)
     for axis, position in enumerate(at, start=first):
@@ -115,5 +119,6 @@ def resized(x: Array, at: Sequence[npt.NDArray[np.float32]], nearest_mode: str |
         high = np.minimum(low + 1, size - 1)
         with np.errstate(invalid="ignore"):
             between = np.take(values, low, axis) * (1 - weight) + np.take(values, high, axis) * weight
-        values = np.where(weight == 0, np.take(values, low, axis), between)
+        at_edge = (low == high).reshape(weight.shape)
+        values = np.where(at_edge, np.take(values, low, axis), between)
     return values

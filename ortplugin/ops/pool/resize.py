@@ -15,6 +15,9 @@ Attributes, as ONNX's Resize has them, but for the spatial dimensions alone and 
 Dtypes: float16, bfloat16, float, double; of the nearest elements also int8, uint8 and int32.
 at(o) is computed in float32, in the order of ONNX's formula; beyond the edges the elements at the edges count. Linear
     arithmetic runs in float32, in float64 for double.
+Both X[i] and X[i + 1] take part even where w is 0, so a NaN or an infinity there makes a NaN, as in ONNX Runtime's
+    Resize; beyond the edge there is no X[i + 1]. Where every scale is 1, Y is X. In one spatial dimension ONNX Runtime's
+    Resize lets the next channel and the next image take part with weight 0, too: FusedResize does not.
 Errors: attributes that contradict each other or the shape, a spatial dimension of 0 elements, another dtype. The batch
     and the channels may be 0.
 """
@@ -176,7 +179,9 @@ def reference(
     for axis, size in enumerate(x.shape[1:-1] if resize.nhwc else x.shape[2:]):
         scale = resize.scales[axis] if resize.scales else None
         at.append(coordinates(size, out_size(resize, axis, size), scale, resize.coordinates))
-    y = resized(x, at, resize.nearest_mode if resize.mode == "nearest" else None, resize.nhwc)
+    sizes = x.shape[1:-1] if resize.nhwc else x.shape[2:]
+    is_copy = all(scale == 1 for scale in resize.scales) and (not resize.sizes or sizes == resize.sizes)
+    y = resized(x, None if is_copy else at, resize.nearest_mode if resize.mode == "nearest" else None, resize.nhwc)
     return [y.astype(x.dtype) if rounded else y]
 
 
