@@ -1,0 +1,32 @@
+"""The table of what random graphs are made of: functions that add a few nodes to a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..graph import Graph
+
+Recipe = Callable[[Graph], object]
+
+GLUE: list[tuple[float, Recipe]] = []  # any operator, one or two nodes
+MOTIFS: list[tuple[float, Recipe]] = []  # what passes look for, as exporters write it
+
+
+def glue(weight: float = 1.0) -> Callable[[Recipe], Recipe]:
+    """Enters a function into GLUE."""
+
+    def enter(recipe: Recipe) -> Recipe:
+        GLUE.append((weight, recipe))
+        return recipe
+
+    return enter
+
+
+def motif(weight: float = 1.0) -> Callable[[Recipe], Recipe]:
+    """Enters a function into MOTIFS."""
+
+    def enter(recipe: Recipe) -> Recipe:
+        MOTIFS.append((weight, recipe))
+        return recipe
+
+    return enter
