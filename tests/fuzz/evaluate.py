@@ -69,7 +69,7 @@ class Evaluator:
         opset: int,
     ) -> list[Array]:
         """The outputs of one node. UnfitError with ONNX Runtime's message if it can't be made or run."""
-        types = tuple(None if each is None else (to_onnx(each.dtype), each.ndim) for each in inputs)
+        types = tuple(None if each is None else _type_of(each) for each in inputs)
         key = (op, domain, types, outputs, repr(sorted(attributes.items())), opset)
         session = self._sessions.get(key)
         if session is None:
@@ -93,19 +93,24 @@ class Evaluator:
         functions: Sequence[onnx.FunctionProto] = (),
     ) -> list[Array]:
         """The values `outputs` that a few nodes make of `inputs`."""
-        types = {name: (to_onnx(each.dtype), each.ndim) for name, each in inputs.items()}
+        types = {name: _type_of(each) for name, each in inputs.items()}
         return _run(_session_of(nodes, types, outputs, opset, functions), dict(inputs), list(outputs))
+
+
+def _type_of(array: Array) -> tuple[int, tuple[int | None, ...]]:
+    """The element type, and the shape of vectors: Resize takes a vector of unknown length for an empty one."""
+    return to_onnx(array.dtype), tuple(array.shape) if array.ndim == 1 else (None,) * array.ndim
 
 
 def _session_of(
     nodes: Sequence[onnx.NodeProto],
-    types: Mapping[str, tuple[int, int] | None],
+    types: Mapping[str, tuple[int, tuple[int | None, ...]] | None],
     outputs: Sequence[str],
     opset: int,
     functions: Sequence[onnx.FunctionProto] = (),
 ) -> Any:
     given = [
-        helper.make_tensor_value_info(name, each[0], [None] * each[1]) for name, each in types.items() if each and name
+        helper.make_tensor_value_info(name, each[0], each[1]) for name, each in types.items() if each and name
     ]
     wanted = [onnx.ValueInfoProto(name=name) for name in outputs]
     graph = helper.make_graph(list(nodes), "one", given, wanted)

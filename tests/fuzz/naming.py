@@ -55,15 +55,16 @@ def _rename_values(node: onnx.NodeProto, names: dict[str, str]) -> None:
 
 
 def _name_nodes(g: Graph) -> None:
-    style = g.choice(["unique", "unique", "output", "output", "empty", "equal", "operator", "others", "mixed"])
-    made = [node.output[0] for node in g.nodes if node.output]
+    """Node names, which ONNX Runtime wants to be unique where there are any."""
+    style = g.choice(["unique", "unique", "output", "output", "empty", "operator", "others", "mixed"])
+    made = [node.output[0] for node in g.nodes]
+    others = g.rng.sample(made, len(made))
     for index, node in enumerate(g.nodes):
-        own = style if style != "mixed" else g.choice(["unique", "output", "empty", "operator", "others"])
+        own = style if style != "mixed" else g.choice(["unique", "output", "empty", "operator"])
         node.name = {
             "unique": f"node_{index}",
-            "output": node.output[0],
+            "output": node.output[0],  # as MXNet's and Darknet's converters name them
             "empty": "",
-            "equal": "node",
-            "operator": node.op_type,
-            "others": g.rng.choice(made),
+            "operator": f"{node.op_type}_{index}",
+            "others": others[index],  # each by another node's output
         }[own]

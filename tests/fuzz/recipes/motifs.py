@@ -6,7 +6,7 @@ import numpy as np
 
 from ..evaluate import OURS, to_onnx
 from ..graph import INT, Graph, UnfitError, Value
-from .networks import batch_norm, convolve, image, new_image, pooled, reduce, resized, transposed
+from .networks import batch_norm, convolve, image, new_image, picked, pooled, reduce, resized, transposed
 from .pointwise import two
 from .table import motif
 
@@ -382,7 +382,7 @@ def conv_gradients(g: Graph) -> object:
 @motif(0.7)
 def vector_image(g: Graph) -> object:
     """A generator's beginning: a vector becomes an image by a transposed convolution."""
-    x = g.pick(ranks=[2], where=lambda value: 0 not in value.shape)
+    x = picked(g, 2)
     count = g.choice([1, 2, 2, 3])
     view = g.op("Reshape", x, g.ints([*x.shape, *[1] * count]))
     y = transposed(g, view, kernel_shape=[g.choice([2, 4])] * count, strides=[g.choice([1, 2])] * count)

@@ -204,6 +204,14 @@ def reduction(g: Graph) -> object:
     return reduce(g, op, x, axes, g.choice([None, 0, 1]))
 
 
+def picked(g: Graph, rank: int) -> Value:
+    """A value of that rank without an empty axis; a new input where there is none."""
+    try:
+        return g.pick(ranks=[rank], where=lambda value: 0 not in value.shape)
+    except UnfitError:
+        return g.input(g.numbers([g.choice([1, 2, 3, 4, 8]) for _ in range(rank)]))
+
+
 @glue(2)
 def matmul(g: Graph) -> object:
     x = g.pick(ranks=range(1, 5), where=lambda value: 0 not in value.shape)
@@ -216,7 +224,7 @@ def matmul(g: Graph) -> object:
 
 @glue(1.5)
 def gemm(g: Graph) -> object:
-    x = g.pick(ranks=[2])
+    x = picked(g, 2)
     turned, flipped, width = g.chance(0.3), g.chance(0.5), g.choice([1, 3, 4, 8])
     inner, rows = (x.shape[0], x.shape[1]) if turned else (x.shape[1], x.shape[0])
     w = g.weights(width, inner) if flipped else g.weights(inner, width)
@@ -308,7 +316,7 @@ def quantized(g: Graph) -> object:
 
 @glue(0.7)
 def recurrent(g: Graph) -> object:
-    x = g.pick(ranks=[3], where=lambda value: 0 not in value.shape)
+    x = picked(g, 3)
     op, hidden = g.choice(["LSTM", "GRU", "RNN"]), g.choice([1, 2, 3])
     gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[op]
     w, r = g.weights(1, gates * hidden, x.shape[2]), g.weights(1, gates * hidden, hidden)
@@ -318,12 +326,12 @@ def recurrent(g: Graph) -> object:
 @glue(0.7)
 def attention_operator(g: Graph) -> object:
     """Attention and rotary embeddings as operators of opset 23."""
-    x = g.pick(ranks=[3], where=lambda value: 0 not in value.shape and value.shape[2] % 2 == 0)
+    if g.opset < 23:
+        raise UnfitError("they came later")
+    x = g.input(g.numbers([g.choice([1, 2]), g.rng.randint(1, 5), 8]))
     if g.chance(0.5):
         return g.op("Attention", x, x, x, q_num_heads=2, kv_num_heads=2)
-    half = x.shape[2] // 4
-    if not half:
-        raise UnfitError("too narrow")
+    half = 2
     cos, sin = g.weights(x.shape[0], x.shape[1], half), g.weights(x.shape[0], x.shape[1], half)
     return g.op("RotaryEmbedding", x, cos, sin, None, num_heads=2)
 

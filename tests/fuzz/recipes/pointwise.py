@@ -175,7 +175,7 @@ def round_trip(g: Graph) -> object:
 
 @glue(1)
 def integers(g: Graph) -> object:
-    x = g.pick("int")
+    x = g.pick("int") if g.chance(0.7) else g.input(g.numbers([g.dim() for _ in range(g.choice([1, 2, 3]))], dtype=INT))
     op = g.choice(["unary", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitShift", *ARITHMETIC[:3]])
     if op == "unary":
         return g.op(g.choice(INTEGER_UNARY), x)

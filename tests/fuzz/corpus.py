@@ -1,0 +1,78 @@
+"""Cases as text: a header of comments, then the oracle's model in ONNX's textual syntax."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx.printer
+from onnx import helper
+
+from .evaluate import Array, to_onnx
+from .generate import Case
+from .graph import HALVES
+from .judge import Finding
+from .narrow import narrow_model
+
+FOLDER = Path(__file__).resolve().parent / "corpus"
+
+
+def to_text(case: Case, finding: Finding) -> str:
+    """The case with what is wrong with it."""
+    header = {
+        "kind": finding.kind,
+        "guilty": finding.guilty,
+        "message": finding.message,
+        "seed": case.seed,
+        "dtype": case.dtype,
+        "kept": sorted(case.kept & {each.name for each in case.oracle.graph.initializer}),
+        "checks": list(case.checks),
+        "options": case.options,
+    }
+    lines = [f"# {name}: {json.dumps(value)}" for name, value in header.items()]
+    for number, feeds in enumerate(case.feeds):
+        lines += [f"# feed {number} {json.dumps(name)}: {json.dumps(_plain(array))}" for name, array in feeds.items()]
+    return "\n".join([*lines, onnx.printer.to_text(case.oracle)]) + "\n"
+
+
+def from_text(text: str) -> Case:
+    """The case of a text that `to_text` made, or that was written by hand in the same form."""
+    header: dict[str, Any] = {}
+    feeds: dict[int, dict[str, Array]] = {}
+    lines = text.splitlines()
+    for line in lines:
+        if not line.startswith("# "):
+            continue
+        if line.startswith("# feed "):
+            number, rest = line[len("# feed ") :].split(" ", 1)
+            name, end = json.JSONDecoder().raw_decode(rest)
+            feeds.setdefault(int(number), {})[name] = _array(json.loads(rest[end + 1 :]))
+        else:
+            name, _, value = line[2:].partition(": ")
+            header[name] = json.loads(value)
+    model = onnx.parser.parse_model("\n".join(line for line in lines if not line.startswith("# ")))
+    dtype, kept = header["dtype"], frozenset(header["kept"])
+    half = dtype in HALVES
+    return Case(
+        header["seed"],
+        dtype,
+        narrow_model(model, dtype, kept) if half else model,
+        model if half else None,
+        kept,
+        [feeds[number] for number in sorted(feeds)] or [{}],
+        header["options"],
+        tuple(header["checks"]),
+    )
+
+
+def _plain(array: Array) -> dict[str, Any]:
+    return {"dtype": array.dtype.name, "shape": list(array.shape), "data": array.reshape(-1).tolist()}
+
+
+def _array(plain: dict[str, Any]) -> Array:
+    dtype = helper.tensor_dtype_to_np_dtype(to_onnx(np.dtype(plain["dtype"])))
+    return np.asarray(plain["data"], dtype).reshape(plain["shape"])

@@ -1,0 +1,75 @@
+"""bfloat16 on the CPU, where ONNX Runtime has few kernels of it: standard nodes compute in float32 between Casts.
+
+Each value is rounded to bfloat16 where the model says so; our own operators run as they are.
+"""
+
+from __future__ import annotations
+
+import onnx
+from onnx import AttributeProto, TensorProto, helper, numpy_helper
+
+from .evaluate import OURS, UnfitError
+
+_BF16, _FLOAT = TensorProto.BFLOAT16, TensorProto.FLOAT
+_RUN = ("Cast", "Constant", "Identity", "If", "Loop", "Scan")  # as they are
+
+
+def emulated(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A model that computes the same on the CPU. UnfitError where a value's dtype is unknown."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    types = _own_types(model.graph)
+    if _BF16 in types.values() or any(node.op_type == "Cast" for node in model.graph.node):
+        types = _types(result)
+    if _BF16 in types.values():
+        _graph(result.graph, types)
+    return result
+
+
+def _types(model: onnx.ModelProto) -> dict[str, int]:
+    types = _own_types(model.graph)
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model)
+    except Exception:  # what it does not know is missing, which is seen below
+        return types
+    model.CopyFrom(inferred)  # with the types in bodies
+    return {**_own_types(inferred.graph), **types}
+
+
+def _own_types(graph: onnx.GraphProto) -> dict[str, int]:
+    types = {each.name: each.type.tensor_type.elem_type for each in [*graph.input, *graph.output, *graph.value_info]
+             if each.type.HasField("tensor_type")}  # fmt: skip
+    return types | {tensor.name: tensor.data_type for tensor in graph.initializer}
+
+
+def _graph(graph: onnx.GraphProto, types: dict[str, int]) -> None:
+    made: list[onnx.NodeProto] = []
+    for number, node in enumerate(graph.node):
+        if node.domain == OURS or node.op_type in _RUN:
+            for attribute in node.attribute:
+                if attribute.type == AttributeProto.GRAPH:
+                    _graph(attribute.g, {**types, **_own_types(attribute.g)})
+            made.append(node)
+            continue
+        unknown = [name for name in [*node.input, *node.output] if name and name not in types]
+        if unknown:
+            raise UnfitError(f"the dtype of '{unknown[0]}' is not known")
+        copy, after = onnx.NodeProto(), []
+        copy.CopyFrom(node)
+        for index, name in enumerate(node.input):
+            if types.get(name) == _BF16:
+                copy.input[index] = f"{name}/wide{number}.{index}"
+                made.append(helper.make_node("Cast", [name], [copy.input[index]], to=_FLOAT))
+        for index, name in enumerate(node.output):
+            if types.get(name) == _BF16:
+                copy.output[index] = f"{name}/wide"
+                after.append(helper.make_node("Cast", [copy.output[index]], [name], to=_BF16))
+        for attribute in copy.attribute:
+            if attribute.name == "dtype" and attribute.i == _BF16:
+                attribute.i = _FLOAT
+            if attribute.type == AttributeProto.TENSOR and attribute.t.data_type == _BF16:
+                attribute.t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(attribute.t).astype("float32")))
+        made += [copy, *after]
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in made]
+    del graph.node[:]
+    graph.node.extend(copies)

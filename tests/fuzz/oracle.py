@@ -1,0 +1,179 @@
+"""Whether an optimized model's outputs are right: near the original's, or as far off as rounding explains.
+
+An output agrees at once where
+
+    |got - wanted| <= t (|wanted| + scale)
+
+with t of a few roundings of the dtype and `scale` the largest finite magnitude of the output, as in
+ortplugin/compare.py. `wanted` is the original's with ONNX Runtime's optimizations off; for fp16 and bf16 that of the
+graph one precision wider.
+
+Where that fails, the condition of each element is measured: the original runs some times with every value that it
+computes or is given off by up to two units in the last place, at random (Monte Carlo arithmetic: Parker, 1997; values
+on one side of a sum stand for the rounding within it). In fp16 and bf16 half of these runs round each value too. What
+moves the original by d may move any correct implementation by some d: the bound gains SPREAD times the largest move,
+and an element that turns infinite, NaN or another integer in some of them may do so. So a row of nearly equal numbers
+that is normalised has wide bounds, and its neighbour narrow ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, TensorProto, helper, numpy_helper
+
+from .evaluate import Array, make_session, run
+from .graph import DOUBLE, FLOAT
+
+TOLERANCE = {"float64": 1e-8, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
+UNIT = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+ELEMENT = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
+NAMES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64", "tf32": "float16"}
+SPREAD, TRIALS = 8.0, 8
+
+
+def quick(wanted: Array, got: Array, dtype: str) -> str:
+    """Why the output does not agree at once; '' if it does. `dtype`: the name of the coarsest that it went through."""
+    if wanted.shape != got.shape:
+        return f"shape {list(got.shape)} for {list(wanted.shape)}"
+    if not is_floating(wanted):
+        return "" if np.array_equal(wanted, got) else _first(wanted, got, wanted != got)
+    want, have = wanted.astype(np.float64), got.astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        bad = ~((np.abs(have - want) <= _bound(want, dtype)) | (want == have) | (np.isnan(want) & np.isnan(have)))
+    return _first(want, have, bad) if bad.any() else ""
+
+
+def is_floating(array: Array) -> bool:
+    """Whether it holds floats."""
+    return array.dtype.kind == "f" or "float" in array.dtype.name
+
+
+def _bound(want: Array, dtype: str) -> Array:
+    finite = np.isfinite(want)
+    magnitude = np.where(finite, np.abs(want), 0)
+    usual = magnitude[magnitude < 1e30]
+    scale = max(float(usual.max()) if usual.size else 0.0, 1e-3)
+    return np.asarray(TOLERANCE[dtype] * (magnitude + scale))
+
+
+def _first(want: Array, have: Array, bad: Array) -> str:
+    at = tuple(int(i) for i in np.argwhere(bad)[0])
+    return f"{int(bad.sum())} of {bad.size} differ, first at {list(at)}: {have[at]:.6g} for {want[at]:.6g}"
+
+
+def explained(candidates: Sequence[Array], got: Array, dtype: str) -> str:
+    """Why the candidates, of which the first is wanted, do not explain the output; '' if they do."""
+    same = [each for each in candidates if each.shape == got.shape]
+    if not same:
+        return f"shape {list(got.shape)} for {list(candidates[0].shape)}"
+    if len(same) < len(candidates):
+        return ""  # a shape that rounding decides
+    if not is_floating(got) and not is_floating(candidates[0]):
+        low, high = np.min(same, axis=0), np.max(same, axis=0)
+        bad = (got < low) | (got > high) if got.dtype.kind != "b" else ~np.any([each == got for each in same], axis=0)
+        return _first(same[0], got, bad) if bad.any() else ""
+    have = got.astype(np.float64)
+    all_of = np.stack([each.astype(np.float64) for each in same])
+    want = all_of[0]
+    with np.errstate(invalid="ignore", over="ignore"):
+        moves = np.where(np.isfinite(all_of), np.abs(all_of - want), 0)
+        spread = np.where(np.isfinite(moves), moves, 0).max(axis=0)
+        bound = _bound(want, dtype) + SPREAD * spread
+        good = (want == have) | (np.abs(have - want) <= bound)
+        good |= np.any((all_of == have) | (np.isnan(all_of) & np.isnan(have)), axis=0)
+        # Infinite or NaN in some runs and not in others: it may be finite here, too.
+        mixed = ~np.all(np.isfinite(all_of), axis=0) & np.any(np.isfinite(all_of), axis=0)
+        good |= mixed
+    return "" if good.all() else _first(want, have, ~good)
+
+
+def trials(
+    model: onnx.ModelProto, feeds: Mapping[str, Any], dtype: str, names: Sequence[str], seed: int
+) -> list[dict[str, Any]]:
+    """The outputs of the model in runs in which each value is off by a little; those that fail are left out.
+
+    `dtype`: the name of the narrow one that float32 stands for, else "float32".
+    """
+    found = []
+    values = _all_values(model, feeds)
+    for number in range(TRIALS):
+        rng = np.random.default_rng([seed, number])
+        try:
+            noisy, given = _noisy(model, feeds, values, dtype, number % 2 == 1, rng)
+            found.append(run(make_session(noisy.SerializeToString()), given, names))
+        except Exception:  # such as an index that lies outside
+            continue
+    return found
+
+
+def _all_values(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> dict[str, Array]:
+    """Each value that nodes of the outermost graph make."""
+    whole = onnx.ModelProto()
+    whole.CopyFrom(model)
+    known = {each.name for each in whole.graph.output}
+    for node in whole.graph.node:
+        whole.graph.output.extend(onnx.ValueInfoProto(name=name) for name in node.output if name and name not in known)
+        known.update(node.output)
+    found = run(make_session(whole.SerializeToString()), feeds)
+    return {name: value for name, value in found.items() if isinstance(value, np.ndarray)}
+
+
+def _noisy(
+    model: onnx.ModelProto,
+    feeds: Mapping[str, Any],
+    values: Mapping[str, Array],
+    dtype: str,
+    rounds: bool,
+    rng: np.random.Generator,
+) -> tuple[onnx.ModelProto, dict[str, Any]]:
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    graph = result.graph
+    nodes = list(graph.node)
+    del graph.node[:]
+    given = dict(feeds)
+    number = iter(range(10**9))
+
+    def noise(source: str, target: str, array: Array) -> None:
+        name = f"noise/{next(number)}"
+        unit = UNIT[dtype] if array.dtype == FLOAT else UNIT["float32"] if dtype in ELEMENT else UNIT["float64"]
+        factors = (1 + 2 * unit * rng.uniform(-1, 1, array.shape)).astype(array.dtype)
+        graph.initializer.append(numpy_helper.from_array(factors, name))
+        made = f"{name}/made" if rounds and array.dtype == FLOAT and dtype in ELEMENT else target
+        graph.node.append(helper.make_node("Mul", [source, name], [made]))
+        if made != target:
+            graph.node.append(helper.make_node("Cast", [made], [f"{name}/rounded"], to=ELEMENT[dtype]))
+            graph.node.append(helper.make_node("Cast", [f"{name}/rounded"], [target], to=TensorProto.FLOAT))
+
+    defaults = {tensor.name for tensor in graph.initializer}
+    for value in graph.input:
+        array = feeds.get(value.name)
+        if array is not None and array.dtype in (FLOAT, DOUBLE) and value.name not in defaults:
+            own, value.name = value.name, f"{value.name}/given"
+            given[value.name] = array
+            noise(value.name, own, array)
+    for node in nodes:
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        fresh = []
+        for index, name in enumerate(node.output):
+            array = values.get(name)
+            if array is not None and array.dtype in (FLOAT, DOUBLE) and not _is_exact(node):
+                copy.output[index] = f"{name}/exact"
+                fresh.append((copy.output[index], name, array))
+        graph.node.append(copy)
+        for each in fresh:
+            noise(*each)
+    del graph.value_info[:]
+    return result, given
+
+
+def _is_exact(node: onnx.NodeProto) -> bool:
+    """Whether the node's values are no result of rounding: constants, and what only moves values."""
+    moves = ("Constant", "ConstantOfShape", "Range", "EyeLike", "OneHot", "Identity", "Reshape", "Transpose", "Floor",
+             "Ceil", "Round", "Sign")  # fmt: skip
+    return node.op_type in moves or any(each.type == AttributeProto.TENSOR for each in node.attribute)

@@ -1,0 +1,149 @@
+"""Differential testing on random graphs.
+
+    cd tests && python -m fuzz.run --seeds 0:1000 --jobs 2
+
+prints each finding, minimised, and how many cases were what. The exit status is 1 if there is a finding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from .corpus import to_text
+from .evaluate import Evaluator
+from .generate import Case, make_case
+from .guilty import find_guilty
+from .judge import Finding
+from .minimise import Minimiser
+from .worker import Worker
+
+PROVIDERS = ("cpu", "cuda", "cuda-graph")
+
+
+@dataclass
+class Result:
+    """What became of many seeds. `findings`: seed, minimised case and what is wrong with it."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    rewrites: Counter[str] = field(default_factory=Counter)
+    findings: list[tuple[int, Case, Finding]] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def fuzz(
+    seeds: Iterator[int],
+    jobs: int = 2,
+    provider: str = "cpu",
+    minimise: float = 90,
+    found: Callable[[int, Case, Finding], object] = lambda seed, case, finding: None,
+    stop: Callable[[Result], bool] = lambda result: False,
+) -> Result:
+    """Judges the cases of the seeds in `jobs` processes.
+
+    Args:
+        seeds: each is taken once.
+        jobs: processes.
+        provider: one of PROVIDERS.
+        minimise: seconds that a finding may take to become small; 0 leaves it as it is.
+        found: told of each finding as it is there.
+        stop: asked after each case whether it is enough.
+    """
+    result, lock, start = Result(), threading.Lock(), time.monotonic()
+
+    def work() -> None:
+        worker = Worker(provider)
+        try:
+            while True:
+                with lock:
+                    seed = next(seeds, None)
+                    if seed is None or stop(result):
+                        return
+                verdict = worker.ask(seed)
+                with lock:
+                    result.counts[verdict.what] += 1
+                    result.rewrites.update(verdict.rewrites)
+                    if verdict.message:
+                        result.reasons[f"{verdict.what}: {verdict.message[:160]}"] += 1
+                if verdict.finding is not None:
+                    case, finding = shrink(seed, verdict.finding, worker, minimise)
+                    with lock:
+                        result.findings.append((seed, case, finding))
+                        found(seed, case, finding)
+        finally:
+            worker.close()
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for future in [pool.submit(work) for _ in range(jobs)]:
+            future.result()
+    result.seconds = time.monotonic() - start
+    return result
+
+
+_making = threading.Lock()
+
+
+def shrink(seed: int, finding: Finding, worker: Worker, seconds: float) -> tuple[Case, Finding]:
+    """The seed's case made small, and the pass to blame."""
+    with _making:
+        case = make_case(seed, Evaluator())
+    slow = finding.kind == "hang"
+    if not seconds:
+        return case, finding
+    limited = worker if not slow else Worker(worker.provider, 20)
+    case, finding = Minimiser(lambda each: limited.ask(each).finding, seconds * (4 if slow else 1)).minimise(
+        case, finding
+    )
+    finding = replace(finding, guilty=find_guilty(case, finding, limited))
+    if slow:
+        limited.close()
+    return case, finding
+
+
+def parse_seeds(text: str) -> range:
+    """'3' or '0:1000'."""
+    first, _, last = text.partition(":")
+    return range(int(first), int(last)) if last else range(int(first), int(first) + 1)
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=parse_seeds, default=range(1000), help="one, or first:last (default 0:1000)")
+    parser.add_argument("--jobs", type=int, default=2, help="processes (default 2)")
+    parser.add_argument("--provider", choices=PROVIDERS, default="cpu")
+    parser.add_argument("--minimise", type=float, default=90, help="seconds for each finding; 0: not at all")
+    parser.add_argument("--save", type=Path, help="a folder to write findings to, such as fuzz/corpus")
+    parser.add_argument("--reasons", action="store_true", help="why cases were unfit or refused")
+    arguments = parser.parse_args()
+
+    def show(seed: int, case: Case, finding: Finding) -> None:
+        text = to_text(case, finding)
+        print(f"\n---- seed {seed}: {finding.kind}, guilty: {finding.guilty or '?'}\n{text}", flush=True)
+        if arguments.save is not None:
+            arguments.save.mkdir(parents=True, exist_ok=True)
+            (arguments.save / f"{finding.guilty or finding.kind}-{seed}.txt").write_text(text)
+
+    result = fuzz(iter(arguments.seeds), arguments.jobs, arguments.provider, arguments.minimise, show)
+    for kind in ("unfit", "refused", "broken") if arguments.reasons else ("broken",):
+        for reason, count in result.reasons.most_common():
+            if reason.startswith(kind):
+                print(f"{count:5} {reason}")
+    guilty = Counter(f"{finding.guilty or '?'} ({finding.kind})" for _, _, finding in result.findings)
+    for name, count in guilty.most_common():
+        print(f"{count:5} findings: {name}")
+    print(f"{len(arguments.seeds)} graphs, {dict(result.counts)}, {sum(result.rewrites.values())} rewrites by "
+          f"{len(result.rewrites)} passes, {result.seconds:.0f} s")  # fmt: skip
+    return 1 if result.findings or result.counts["broken"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""A process that makes and judges cases, and may die of it; `Worker` is the other end of its pipe."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import struct
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from .generate import Case
+from .judge import Finding, Verdict
+
+TESTS = Path(__file__).resolve().parent.parent
+RENEW = 1500  # tasks after which a process makes way for a new one, whatever memory it has lost
+MEMORY = 6 << 30
+BEFORE = ("start", "generate", "original")  # stages in which only ONNX Runtime works
+
+
+def _write(stream: BinaryIO, thing: Any) -> None:
+    data = pickle.dumps(thing)
+    stream.write(struct.pack("<Q", len(data)) + data)
+    stream.flush()
+
+
+class Worker:
+    """Asks a process of its own; where that dies or takes too long, the verdict says so, and the next is started."""
+
+    def __init__(self, provider: str = "cpu", seconds: float = 60) -> None:
+        self.provider = provider
+        self.seconds = seconds
+        self._process: subprocess.Popen[bytes] | None = None
+        self._tasks = 0
+
+    def ask(self, task: int | Case) -> Verdict:
+        """The verdict on a seed or a case."""
+        if self._process is None or self._tasks >= RENEW:
+            self.close()
+            self._start()
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._tasks += 1
+        stage = "start"
+        try:
+            _write(self._process.stdin, task)
+            end = time.monotonic() + self.seconds
+            while True:
+                kind, value = self._read(end)
+                if kind == "done":
+                    return value  # type: ignore[no-any-return]
+                stage = value
+        except TimeoutError:
+            self.close()
+            what = f"it takes more than {self.seconds:g} s"
+            return _unfit(stage, what) or Verdict("finding", finding=Finding("hang", f"{what} to {stage}"))
+        except (EOFError, BrokenPipeError):
+            status = self._process.wait()
+            self.close()
+            what = f"the process died with status {status}"
+            return _unfit(stage, what) or Verdict("finding", finding=Finding("crash", f"{what} in '{stage}'"))
+
+    def close(self) -> None:
+        """Ends the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None:
+                    pipe.close()
+            self._process = None
+
+    def _start(self) -> None:
+        command = [sys.executable, "-m", "fuzz.worker", self.provider]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, cwd=TESTS, env=_environment()
+        )
+        self._tasks = 0
+
+    def _read(self, end: float) -> Any:
+        size = struct.unpack("<Q", self._bytes(8, end))[0]
+        return pickle.loads(self._bytes(size, end))
+
+    def _bytes(self, count: int, end: float) -> bytes:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        pipe, data = self._process.stdout, b""
+        while len(data) < count:
+            left = end - time.monotonic()
+            if left <= 0 or not select.select([pipe], [], [], left)[0]:
+                raise TimeoutError
+            part = os.read(pipe.fileno(), count - len(data))
+            if not part:
+                raise EOFError
+            data += part
+        return data
+
+
+def _unfit(stage: str, what: str) -> Verdict | None:
+    return Verdict("unfit", f"ONNX Runtime alone: {what} in '{stage}'") if stage in BEFORE else None
+
+
+def _environment() -> dict[str, str]:
+    """This process's, with its search path, so that both use the same ortplugin."""
+    paths = [str(TESTS), *(path for path in sys.path if path)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+def main() -> None:
+    """Answers tasks until the pipe is closed."""
+    out = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # what libraries print is no answer
+
+    from .evaluate import Evaluator
+    from .generate import make_case
+    from .judge import Judge
+    from .providers import Cuda, Provider
+
+    provider = Provider() if sys.argv[1] == "cpu" else Cuda(graph=sys.argv[1] == "cuda-graph")
+    if provider.is_cpu:  # a GPU's driver reserves more addresses than there is memory
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    evaluator = Evaluator()
+    judge = Judge(provider, lambda stage: _write(out, ("stage", stage)))
+    while True:
+        header = sys.stdin.buffer.read(8)
+        if len(header) < 8:
+            return
+        task = pickle.loads(sys.stdin.buffer.read(struct.unpack("<Q", header)[0]))
+        try:
+            judge.tell("generate")
+            case = make_case(task, evaluator) if isinstance(task, int) else task
+            verdict = judge.judge(case)
+        except Exception as error:  # a defect of the fuzzer, which must be seen
+            verdict = Verdict("broken", "".join(traceback.format_exception(error)))
+        _write(out, ("done", verdict))
+
+
+if __name__ == "__main__":
+    main()
