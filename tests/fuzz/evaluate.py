@@ -109,9 +109,7 @@ def _session_of(
     opset: int,
     functions: Sequence[onnx.FunctionProto] = (),
 ) -> Any:
-    given = [
-        helper.make_tensor_value_info(name, each[0], each[1]) for name, each in types.items() if each and name
-    ]
+    given = [helper.make_tensor_value_info(name, each[0], each[1]) for name, each in types.items() if each and name]
     wanted = [onnx.ValueInfoProto(name=name) for name in outputs]
     graph = helper.make_graph(list(nodes), "one", given, wanted)
     model = helper.make_model(graph, opset_imports=imports(opset), ir_version=ir_version(opset), functions=functions)

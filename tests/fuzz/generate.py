@@ -20,6 +20,7 @@ from .recipes.networks import new_image
 from .recipes.table import Recipe
 
 OPSETS = [7, 8, 9, 10, *[11, 12, 13] * 2, *[14, 15, 16], *[17] * 4, *[18] * 3, 19, 20, 21, 22, 23, 24, 25]
+VARYING = ("NonZero", "Compress", "Unique", "Loop", "Range", "TopK", "SequenceAt")  # their values decide shapes
 
 
 @dataclass
@@ -27,7 +28,7 @@ class Case:
     """A model, its feeds and options.
 
     `wide`: the model one precision wider, the oracle of fp16 and bf16; else None. `dtype`: fp32, fp64, fp16 or bf16.
-    `checks`: what else is tried: "again", "restore", "ort" (ONNX Runtime's own optimizations on).
+    `dead`: whether it needs the nodes that nothing reads. `checks`: what else is tried: "again", "restore", "ort" (ONNX Runtime's own optimizations on).
     """
 
     seed: int
@@ -38,6 +39,7 @@ class Case:
     feeds: list[dict[str, Array]]
     options: dict[str, Any] = field(default_factory=dict)
     checks: tuple[str, ...] = ()
+    dead: bool = False
 
     @property
     def oracle(self) -> onnx.ModelProto:
@@ -193,7 +195,8 @@ def _model(
     given += [info(name, g.constants[name], False) for name in overridable]
     constants = [numpy_helper.from_array(a, names[n]) for n, a in g.constants.items()
                  if names[n] in read or n in overridable]  # fmt: skip
-    declared = g.choice(["exact", "exact", "inferred", "none"]) if not symbols else g.choice(["inferred", "none"])
+    is_open = bool(symbols) or any(node.op_type in VARYING for node in g.nodes)
+    declared = g.choice(["inferred", "none"]) if is_open else g.choice(["exact", "exact", "inferred", "none"])
     wanted = []
     for each in outputs:
         shape = list(each.shape) if declared == "exact" else [None] * each.rank
@@ -209,7 +212,7 @@ def _model(
             own.CopyFrom(other)
         if g.chance(0.6):
             model.graph.value_info.extend(inferred.graph.value_info)
-    elif not symbols and g.chance(0.25):
+    elif not is_open and g.chance(0.25):
         known = [each for each in g.values if each.source == "node" and names.get(each.name) in read]
         model.graph.value_info.extend(
             info(each.name, each.array, False) for each in known if each not in outputs and g.chance(0.7)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from ortplugin.ops.decompose import MINIMUM_OPSET
+from ortplugin.upgrade import opset
+
 from .generate import Case
 from .judge import Finding, optimize
 from .worker import Worker
@@ -36,4 +39,6 @@ def find_guilty(case: Case, finding: Finding, worker: Worker) -> str:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if fails(middle) else (middle, high)
+    if high == 1 and opset(case.model) < MINIMUM_OPSET:
+        return "upgrade"  # which shows where anything is rewritten
     return changes[high - 1]

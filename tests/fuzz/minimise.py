@@ -34,6 +34,8 @@ class Minimiser:
         self._end = time.monotonic() + self._seconds
         self._signature = signature(finding)
         self._best = (case, finding)
+        if not self._try(rebuilt(case, _copy(case), case.feeds)):
+            self._best = (replace(case, dead=True), finding)
         for step in (self._feeds, self._options, self._last_node, self._cut, self._options, self._bypass, self._sizes,
                      self._cut, self._plain, self._passes):  # fmt: skip
             if time.monotonic() > self._end:
@@ -144,7 +146,7 @@ def rebuilt(case: Case, model: onnx.ModelProto, feeds: list[dict[str, Any]]) -> 
     wanted = {each.name for each in graph.output}
     nodes = []
     for node in reversed(graph.node):
-        if wanted & set(node.output):
+        if case.dead or wanted & set(node.output):
             wanted |= set(reads(node))
             nodes.append(node)
     nodes.reverse()
@@ -183,9 +185,7 @@ def _values(case: Case, feeds: dict[str, Array] | None = None) -> dict[str, Arra
     model = _copy(case)
     known = {each.name for each in model.graph.output}
     for node in model.graph.node:
-        model.graph.output.extend(
-            onnx.ValueInfoProto(name=name) for name in node.output if name and name not in known
-        )
+        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in node.output if name and name not in known)
         known.update(node.output)
     try:
         found = run(make_session(model.SerializeToString()), case.feeds[0] if feeds is None else feeds)
@@ -321,7 +321,9 @@ def signature(finding: Finding) -> str:
     """What two findings of one fault have in common: the kind, and the words of an error without names and numbers."""
     if finding.kind in ("values", "form"):
         return finding.kind
-    words = re.sub(r"'[^']*'|\"[^\"]*\"|[\d.]+|\[[^\]]*\]|after rewrites by [^:]*|Name:\S*|\([^)]*\)", "", finding.message)
+    words = re.sub(
+        r"'[^']*'|\"[^\"]*\"|[\d.]+|\[[^\]]*\]|after rewrites by [^:]*|Name:\S*|\([^)]*\)", "", finding.message
+    )
     return f"{finding.kind} {' '.join(words.split())[:100]}"
 
 

@@ -8,6 +8,7 @@ prints each finding, minimised, and how many cases were what. The exit status is
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import threading
 import time
@@ -46,6 +47,7 @@ def fuzz(
     minimise: float = 90,
     found: Callable[[int, Case, Finding], object] = lambda seed, case, finding: None,
     stop: Callable[[Result], bool] = lambda result: False,
+    ignore: str = "",
 ) -> Result:
     """Judges the cases of the seeds in `jobs` processes.
 
@@ -56,6 +58,7 @@ def fuzz(
         minimise: seconds that a finding may take to become small; 0 leaves it as it is.
         found: told of each finding as it is there.
         stop: asked after each case whether it is enough.
+        ignore: a regular expression; a finding whose text it is found in is counted as "ignored".
     """
     result, lock, start = Result(), threading.Lock(), time.monotonic()
 
@@ -68,6 +71,8 @@ def fuzz(
                     if seed is None or stop(result):
                         return
                 verdict = worker.ask(seed)
+                if ignore and verdict.finding is not None and re.search(ignore, verdict.finding.message):
+                    verdict = replace(verdict, what="ignored", finding=None)
                 with lock:
                     result.counts[verdict.what] += 1
                     result.rewrites.update(verdict.rewrites)
@@ -75,6 +80,9 @@ def fuzz(
                         result.reasons[f"{verdict.what}: {verdict.message[:160]}"] += 1
                 if verdict.finding is not None:
                     case, finding = shrink(seed, verdict.finding, worker, minimise)
+                    if ignore and re.search(ignore, to_text(case, finding)):
+                        result.counts.update({"finding": -1, "ignored": 1})
+                        continue
                     with lock:
                         result.findings.append((seed, case, finding))
                         found(seed, case, finding)
@@ -122,6 +130,7 @@ def main() -> int:
     parser.add_argument("--provider", choices=PROVIDERS, default="cpu")
     parser.add_argument("--minimise", type=float, default=90, help="seconds for each finding; 0: not at all")
     parser.add_argument("--save", type=Path, help="a folder to write findings to, such as fuzz/corpus")
+    parser.add_argument("--ignore", default="", help="a regular expression of findings that are known")
     parser.add_argument("--reasons", action="store_true", help="why cases were unfit or refused")
     arguments = parser.parse_args()
 
@@ -132,7 +141,9 @@ def main() -> int:
             arguments.save.mkdir(parents=True, exist_ok=True)
             (arguments.save / f"{finding.guilty or finding.kind}-{seed}.txt").write_text(text)
 
-    result = fuzz(iter(arguments.seeds), arguments.jobs, arguments.provider, arguments.minimise, show)
+    result = fuzz(
+        iter(arguments.seeds), arguments.jobs, arguments.provider, arguments.minimise, show, ignore=arguments.ignore
+    )
     for kind in ("unfit", "refused", "broken") if arguments.reasons else ("broken",):
         for reason, count in result.reasons.most_common():
             if reason.startswith(kind):

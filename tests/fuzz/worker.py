@@ -31,8 +31,9 @@ def _write(stream: BinaryIO, thing: Any) -> None:
 class Worker:
     """Asks a process of its own; where that dies or takes too long, the verdict says so, and the next is started."""
 
-    def __init__(self, provider: str = "cpu", seconds: float = 60) -> None:
+    def __init__(self, provider: str = "cpu", seconds: float = 60, mistake: str = "") -> None:
         self.provider = provider
+        self.mistake = mistake
         self.seconds = seconds
         self._process: subprocess.Popen[bytes] | None = None
         self._tasks = 0
@@ -75,7 +76,8 @@ class Worker:
             self._process = None
 
     def _start(self) -> None:
-        command = [sys.executable, "-m", "fuzz.worker", self.provider]
+        module = ["fuzz.mistaken_worker", self.mistake] if self.mistake else ["fuzz.worker"]
+        command = [sys.executable, "-m", *module, self.provider]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, cwd=TESTS, env=_environment()
         )

@@ -10,7 +10,7 @@ from .networks import batch_norm, convolve, image, new_image, picked, pooled, re
 from .pointwise import two
 from .table import motif
 
-ACTIVATIONS = "Relu Relu Sigmoid Tanh HardSwish Clip LeakyRelu swish".split()
+ACTIVATIONS = ["Relu", "Relu", "Sigmoid", "Tanh", "HardSwish", "Clip", "LeakyRelu", "swish"]
 
 
 def activate(g: Graph, x: Value) -> Value:
@@ -32,13 +32,24 @@ def same_conv(g: Graph, x: Value, filters: int, kernel: int = 3, group: int = 1,
     return convolve(g, x, filters, bias, **attributes, **({"group": group} if group > 1 else {}))
 
 
+def padded(g: Graph, x: Value) -> Value:
+    """A Pad of the places with zeros, the same on both sides or not."""
+    count = x.rank - 2
+    pads = [g.choice([0, 1, 2]) for _ in range(2 * count)] if g.chance(0.5) else [1] * (2 * count)
+    if g.opset >= 18 and g.chance(0.3):
+        return g.op("Pad", x, g.ints(pads), None, g.ints(range(2, x.rank)))
+    whole = [0, 0, *pads[:count], 0, 0, *pads[count:]]
+    return g.op("Pad", x, g.ints(whole)) if g.opset >= 11 else g.op("Pad", x, pads=whole)
+
+
 @motif(4)
 def conv_block(g: Graph) -> object:
     """Pad, Conv, BatchNormalization, activation; some of them left out."""
     x = image(g)
-    if g.chance(0.15):
-        pads = [0, 0, *(1 for _ in x.shape[2:])] * 2
-        x = g.op("Pad", x, g.ints(pads)) if g.opset >= 11 else g.op("Pad", x, pads=pads)
+    if g.chance(0.2):
+        x = padded(g, x)
+        if g.chance(0.3):
+            return pooled(g, x)
     if g.chance(0.15):
         x = batch_norm(g, x)
     y = transposed(g, x) if g.chance(0.2) else convolve(g, x)
@@ -146,7 +157,8 @@ def classifier(g: Graph) -> object:
     else:
         flat = g.op("Flatten", pool) if view == "Flatten" else g.op("Reshape", pool, g.ints([0, -1]))
     width = g.choice([2, 4, 8])
-    y = g.op("Gemm", flat, g.weights(width, x.shape[1]), g.weights(width), transB=1)
+    scales = {"alpha": g.choice([None, None, None, 0.5]), "beta": g.choice([None, None, None, 2.0])}
+    y = g.op("Gemm", flat, g.weights(width, x.shape[1]), g.weights(width), transB=1, **scales)
     if g.chance(0.5):
         y = g.op("Gemm", activate(g, y), g.weights(width, 3), g.weights(3))
     return y

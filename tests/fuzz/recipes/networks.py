@@ -11,8 +11,18 @@ from ..graph import Graph, UnfitError, Value
 from .table import glue
 from .views import axis_of
 
-REDUCTIONS = """ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp
-    ReduceSumSquare""".split()
+REDUCTIONS = [
+    "ReduceSum",
+    "ReduceMean",
+    "ReduceMax",
+    "ReduceMin",
+    "ReduceProd",
+    "ReduceL1",
+    "ReduceL2",
+    "ReduceLogSum",
+    "ReduceLogSumExp",
+    "ReduceSumSquare",
+]
 SINCE_18 = set(REDUCTIONS) - {"ReduceSum"}
 
 
