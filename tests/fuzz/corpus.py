@@ -76,3 +76,15 @@ def _plain(array: Array) -> dict[str, Any]:
 def _array(plain: dict[str, Any]) -> Array:
     dtype = helper.tensor_dtype_to_np_dtype(to_onnx(np.dtype(plain["dtype"])))
     return np.asarray(plain["data"], dtype).reshape(plain["shape"])
+
+
+def open_faults() -> dict[str, str]:
+    """The corpus's cases that fail still, by name, with the reason; a line of open.txt each: 'name: reason'."""
+    lines = (FOLDER.parent / "open.txt").read_text().splitlines()
+    return {name: reason for name, _, reason in (line.partition(": ") for line in lines if line)}
+
+
+def known() -> str:
+    """A regular expression of findings that wait to be mended: known.txt has one on each line; '#' begins a remark."""
+    lines = (line.partition("  #")[0].strip() for line in (FOLDER.parent / "known.txt").read_text().splitlines())
+    return "|".join(f"(?:{line})" for line in lines if line and not line.startswith("#"))

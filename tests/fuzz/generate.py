@@ -28,7 +28,8 @@ class Case:
     """A model, its feeds and options.
 
     `wide`: the model one precision wider, the oracle of fp16 and bf16; else None. `dtype`: fp32, fp64, fp16 or bf16.
-    `dead`: whether it needs the nodes that nothing reads. `checks`: what else is tried: "again", "restore", "ort" (ONNX Runtime's own optimizations on).
+    `kept`: initializers that are float32 in both. `checks`: what else is tried: "again", "restore", "ort" (ONNX
+    Runtime's own optimizations on). `dead`: whether it needs the nodes that nothing reads.
     """
 
     seed: int
@@ -203,8 +204,9 @@ def _model(
         wanted.append(helper.make_tensor_value_info(names[each.name], to_onnx(each.dtype), shape))
     graph = helper.make_graph(g.nodes, "random", given, wanted, constants)
     # A caller may override an initializer from IR version 4 on; before, ONNX Runtime lets none.
-    model = helper.make_model(graph, opset_imports=imports(g.opset), ir_version=ir_version(g.opset),
-                              functions=[f for f in g.functions if any(n.op_type == f.name for n in g.nodes)])  # fmt: skip
+    functions = [each for each in g.functions if any(node.op_type == each.name for node in g.nodes)]
+    version = ir_version(g.opset)
+    model = helper.make_model(graph, opset_imports=imports(g.opset), ir_version=version, functions=functions)
     _drop_imports(model)
     if declared == "inferred":
         inferred = onnx.shape_inference.infer_shapes(model)

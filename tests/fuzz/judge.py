@@ -102,7 +102,8 @@ class Judge:
             except Exception as error:  # as above
                 if self.provider.lacks(error, case.model) or "data type is not supported" in str(error):
                     raise UnfitError(str(error)) from error
-                if any(not each for each in reference.trials()):
+                ran = [bool(each) for each in reference.trials()]
+                if any(ran) and not all(ran):
                     raise UnfitError("whether the original runs depends on rounding") from error
                 return Finding("run", one_line(error))
             problem = reference.problem(got, self.provider)
@@ -121,7 +122,7 @@ class Judge:
         if "again" in case.checks and case.options.keys() <= {"layout", "skip"}:
             self.tell("again")
             try:
-                twice, report = ortplugin.optimize(made, **case.options)
+                _, report = ortplugin.optimize(made, **case.options)
             except Exception as error:  # a defect, whatever its class
                 return Finding("again", f"{type(error).__name__}: {one_line(error)}")
             if report.changes:

@@ -317,13 +317,16 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
                 yield attribute.t
 
 
+_NAMES = re.compile(
+    r"'[^']*'|\"[^\"]*\"|[\d.]+|\[[^\]]*\]|after rewrites by [^:]*|Name:\S*|\([^)]*\)"  # and numbers, and shapes
+)
+
+
 def signature(finding: Finding) -> str:
     """What two findings of one fault have in common: the kind, and the words of an error without names and numbers."""
     if finding.kind in ("values", "form"):
         return finding.kind
-    words = re.sub(
-        r"'[^']*'|\"[^\"]*\"|[\d.]+|\[[^\]]*\]|after rewrites by [^:]*|Name:\S*|\([^)]*\)", "", finding.message
-    )
+    words = _NAMES.sub("", finding.message)
     return f"{finding.kind} {' '.join(words.split())[:100]}"
 
 

@@ -85,7 +85,8 @@ MISTAKES = (
     Mistake(
         "fuse-pointwise", "ortplugin.graph.pointwise",
         "return writer.emit(spec.name, *_operands(writer, node, hints), **attributes)",
-        'return writer.emit(spec.name, *_operands(writer, node, hints)[:: -1 if spec.name == "Sub" else 1], **attributes)',
+        "order = -1 if spec.name == 'Sub' else 1\n"
+        "    return writer.emit(spec.name, *_operands(writer, node, hints)[::order], **attributes)",
         "the order of a Sub's operands",
     ),
     Mistake(

@@ -10,8 +10,8 @@ graph one precision wider.
 
 Where that fails, the condition of each element is measured: the original runs some times with every value that it
 computes or is given off by up to two units in the last place, at random (Monte Carlo arithmetic: Parker, 1997; values
-on one side of a sum stand for the rounding within it). In fp16 and bf16 half of these runs round each value too, and the first does
-only that. What
+on one side of a sum stand for the rounding within it). In fp16 and bf16 half of these runs round each value too, and
+the first does only that. What
 moves the original by d may move any correct implementation by some d: the bound gains SPREAD times the largest move,
 and an element that turns infinite, NaN or another integer in some of them may do so. So a row of nearly equal numbers
 that is normalised has wide bounds, and its neighbour narrow ones.

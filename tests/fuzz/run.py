@@ -130,7 +130,7 @@ def main() -> int:
     parser.add_argument("--provider", choices=PROVIDERS, default="cpu")
     parser.add_argument("--minimise", type=float, default=90, help="seconds for each finding; 0: not at all")
     parser.add_argument("--save", type=Path, help="a folder to write findings to, such as fuzz/corpus")
-    parser.add_argument("--ignore", default="", help="a regular expression of findings that are known")
+    parser.add_argument("--ignore", help="a regular expression of findings to leave out (default: known.txt's)")
     parser.add_argument("--reasons", action="store_true", help="why cases were unfit or refused")
     arguments = parser.parse_args()
 

@@ -220,10 +220,7 @@ def normalised(g: Graph, x: Value) -> Value:
     variance = reduce(g, "ReduceMean", square, negative, g.choice([None, 1]))
     total = [variance, g.constant(epsilon, y.dtype)]
     root = g.op("Sqrt", g.op("Add", *(total if g.chance(0.7) else total[::-1])))
-    if g.chance(0.2):
-        made = g.op("Mul", centred, g.op("Reciprocal", root))
-    else:
-        made = g.op("Div", centred, root)
+    made = g.op("Mul", centred, g.op("Reciprocal", root)) if g.chance(0.2) else g.op("Div", centred, root)
     if widened:
         made = g.op("Cast", made, to=to_onnx(x.dtype))
     if g.chance(0.8):

@@ -11,19 +11,10 @@ from ..graph import Graph, UnfitError, Value
 from .table import glue
 from .views import axis_of
 
-REDUCTIONS = [
-    "ReduceSum",
-    "ReduceMean",
-    "ReduceMax",
-    "ReduceMin",
-    "ReduceProd",
-    "ReduceL1",
-    "ReduceL2",
-    "ReduceLogSum",
-    "ReduceLogSumExp",
-    "ReduceSumSquare",
-]
-SINCE_18 = set(REDUCTIONS) - {"ReduceSum"}
+_REDUCTIONS = """
+    ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceSumSquare
+"""
+REDUCTIONS = _REDUCTIONS.split()
 
 
 def image(g: Graph, ranks: Sequence[int] = (4, 4, 4, 3, 5)) -> Value:
@@ -171,8 +162,9 @@ def layer_norm(g: Graph) -> object:
     kind = g.choice(["layer", "layer", "rms", "simplified", "skip"])
     epsilon = g.choice([None, 1e-5, 1e-2])
     if kind == "layer":
-        return g.op("LayerNormalization", x, g.weights(*shape), g.weights(*shape) if g.chance(0.7) else None,
-                    outputs=g.choice([1, 1, 1, 3]) if g.style.dtype == "fp32" else 1, axis=axis, epsilon=epsilon)  # fmt: skip
+        outputs = g.choice([1, 1, 1, 3]) if g.style.dtype == "fp32" else 1
+        bias = g.weights(*shape) if g.chance(0.7) else None
+        return g.op("LayerNormalization", x, g.weights(*shape), bias, outputs=outputs, axis=axis, epsilon=epsilon)
     if kind == "rms":
         return g.op("RMSNormalization", x, g.weights(*shape), axis=axis, epsilon=epsilon)
     last = x.shape[-1:]

@@ -8,38 +8,11 @@ from ..evaluate import CONTRIB, to_onnx
 from ..graph import BOOL, INT, Graph, UnfitError, Value
 from .table import glue
 
-UNARY = [
-    "Abs",
-    "Neg",
-    "Sign",
-    "Relu",
-    "Reciprocal",
-    "Sqrt",
-    "Exp",
-    "Log",
-    "Floor",
-    "Ceil",
-    "Round",
-    "Sin",
-    "Cos",
-    "Tan",
-    "Asin",
-    "Acos",
-    "Atan",
-    "Sinh",
-    "Cosh",
-    "Tanh",
-    "Asinh",
-    "Acosh",
-    "Atanh",
-    "Erf",
-    "Sigmoid",
-    "Softplus",
-    "Softsign",
-    "HardSwish",
-    "Mish",
-    "Identity",
-]
+_UNARY = """
+    Abs Neg Sign Relu Reciprocal Sqrt Exp Log Floor Ceil Round Sin Cos Tan Asin Acos Atan Sinh Cosh Tanh Asinh Acosh
+    Atanh Erf Sigmoid Softplus Softsign HardSwish Mish Identity
+"""
+UNARY = _UNARY.split()
 USUAL = ["Relu", "Sigmoid", "Tanh", "Neg", "Abs", "Exp", "Erf", "Sqrt", "Identity", "HardSwish", "Softplus"]
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "LeakyRelu": ("alpha",), "Elu": ("alpha",), "Celu": ("alpha",), "Selu": ("alpha", "gamma"),

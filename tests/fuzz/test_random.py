@@ -1,0 +1,89 @@
+"""A thousand random graphs: each optimized model gives what its original gives.
+
+`make fuzz SEEDS=first:last` tries others.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fuzz.corpus import known, to_text
+from fuzz.evaluate import Evaluator
+from fuzz.generate import make_case
+from fuzz.mistakes import MISTAKES, source_of
+from fuzz.narrow import walk
+from fuzz.oracle import explained, quick
+from fuzz.run import fuzz
+
+GRAPHS = 1000
+
+
+@pytest.fixture(scope="module")
+def result() -> object:
+    return fuzz(iter(range(GRAPHS)), jobs=2, minimise=40, ignore=known())
+
+
+def test_random_graphs(result: object) -> None:
+    texts = [f"---- seed {seed}\n{to_text(case, finding)}" for seed, case, finding in result.findings]
+    assert not texts, "\n".join(texts)
+    assert not result.counts["broken"], [each for each in result.reasons if each.startswith("broken")]
+
+
+def test_the_graphs_say_something(result: object) -> None:
+    """Nearly all run, and most passes find something to do."""
+    assert result.counts["same"] > 0.9 * GRAPHS
+    assert len(result.rewrites) > 35
+    assert sum(result.rewrites.values()) > 5 * GRAPHS
+
+
+def test_the_same_seed_makes_the_same_case() -> None:
+    for seed in range(20):
+        first, second = (make_case(seed, Evaluator()) for _ in range(2))
+        assert first.model.SerializeToString(deterministic=True) == second.model.SerializeToString(deterministic=True)
+        assert first.options == second.options
+
+
+def test_many_operators() -> None:
+    evaluator, found = Evaluator(), set()
+    for seed in range(1500):
+        found |= {(node.domain, node.op_type) for graph in walk(make_case(seed, evaluator).model.graph)
+                  for node in graph.node if node.domain != "local"}  # fmt: skip
+    assert len(found) >= 140, sorted(found)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
+def test_each_mistake_has_its_line(mistake: object) -> None:
+    """`python -m fuzz.mistakes` plants it there."""
+    assert source_of(mistake.module).read_text().count(mistake.right) == 1
+
+
+class TestOracle:
+    def test_a_shape_or_value_that_is_off(self) -> None:
+        want = np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4)
+        assert not quick(want, want + np.float32(1e-5), "float32")
+        assert quick(want, want + np.float32(1e-3), "float32").startswith("12 of 12 differ")
+        assert quick(want, want.T, "float32") == "shape [4, 3] for [3, 4]"
+        assert quick(np.array([1, 2]), np.array([1, 3]), "float32")
+
+    @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+    def test_a_value_that_is_not_finite(self, value: float) -> None:
+        want = np.array([1, value], np.float32)
+        assert not quick(want, want, "float32")
+        assert quick(want, np.array([1, 2], np.float32), "float32")
+        assert quick(np.array([1, 2], np.float32), want, "float32")
+        assert quick(want, np.array([value, 1], np.float32), "float32")
+
+    def test_only_what_moves_has_a_wide_bound(self) -> None:
+        want, moved = np.array([1, 1], np.float32), np.array([1, 1.01], np.float32)
+        assert not explained([want, moved], np.array([1, 1.05], np.float32), "float32")
+        assert explained([want, moved], np.array([1.05, 1], np.float32), "float32")
+        assert explained([want, moved], np.array([1, 1.2], np.float32), "float32")
+        assert explained([want, moved], np.array([1, np.nan], np.float32), "float32")
+
+    def test_what_rounding_decides(self) -> None:
+        assert not explained([np.array([3, 4]), np.array([3, 5])], np.array([3, 5]), "float32")
+        assert explained([np.array([3, 4]), np.array([3, 5])], np.array([2, 4]), "float32")
+        infinite = [np.array([1, np.inf], np.float32), np.array([1, 7e4], np.float32)]
+        assert not explained(infinite, np.array([1, 6e4], np.float32), "float16")
+        assert explained(infinite, np.array([np.inf, 6e4], np.float32), "float16")
