@@ -17,7 +17,8 @@ CXX_SOURCES := $(shell find ortplugin tests/native examples -name '*.cc' -o -nam
 PYTHON_SOURCES = ortplugin models tests $(wildcard benchmarks)
 
 .DELETE_ON_ERROR:
-.PHONY: help install demo test native test-gpu bench lint format library dev clean gpu-tests gpu-bench fuzz-files
+.PHONY: help install demo test native test-gpu bench fuzz fuzz-mistakes fuzz-files lint format library dev clean \
+	gpu-tests gpu-bench
 
 help:
 	@echo 'make demo       optimize a sentence-embedding model and ResNet-50, and compare them with the originals'
@@ -25,6 +26,7 @@ help:
 	@echo 'make test-gpu   the tests that need one (in .venv-gpu, with onnxruntime-gpu)'
 	@echo 'make bench      the benchmarks, on a GPU'
 	@echo 'make fuzz-files altered model files: each is refused in one line or gives a valid model'
+	@echo 'make fuzz       random graphs, original against optimized: SEEDS=first:last JOBS=n PROVIDER=cpu|cuda|cuda-graph'
 	@echo 'make dev        build libortplugin.so into ortplugin/, to use the source folder without installing it'
 	@echo 'make lint       every check of style, types and compiler warnings'
 	@echo 'make format     format Python, C++ and CUDA'
@@ -55,6 +57,18 @@ native: $(INSTALLED)
 	$(BIN)/cmake -S tests/native -B build/native -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=Release
 	$(BIN)/cmake --build build/native
 	ORTPLUGIN_NVRTC=$$($(BIN)/python tests/nvrtc.py) $(BIN)/ctest --test-dir build/native --output-on-failure -j 2
+
+# Differential testing. On a GPU: make fuzz VENV=.venv-gpu EXTRAS=gpu,test,zoo,bench PROVIDER=cuda.
+SEEDS ?= 0:10000
+JOBS ?= 2
+PROVIDER ?= cpu
+
+fuzz: $(INSTALLED)
+	cd tests && $(abspath $(BIN))/python -m fuzz.run --seeds $(SEEDS) --jobs $(JOBS) --provider $(PROVIDER)
+
+# Mistakes planted in passes, and how many random graphs it takes to find each.
+fuzz-mistakes: $(INSTALLED)
+	cd tests && $(abspath $(BIN))/python -m fuzz.mistakes --jobs $(JOBS)
 
 test-gpu:
 	$(MAKE) EXTRAS=gpu,test,zoo,bench VENV=.venv-gpu gpu-tests

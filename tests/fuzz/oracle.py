@@ -144,13 +144,25 @@ def _noisy(
     def noise(source: str, target: str, array: Array) -> None:
         name = f"noise/{next(number)}"
         unit = UNIT[dtype] if array.dtype == FLOAT else UNIT["float32"] if dtype in ELEMENT else UNIT["float64"]
-        factors = (1 + size * unit * rng.uniform(-1, 1, array.shape)).astype(array.dtype)
-        graph.initializer.append(numpy_helper.from_array(factors, name))
-        made = f"{name}/made" if rounds and array.dtype == FLOAT and dtype in ELEMENT else target
-        graph.node.append(helper.make_node("Mul", [source, name], [made]))
-        if made != target:
-            graph.node.append(helper.make_node("Cast", [made], [f"{name}/rounded"], to=ELEMENT[dtype]))
-            graph.node.append(helper.make_node("Cast", [f"{name}/rounded"], [target], to=TensorProto.FLOAT))
+        if size:  # of the value's shape, which another run may find to be another
+            seed = float(rng.integers(1, 1 << 20))
+            for constant, value in (("size", size * unit), ("one", 1.0)):
+                graph.initializer.append(numpy_helper.from_array(np.asarray(value, array.dtype), f"{name}/{constant}"))
+            graph.node.extend(
+                helper.make_node(op, inputs, [made], **attributes)
+                for op, inputs, made, attributes in (
+                    ("RandomUniformLike", [source], f"{name}/random", {"seed": seed, "low": -1.0, "high": 1.0}),
+                    ("Mul", [f"{name}/random", f"{name}/size"], f"{name}/small", {}),
+                    ("Add", [f"{name}/small", f"{name}/one"], f"{name}/factor", {}),
+                    ("Mul", [source, f"{name}/factor"], f"{name}/moved", {}),
+                )
+            )
+            source = f"{name}/moved"
+        if rounds and array.dtype == FLOAT and dtype in ELEMENT:
+            graph.node.append(helper.make_node("Cast", [source], [f"{name}/rounded"], to=ELEMENT[dtype]))
+            graph.node.append(helper.make_node("Cast", [f"{name}/rounded"], [f"{name}/wide"], to=TensorProto.FLOAT))
+            source = f"{name}/wide"
+        graph.node.append(helper.make_node("Identity", [source], [target]))
 
     defaults = {tensor.name for tensor in graph.initializer}
     for value in graph.input:

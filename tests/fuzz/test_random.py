@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 
 from fuzz.corpus import known, to_text
@@ -13,7 +15,7 @@ from fuzz.evaluate import Evaluator
 from fuzz.generate import make_case
 from fuzz.mistakes import MISTAKES, source_of
 from fuzz.narrow import walk
-from fuzz.oracle import explained, quick
+from fuzz.oracle import explained, quick, trials
 from fuzz.run import fuzz
 
 GRAPHS = 1000
@@ -87,3 +89,21 @@ class TestOracle:
         infinite = [np.array([1, np.inf], np.float32), np.array([1, 7e4], np.float32)]
         assert not explained(infinite, np.array([1, 6e4], np.float32), "float16")
         assert explained(infinite, np.array([np.inf, 6e4], np.float32), "float16")
+
+    def test_what_a_value_moves_by(self) -> None:
+        """Each dtype by some units in its last place; in fp16 half of the runs round to it."""
+        model = onnx.parser.parse_model(
+            '<ir_version: 8, opset_import: ["": 17]> g (float[3] x, double[3] d) => (float[3] y, double[3] e) '
+            "{ y = Neg(x) e = Neg(d) }"
+        )
+        feeds = {"x": np.array([1, 1 / 3, 3], np.float32), "d": np.array([1, 1 / 3, np.inf])}
+        for dtype, unit in (("float32", 2**-23), ("float16", 2**-10)):
+            found = trials(model, feeds, dtype, ["y", "e"], 0)
+            moves = np.stack([np.abs(each["y"] / feeds["x"] + 1) for each in found])
+            assert 0 < moves.max() < 6 * unit
+            assert moves.max() > unit / 2
+            assert all(np.isinf(each["e"][2]) for each in found)
+            wide = np.stack([np.abs(each["e"][:2] / feeds["d"][:2] + 1) for each in found])
+            assert 0 < wide.max() < (1e-15 if dtype == "float32" else 1e-6)
+        rounded = [each["y"].astype(np.float16) == each["y"] for each in trials(model, feeds, "float16", ["y"], 0)]
+        assert [each.all() for each in rounded] == [True, False] * (len(rounded) // 2)
