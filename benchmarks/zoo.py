@@ -41,7 +41,7 @@ import time
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,8 @@ def work(connection: Any, setting: Setting, log: str, function: Measure) -> None
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):  # exporters talk
         os.dup2(output, stream)
+    if setting.on_gpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(setting.gpu)  # read when CUDA is first used
     with contextlib.suppress(ImportError):
         import torch
 
@@ -198,25 +200,37 @@ def _exit(code: int | None) -> str:
 
 
 def sweep(
-    todo: Sequence[Job], setting: Setting, *, workers: int, limit: float, seconds: float, function: Measure = measure
+    todo: Sequence[Job],
+    setting: Setting,
+    *,
+    workers: int,
+    limit: float,
+    seconds: float,
+    gpus: int = 1,
+    function: Measure = measure,
 ) -> Iterator[Row]:
     """The rows, as they are done. After `seconds` nothing is begun, and what is not done is left out.
 
     Args:
         todo: what to measure, in this order.
-        setting: how; the folder of the locks is this function's.
+        setting: how; the GPU and the folder of its locks are this function's.
         workers: processes at a time.
         limit: seconds for a row, after which its process is ended.
         seconds: for all.
+        gpus: how many the processes are spread over.
         function: what a process calls for a row.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the workers
     end = time.monotonic() + seconds
     waiting = list(reversed(todo))
     with tempfile.TemporaryDirectory(prefix="zoo-") as folder:
-        setting = Setting(setting.device, Path(folder) if setting.on_gpu else None, setting.nhwc,
-                          setting.compiled)  # fmt: skip
-        crew = [Worker(setting, function, Path(folder) / f"{number}.log") for number in range(min(workers, len(todo)))]
+        crew = []
+        for number in range(min(workers, len(todo))):
+            gpu = number % gpus
+            locks = Path(folder) / f"gpu{gpu}"
+            locks.mkdir(exist_ok=True)
+            own = replace(setting, gpu=gpu, locks=locks if setting.on_gpu else None)
+            crew.append(Worker(own, function, Path(folder) / f"{number}.log"))
         try:
             while time.monotonic() < end:
                 for worker in crew:
@@ -400,7 +414,7 @@ def _older(cases: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
 
 def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
     """Measures what the arguments say; after each row the record is whole."""
-    setting = Setting(args.provider, None, args.nhwc, args.compile)
+    setting = Setting(args.provider, nhwc=args.nhwc, compiled=args.compile)
     todo = jobs(args.cases, args.exporter, args.precision, args.size, args.part)
     earlier = args.earlier or args.out / "zoo.json"
     if args.provider == "cuda":  # another GPU or version ends the program here, and not when all is measured
@@ -408,7 +422,7 @@ def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
         todo = chosen(todo, known, missing=args.missing, bad=args.bad)
     rows: list[Mapping[str, Any]] = []
     begun = time.monotonic()
-    for row in sweep(todo, setting, workers=args.workers, limit=args.limit, seconds=args.seconds):
+    for row in sweep(todo, setting, workers=args.workers, limit=args.limit, seconds=args.seconds, gpus=args.gpus):
         told = f"[{len(rows) + 1} of {len(todo)}, {time.monotonic() - begun:.0f} s] {line(row)}"
         if verdict(row) == AGAIN:
             yield told
@@ -459,6 +473,7 @@ def main() -> None:
         "--merge": {"type": Path, "nargs": "+", "help": "merge these results instead of measuring"},
         "--provider": {"default": "cuda", "choices": ("cuda", "cpu"), "help": "cpu: no graphs, no times, no record"},
         "--workers": {"type": int, "default": max(1, (os.cpu_count() or 2) - 2), "help": "processes"},
+        "--gpus": {"type": int, "default": 1, "help": "GPUs of this machine that the processes are spread over"},
         "--seconds": {"type": float, "default": 3600.0, "help": "for all"},
         "--limit": {"type": float, "default": 150.0, "help": "seconds for a row"},
         "--nhwc": {"action": "store_true", "help": "also time ONNX Runtime with prefer_nhwc"},

@@ -64,9 +64,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Setting:
-    """How to measure: the device, the folder of the locks, and the optional contenders."""
+    """How to measure: the device, the number of the GPU, the folder of its locks, and the optional contenders."""
 
     device: str = "cuda"
+    gpu: int = 0
     locks: Path | None = None
     nhwc: bool = False
     compiled: bool = False
