@@ -85,8 +85,8 @@ def _defined(op: str, node: gs.Node, arrays: list[npt.NDArray[Any]]) -> bool:
         return bool((arrays[0] >= 0).all() and (arrays[1] > 0).all())
     if op == "Pow" and arrays[0].dtype.kind in "iu":
         return bool((arrays[1] >= 0).all())
-    if op == "ScatterElements":
-        return arrays[1].size <= SCATTERED
+    if op == "ScatterElements" and arrays[1].size > SCATTERED:
+        return False
     if op == "Cast":
         target = np.dtype(helper.tensor_dtype_to_np_dtype(node.attrs["to"]))
         if target.kind in "iu" and arrays[0].dtype.kind not in "iub":

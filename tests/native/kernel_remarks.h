@@ -78,18 +78,15 @@ inline std::string BeforeWait(const std::string& source, const std::string& own 
     for (std::sregex_iterator found(before.begin(), before.end(), access), last; found != last; ++found)
       if (!std::regex_search(found->str(), std::regex(own)))
         return name + " does not wait before " + found->str() + ": ";
-    const std::string body = ptx.substr(at, end - at);
-    if (body.find(trigger) == std::string::npos) continue;
-    // The parameter is read into a register, compared with 0, and the trigger jumped over.
-    std::smatch read, compared;
-    const std::regex reads("ld\\.param\\.u32\\s+(%r\\d+), \\[\\w+_param_1\\];");
-    if (!std::regex_search(body, read, reads)) return name + " triggers without a switch: ";
-    const std::regex compares("setp\\.(?:eq|ne)\\.\\w+\\s+(%p\\d+), " + read[1].str() + ", 0;");
-    if (!std::regex_search(body, compared, compares)) return name + " does not look at its switch: ";
-    const std::regex skips("@!?" + compared[1].str() + " bra[^;]*;(?:(?!bra|:)[^])*?" + trigger);
-    if (!std::regex_search(body, skips)) return name + " triggers whatever its switch says: ";
   }
-  return "";
+  if (ptx.find(trigger) == std::string::npos) return "";
+  const std::string parameter = ", const unsigned next_waits) {";
+  std::string off = source;
+  const size_t at = off.find(parameter);
+  if (at == std::string::npos) return "it triggers without a switch: ";
+  off.replace(at, parameter.size(), ") {\n  const unsigned next_waits = 0;");
+  const bool is_off = ortplugin::cuda::Compile(off, "compute_90", nullptr).find(trigger) == std::string::npos;
+  return is_off ? "" : "it triggers though its switch is off: ";
 }
 
 // How many copies of 16 bytes to shared memory the only kernel of `source` has before it waits.
