@@ -14,11 +14,13 @@ from ortplugin.ops.decompose import NUMPY_DTYPES
 from ortplugin.program import (
     DTYPES,
     INTEGERS,
+    MAX_STATEMENTS,
     OPERATORS,
     Operand,
     Parameter,
     Program,
     Statement,
+    fresh_name,
     integer_range,
 )
 
@@ -47,12 +49,8 @@ class Writer:
 
     def fresh(self, hint: str) -> str:
         """A name that no value has."""
-        taken = [*(each.name for each in self.statements), *(each.name for each in self.parameters)]
-        name = self.program.fresh(hint)
-        while name in taken:
-            number = int(name[len(hint) :] or 1) + 1 if name.startswith(hint) else 2
-            name = f"{hint}{number}"
-        return name
+        own = {each.name for each in self.statements} | {each.name for each in self.parameters}
+        return fresh_name(hint, own | self.program.dtypes.keys())
 
     def emit(self, op: str, *operands: Operand, **attributes: float | str) -> str:
         """Adds a statement and returns its name."""
@@ -95,6 +93,10 @@ def write(writer: Writer, node: gs.Node, hints: Sequence[str]) -> str:
     `hints`: for each input, what to call it if it becomes a parameter. Raises NotPointwiseError with the reason.
     """
     scope = writer.scope
+    if len(node.inputs) > MAX_STATEMENTS:  # asked first: what follows takes time in proportion to their square
+        raise NotPointwiseError(
+            f"{label(node)} has {len(node.inputs)} inputs; a program has {MAX_STATEMENTS} statements"
+        )
     for tensor in (*node.inputs, *node.outputs):
         if not tensor.is_empty() and not _is_exponent(scope, node, tensor):
             known_dtype(writer, tensor)
@@ -119,8 +121,9 @@ def _operand(writer: Writer, node: gs.Node, tensor: gs.Tensor, hint: str, dtype:
 def _adds_no_dimension(scope: Scope, node: gs.Node, tensor: gs.Tensor) -> bool:
     """Whether the result keeps its rank without this input: one of shape [1, 1, 1] may have more dimensions."""
     rank = scope.rank(tensor)
-    ranks = [scope.rank(t) for t in node.inputs if not t.is_empty() and scope.scalar(t) is None]
-    return rank == 0 or (rank is not None and any(other is not None and other >= rank for other in ranks))
+    if rank is None or rank == 0:
+        return rank == 0
+    return any((scope.rank(t) or 0) >= rank and scope.scalar(t) is None for t in node.inputs if not t.is_empty())
 
 
 def literal(scope: Scope, tensor: gs.Tensor, dtype: str) -> float | int | None:

@@ -528,3 +528,21 @@ def test_the_same_outputs(original: onnx.ModelProto, seed: int) -> None:
             assert_same_outputs(original, each, np.random.default_rng(seed), precision="float16", **lengths)
     again, _ = run_pass(original, FUSE_POINTWISE)
     assert again.SerializeToString(deterministic=True) == optimized.SerializeToString(deterministic=True)
+
+
+@pytest.mark.parametrize("op", ["Sum", "Max", "Mean"])
+def test_a_node_of_thousands_of_inputs_takes_no_square_of_them(op: str) -> None:
+    """Nor is any of them looked at in detail: a program has fewer statements."""
+    names = [f"x{index}" for index in range(4000)]
+    nodes = [helper.make_node(op, names, ["s"]), helper.make_node("Relu", ["s"], ["y"])]
+    inputs = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N", 4]) for name in names]
+    outputs = [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["N", 4])]
+    imports = [helper.make_opsetid("", 17)]
+    original = helper.make_model(helper.make_graph(nodes, "g", inputs, outputs), opset_imports=imports, ir_version=8)
+    imported = import_model(original)
+    annotate(imported)
+    begin = time.perf_counter()
+    result = FUSE_POINTWISE(imported)
+    assert time.perf_counter() - begin < 5
+    assert not result.changes
+    assert any(f"has 4000 inputs; a program has {MAX_STATEMENTS} statements" in each for each in reasons(result))
