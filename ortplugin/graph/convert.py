@@ -452,11 +452,17 @@ def _export_node(node: gs.Node, target: onnx.NodeProto, owned: frozenset[int], u
             if attribute.type != AttributeProto.TENSOR or value._values is not attached(value, "imported"):
                 attribute.CopyFrom(helper.make_attribute(name, _tensor(value)))
         elif attribute.type == AttributeProto.UNDEFINED or _plain_value(attribute) != value:
-            attribute.CopyFrom(helper.make_attribute(name, value))
+            attribute.CopyFrom(_attribute(name, value))
     # What graphsurgeon has no place for stays; what a pass removed goes.
     for attribute in existing.values():
         if attribute.type == AttributeProto.TENSOR or _plain_value(attribute) is not None:
             target.attribute.remove(attribute)
+
+
+def _attribute(name: str, value: Any) -> onnx.AttributeProto:
+    if value == []:  # nothing tells of which kind; those that passes write and read are of integers
+        return onnx.AttributeProto(name=name, type=AttributeProto.INTS)
+    return helper.make_attribute(name, value)
 
 
 def node_proto(node: gs.Node) -> onnx.NodeProto:
@@ -478,7 +484,7 @@ def node_proto(node: gs.Node) -> onnx.NodeProto:
         elif name in kept and _plain_value(kept[name]) == value:
             proto.attribute.append(kept[name])
         else:
-            proto.attribute.append(helper.make_attribute(name, value))
+            proto.attribute.append(_attribute(name, value))
     return proto
 
 

@@ -13,6 +13,7 @@ from onnx_graphsurgeon.ir.tensor import LazyValues
 
 from ortplugin.graph.convert import DEFAULT_DOMAINS, all_graphs, is_external, local_functions
 from ortplugin.graph.labels import label
+from ortplugin.graph.malformed import is_malformed
 from ortplugin.graph.order import tensors_read
 from ortplugin.graph.shapes import Shape, broadcasts_to, equal
 from ortplugin.ops.decompose import DTYPE_NAMES
@@ -39,11 +40,16 @@ class Scope:
     # Nodes
 
     def op(self, node: gs.Node) -> str:
-        """The operator: 'Add' for ai.onnx, 'com.microsoft::Gelu' for another domain; '' for a local function's call."""
+        """The operator: 'Add' for ai.onnx, 'com.microsoft::Gelu' for another domain.
+
+        '' for a local function's call, and for a node that is not as its operator is defined (graph/malformed.py).
+        """
         domain = "" if node.domain is None or node.domain in DEFAULT_DOMAINS else node.domain
         if (domain, node.op) in self._functions:
             return ""
-        return f"{domain}::{node.op}" if domain else str(node.op)
+        if domain:
+            return f"{domain}::{node.op}"
+        return "" if is_malformed(node, self.opset) else str(node.op)
 
     def producer(self, tensor: gs.Tensor) -> gs.Node | None:
         """The node of this graph that makes the tensor; None for an input, a constant or an outer graph's value."""
@@ -99,7 +105,7 @@ class Scope:
     def scalar(self, tensor: gs.Tensor) -> float | None:
         """The number that a constant with one element holds, whatever its rank and numeric dtype; else None."""
         array = self.constant(tensor, 1)
-        if array is None or array.size != 1 or array.dtype == object or array.dtype.kind in "SUb":
+        if array is None or array.size != 1 or array.dtype == object or array.dtype.kind in "SUbc":
             return None
         return float(array.reshape(()).astype(np.float64))
 

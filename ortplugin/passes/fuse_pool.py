@@ -51,7 +51,7 @@ def pool(scope: Scope, node: gs.Node) -> Plan | None:
     """MaxPool without indices, AveragePool and the global pools."""
     if any(not tensor.is_empty() for tensor in node.outputs[1:]) or node.attrs.get("storage_order", 0):
         return None
-    attributes = {name: node.attrs[name] for name in KEPT if name in node.attrs}
+    attributes = {name: node.attrs[name] for name in KEPT if node.attrs.get(name, []) != []}  # an empty list is none
     if "kernel_shape" not in attributes:
         attributes = {}
     return plan(scope, node, "FusedPool", {**attributes, "kind": KINDS[scope.op(node)]})

@@ -82,8 +82,10 @@ def _surely_smaller(shape: Shape | None, whole: Shape | None) -> bool:
     """Whether a tensor of `shape` has surely fewer elements than one of the shape `whole` that it broadcasts to."""
     if shape is None or whole is None:
         return False
-    # A model's own value_info may contradict itself: a rank that is larger is no error here.
-    return len(shape) < len(whole) or any(a == 1 and b != 1 for a, b in zip(shape, whole, strict=False))
+    # A model's own value_info may contradict itself: a rank that is larger is no error here, and no smaller tensor.
+    if len(shape) != len(whole):
+        return len(shape) < len(whole)
+    return any(a == 1 and b != 1 for a, b in zip(shape, whole, strict=True))
 
 
 def _hints(scope: Scope, producer: gs.Node, y: gs.Tensor, parameter: str) -> list[str]:

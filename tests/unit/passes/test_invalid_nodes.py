@@ -1,0 +1,118 @@
+"""Nodes that are invalid in every way that a file may be: passes leave them to ONNX Runtime, which says why."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import warnings
+
+import numpy as np
+import onnx
+import pytest
+from layout_helpers import SAME, graph
+from onnx import AttributeProto, numpy_helper
+from pass_helpers import model
+
+from ortplugin.errors import OrtPluginError
+from ortplugin.optimizer import run_passes, select_passes
+
+SEEDS = 60
+TEXTS = {
+    "transposes": """g (float[N,4,5,6] x) => (float[A,B,C,D] y) { t = Transpose<perm = [0, 3, 1, 2]>(x)
+        s = Constant<value = int64[5] {0, 2, 3, 4, 5}> ()  r = Reshape(t, s)  u = Transpose<perm = [0, 3, 4, 1, 2]>(r)
+        v = Transpose<perm = [0, 1, 2, 4, 3]>(u)  q = Constant<value = int64[4] {0, 4, 5, 6}> ()
+        y = Reshape(v, q) }""",
+    "scatters": """g (float[3,4,5] x, float[2,4,5] u, float[3,1,5] z2) => (float[A,B,C] y) {
+        i = Constant<value = int64[2,1] {0, 1}> ()  t = Transpose<perm = [1, 0, 2]>(x)
+        v = Transpose<perm = [1, 0, 2]>(u)
+        w = Transpose<perm = [1, 0, 2]>(v)  a = Transpose<perm = [1, 0, 2]>(t)  s = ScatterND(a, i, w)
+        b = Transpose<perm = [1, 0, 2]>(s)
+        z = Constant<value = int64[3,1,5] {0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2}> ()
+        y = ScatterElements<axis = 0>(b, z, z2) }""",
+    "norms": """g (float[N,3,8] x, float[8] r, float[3,8] q) => (float[A,B,C] y)
+        <float[8] g = {1, 2, 3, 4, 5, 6, 7, 8}> {
+        a = Add(x, r)  b = Mul(a, q)  m = ReduceMean<axes = [-1]>(b)  d = Sub(b, m)  p = Mul(d, d)
+        v = ReduceMean<axes = [-1]>(p)  e = Constant<value = float {0.00001}> ()  w = Add(v, e)  s = Sqrt(w)
+        n = Div(d, s)  o = Mul(n, g)  l = LayerNormalization(o, g)  c = Cast<to = 10>(l)  y = Cast<to = 1>(c) }""",
+    "shapes": """g (float[2,3,4] x) => (float[A,B,C] y) { s = Shape(x)  i = Constant<value = int64[1] {1}> ()
+        n = Gather(s, i)  b = Constant<value = int64[1] {0}> ()  e = Constant<value = int64[1] {2}> ()
+        p = Slice(s, b, e)  z = Size(x)  o = Constant<value = int64[1] {-1}> ()  k = Concat<axis = 0>(p, o)
+        r = Reshape(x, k)  q = Constant<value = int64[2] {0, 2}> ()  v = Unsqueeze(r, q)  w = Squeeze(v, q)
+        f = ReduceSum(w, i)  y = Mul(f, x) }""",
+    "images": graph("""r = Relu(c)  p = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(r)
+        m = ReduceMean<axes = [2, 3]>(p)  n = Mul(p, m)  k = Constant<value = int64[8] {0, 0, 1, 1, 0, 0, 1, 1}> ()
+        z = Pad(n, k)  a = Concat<axis = 1>(z, z)  h, i = Split<axis = 1>(a)  b = Constant<value = int64[1] {1}> ()
+        e = Constant<value = int64[1] {3}> ()  f = Slice(h, b, e, b)
+        y = Softmax<axis = 1>(f)""", out="float[A,B,C,D] y"),
+    "linear layers": graph(f"""p = GlobalAveragePool(c)  f = Flatten(p)
+        w2 = Constant<value = float[4,2] {{1, 2, 3, 4, 5, 6, 7, 8}}> ()
+        y = Gemm(f, w2)  q = {SAME}(c, w)""", out="float[A,B] y"),
+}  # fmt: skip
+NUMBERS = (-(2**63), -9, -1, 0, 1, 2, 3, 7, 2**31, 2**62, 2**63 - 1)
+
+
+def nodes_of(made: onnx.ModelProto) -> list[onnx.NodeProto]:
+    return [node for node in made.graph.node if node.op_type != "Constant"]
+
+
+def mutate(made: onnx.ModelProto, pick: random.Random) -> None:
+    """Changes one attribute, constant, input or shape to something that need not be valid."""
+    lists = [a for node in made.graph.node for a in node.attribute if a.type == AttributeProto.INTS]
+    single = [a for node in made.graph.node for a in node.attribute if a.type == AttributeProto.INT]
+    tensors = [a.t for node in made.graph.node for a in node.attribute if a.type == AttributeProto.TENSOR]
+    tensors += list(made.graph.initializer)
+    kind = pick.choice(["list", "list", "number", "tensor", "tensor", "input", "shape", "attribute"])
+    if kind == "list" and lists:
+        chosen = pick.choice(lists).ints
+        how = pick.choice(["drop", "add", "set", "empty"])
+        if how == "drop" and chosen:
+            chosen.pop()
+        elif how == "add":
+            chosen.append(pick.choice(NUMBERS))
+        elif how == "set" and chosen:
+            chosen[pick.randrange(len(chosen))] = pick.choice(NUMBERS)
+        else:
+            del chosen[:]
+    elif kind == "number" and single:
+        pick.choice(single).i = pick.choice(NUMBERS)
+    elif kind == "tensor":
+        tensor = pick.choice(tensors)
+        shape = pick.choice([tuple(tensor.dims), tuple(tensor.dims)[:-1], (*tensor.dims, 1), (0,), (2, 2), ()])
+        dtype = pick.choice([np.int64, np.int64, np.int32, np.float32, np.bool_, np.complex64, np.float16, np.str_])
+        numbers = np.array([pick.choice(NUMBERS) for _ in range(int(np.prod(shape)))])
+        with np.errstate(over="ignore"):
+            values = numbers.astype(dtype).astype(object if dtype is np.str_ else dtype).reshape(shape)
+        tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    elif kind == "input":
+        node = pick.choice(nodes_of(made))
+        how = pick.choice(["drop", "empty", "repeat", "add"])
+        if how == "drop":
+            node.input.pop()
+        elif how == "empty":
+            node.input[pick.randrange(len(node.input))] = ""
+        else:
+            node.input.append(node.input[0] if how == "repeat" else "")
+    elif kind == "shape":
+        dims = pick.choice(made.graph.input).type.tensor_type.shape.dim
+        if dims and pick.random() < 0.7:
+            pick.choice(dims).dim_value = pick.choice(NUMBERS)
+        elif dims:
+            dims.pop()
+    else:
+        node = pick.choice(nodes_of(made))
+        if node.attribute:
+            node.attribute.pop()
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("name", TEXTS)
+def test_no_exception_of_python(name: str, seed: int) -> None:
+    """RELIABILITY 23: whatever is wrong with a node, a pass skips it, or says so in the package's own words."""
+    pick = random.Random(f"{name} {seed}")
+    made = model(TEXTS[name])
+    for _ in range(pick.choice([1, 1, 2, 4])):
+        mutate(made, pick)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with contextlib.suppress(OrtPluginError):
+            run_passes(made, select_passes(layout="nhwc"))
