@@ -53,6 +53,7 @@ class Certainty:
         """
         if shape is None:
             return False
+        shape = tuple(None if isinstance(dim, int) and dim >= 1 << 63 else dim for dim in shape)  # none that ONNX has
         key = id(tensor)
         before = None if tensor.shape is None else tuple(tensor.shape)
         if key not in self._ranks and before is not None:

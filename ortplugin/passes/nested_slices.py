@@ -64,6 +64,8 @@ def flatten(scope: Scope, node: gs.Node) -> Outcome:
         fits = extent(scope, updates, axis) == extent(scope, inner.node.inputs[0], axis)
         if axis not in inner.slices and whole in outer.slices and not fits:
             return Missed(label(inner.node), f"'{updates.name}' may broadcast on axis {axis}")
+    if any(abs(number) >= 1 << 63 for each in merged.values() for number in each):
+        return Missed(label(node), "a start or step of the two together does not fit in 64 bits")
     axes = sorted(merged)
     labels = tuple(label(each) for each in (part, inner.node, between, node) if each is not None)
     starts = integers(scope, [merged[axis][0] for axis in axes], f"{node.outputs[0].name}_starts")

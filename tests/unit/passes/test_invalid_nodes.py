@@ -116,3 +116,20 @@ def test_no_exception_of_python(name: str, seed: int) -> None:
         warnings.simplefilter("error")
         with contextlib.suppress(OrtPluginError):
             run_passes(made, select_passes(layout="nhwc"))
+
+
+def test_a_length_beyond_63_bits_is_open() -> None:
+    """No message holds it, so no value is described with it."""
+    made = model(f"""g (float[1,1,5] x, float[1,1,{2**62}] z) => (float[A,B,C] y, float[D,E,F] v)
+        <float[1,1,2] w = {{1, 2}}, float[3] s = {{1, 1, 2.6}}> {{
+            c = ConvTranspose<strides = [{2**62}]>(x, w)  y = Relu(c)  t = Resize(z, , s)
+            u = Relu(t)  v = Neg(u) }}""")
+    run_passes(made, select_passes())
+
+
+def test_a_slice_of_a_slice_beyond_63_bits_stays() -> None:
+    made = model(f"""g (float[N,M] x, float[1,1] u) => (float[N,M] y) {{ z = Constant<value = int64[1] {{0}}> ()
+        e = Constant<value = int64[1] {{{2**62}}}> ()  t = Constant<value = int64[1] {{{2**62}}}> ()
+        p = Slice(x, z, e, z, t)  i = Constant<value = int64[1,1] {{{2**62}}}> ()  v = ScatterND(p, i, u)
+        j = Constant<value = int64[2,1] {{0, {2**62}}}> ()  y = ScatterND(x, j, v) }}""")
+    run_passes(made, select_passes())
