@@ -56,10 +56,11 @@ def _target(shape: Shape, perm: list[int]) -> list[int] | None:
     moved = [axis for axis in perm if shape[axis] != 1]
     if moved != sorted(moved) or perm == sorted(perm) or 0 in shape:
         return None
-    # An unknown length is copied where its axis stays, and is what is left in one other place.
+    # An unknown length is copied where its axis stays, or it is what is left, if nothing else is unknown: beside a
+    # length that may be 0 in some run, what is left is not known, and a Reshape fails where a Transpose does not.
     dims = [shape[axis] for axis in perm]
     target = [dim if isinstance(dim, int) else 0 if perm[at] == at else -1 for at, dim in enumerate(dims)]
-    return target if target.count(-1) <= 1 else None
+    return target if -1 not in target or (target.count(-1) == 1 and 0 not in target) else None
 
 
 TRANSPOSE_VIEWS = RulePass(

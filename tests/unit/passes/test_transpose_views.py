@@ -21,7 +21,7 @@ def graph(dims: str, perm: str, rank: int) -> str:
         ("N,7,1,1", "[0, 2, 3, 1]"),
         ("N,1,7", "[0, 2, 1]"),
         ("1,N", ""),
-        ("1,N,M", "[1, 0, 2]"),
+        ("1,N,4", "[1, 0, 2]"),
         ("2,1,3,1,4", "[0, 2, 4, 1, 3]"),
     ],
 )
@@ -39,12 +39,23 @@ def test_views(dims: str, perm: str, rng: np.random.Generator) -> None:
         ("N,2,1,7", "[0, 3, 1, 2]"),
         ("N,M,1", "[1, 0, 2]"),
         ("1,N,M,1,K", "[1, 2, 0, 4, 3]"),  # two unknown lengths elsewhere
+        ("1,N,M", "[1, 0, 2]"),  # where M is 0, a Reshape could not tell what N is
+        ("N,M,2,1", "[0, 3, 1, 2]"),
         ("N,1,7", "[0, 1, 2]"),
         ("0,1,7", "[0, 2, 1]"),
     ],
 )
 def test_what_stays(dims: str, perm: str) -> None:
     assert_unchanged(model(graph(dims, perm, dims.count(",") + 1)), [TRANSPOSE_VIEWS])
+
+
+@pytest.mark.parametrize("length", [0, 1, 3])
+@pytest.mark.parametrize("case", [("N,1,7", "[0, 2, 1]"), ("1,N,4", "[1, 0, 2]"), ("N,1,1,7", "[0, 3, 1, 2]")])
+def test_views_of_nothing(case: tuple[str, str], length: int, rng: np.random.Generator) -> None:  # RELIABILITY 16
+    original = model(graph(*case, case[0].count(",") + 1))
+    optimized, _ = run_pass(original, TRANSPOSE_VIEWS)
+    assert operators(optimized) == ["Reshape"]
+    assert_same_outputs(original, optimized, rng, N=length)
 
 
 @pytest.mark.parametrize("perms", [("[2, 0, 1]", "[1, 0, 2]"), ("[2, 0, 1]", "[1, 2, 0]"), ("", "[0, 2, 1]"), ("", "")])
