@@ -208,7 +208,9 @@ def skeleton(model: ModelProto) -> ModelProto:
     return result
 
 
-def copy_fields(source: ModelProto | GraphProto, target: ModelProto | GraphProto, leave_out: str) -> None:
+def copy_fields(
+    source: ModelProto | GraphProto | TensorProto, target: ModelProto | GraphProto | TensorProto, leave_out: str
+) -> None:
     """Copies every field of a protobuf message but one."""
     for field, value in source.ListFields():
         if field.name == leave_out:

@@ -9,11 +9,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import onnx_graphsurgeon as gs
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto
 
 from . import verify as verification
 from .errors import ModelError, OrtPluginError, UsageError, VerificationError, near_names, one_line
-from .graph.model import annotate, export_model, import_model
+from .graph.model import annotate, export_model, import_model, lighten, put_back
 from .inline import NAME as INLINE_FUNCTIONS
 from .inline import inline_functions
 from .input_shapes import Shapes, fix_input_shapes
@@ -220,11 +220,11 @@ def run_stages(
     """
     changes: list[Change] = []
     misses: list[NearMiss] = []
-    result = model
+    result, weights = lighten(model)
     for number, stage in enumerate(stages):
         left = None if limit is None else limit - len(changes)
         try:
-            result, made, missed = run_passes(result, stage, left, progress)
+            result, made, missed = run_passes(result, stage, left, progress, weights)
         except PassError as error:
             wrong = contradiction(model)
             if wrong:
@@ -233,11 +233,16 @@ def run_stages(
         changes += made
         if number == len(stages) - 1 or any(isinstance(step, ConvertPrecision) for step in stage):
             misses += missed
+    put_back(result, weights)
     return result, changes, list(dict.fromkeys(misses))
 
 
 def run_passes(
-    model: ModelProto, passes: Sequence[Pass], limit: int | None = None, progress: Progress | None = None
+    model: ModelProto,
+    passes: Sequence[Pass],
+    limit: int | None = None,
+    progress: Progress | None = None,
+    weights: Mapping[str, TensorProto] | None = None,
 ) -> tuple[ModelProto, list[Change], list[NearMiss]]:
     """`model` after `passes`, with the changes in order and the near misses that remain.
 
@@ -249,12 +254,13 @@ def run_passes(
         passes: in order.
         limit: stop after so many changes; the first `limit` ones are the same for every limit.
         progress: told the name of each pass as it starts.
+        weights: the data that initializers of `model` lack; the result lacks them, too.
     """
     changes: list[Change] = []
     misses: list[NearMiss] = []
     result = model
     for _ in range(MAX_ROUNDS):
-        graph = import_model(result)
+        graph = import_model(result, weights)
         annotate(graph)
         found = len(changes)
         misses = []

@@ -31,9 +31,11 @@ from onnx_graphsurgeon.ir.tensor import LazyValues
 from ortplugin.errors import ModelError
 from ortplugin.graph.order import topological_order
 from ortplugin.graph.shapes import Dim, Shape
+from ortplugin.modelcheck import copy_fields
 from ortplugin.ops.base import DOMAIN
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
+WEIGHT_ELEMENTS = 1 << 16  # of an initializer whose data are left out of what passes copy
 IN_PLACE = ("ScatterND", "ScatterElements", "UpdateSlice")  # ours that may work in the memory of their first input
 
 
@@ -75,19 +77,56 @@ def _domain(domain: str) -> str:
 # Import
 
 
-def import_model(model: onnx.ModelProto) -> gs.Graph:
+def import_model(model: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto] | None = None) -> gs.Graph:
     """The model as a graph that reads its weights from `model`, which must stay unchanged while the graph is in use.
 
     Raises ModelError if a name is assigned twice or if the nodes form a cycle.
+
+    Args:
+        model: the model.
+        weights: by name, the tensors of initializers that stand in `model` without their data; see `lighten`.
     """
-    graph = _import_graph(model.graph, {}, opset_of(model.opset_import), model.ir_version)
+    graph = _import_graph(model.graph, {}, opset_of(model.opset_import), model.ir_version, weights or {})
     graph.model = model
     graph.import_domains = list(model.opset_import)
     graph.producer_name, graph.producer_version = model.producer_name, model.producer_version
     return graph
 
 
-def _import_graph(proto: onnx.GraphProto, outer: Mapping[str, gs.Tensor], opset: int, ir_version: int) -> gs.Graph:
+def lighten(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, onnx.TensorProto]]:
+    """(a copy of the model whose large weights have no data, the tensors of the model that have them, by name).
+
+    Passes copy a model in every round; its weights are then copied once, by `put_back`.
+    """
+    light = onnx.ModelProto()
+    copy_fields(model, light, leave_out="graph")
+    copy_fields(model.graph, light.graph, leave_out="initializer")
+    overridable = {each.name for each in model.graph.input}
+    weights = {}
+    for tensor in model.graph.initializer:
+        is_heavy = tensor.HasField("raw_data") and int(np.prod(tensor.dims, dtype=object)) >= WEIGHT_ELEMENTS
+        if is_heavy and tensor.name not in overridable:
+            weights[tensor.name] = tensor
+            copy_fields(tensor, light.graph.initializer.add(), leave_out="raw_data")
+        else:
+            light.graph.initializer.append(tensor)
+    return light, weights
+
+
+def put_back(model: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]) -> None:
+    """Gives initializers without data theirs, in place."""
+    for tensor in model.graph.initializer:
+        if tensor.name in weights and not tensor.HasField("raw_data"):
+            tensor.raw_data = weights[tensor.name].raw_data
+
+
+def _import_graph(
+    proto: onnx.GraphProto,
+    outer: Mapping[str, gs.Tensor],
+    opset: int,
+    ir_version: int,
+    weights: Mapping[str, onnx.TensorProto],
+) -> gs.Graph:
     tensors: dict[str, gs.Tensor] = {}  # of this graph, by name
     inputs = {each.name for each in proto.input}
     # Before IR version 4 every initializer had to be an input too, and ONNX Runtime lets no caller override one.
@@ -103,7 +142,8 @@ def _import_graph(proto: onnx.GraphProto, outer: Mapping[str, gs.Tensor], opset:
     for initializer in proto.initializer:
         if initializer.name in overridable:
             continue
-        constants[initializer.name] = define(_constant(initializer))
+        lacks_data = initializer.name in weights and not initializer.HasField("raw_data")
+        constants[initializer.name] = define(_constant(weights[initializer.name] if lacks_data else initializer))
     initial = {each.name: each for each in proto.initializer if each.name in overridable}
     for sparse in proto.sparse_initializer:
         if sparse.values.name in inputs:
@@ -203,7 +243,7 @@ def _value(attribute: onnx.AttributeProto, visible: Mapping[str, gs.Tensor], ops
     if kind == AttributeProto.TENSOR:
         return _constant(attribute.t)
     if kind == AttributeProto.GRAPH:
-        return _import_graph(attribute.g, visible, opset, ir_version)
+        return _import_graph(attribute.g, visible, opset, ir_version, {})
     return _plain_value(attribute)
 
 

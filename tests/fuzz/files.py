@@ -317,7 +317,7 @@ class Outcome:
     kind: str  # "refused", "optimized" or "failed"
     failure: str
     seconds: float
-    resident: int  # bytes
+    resident: int  # bytes, beyond what the process had used that it was forked from
 
 
 def run_case(data: bytes, options: list[str], folder: Path) -> Outcome:
@@ -325,7 +325,7 @@ def run_case(data: bytes, options: list[str], folder: Path) -> Outcome:
     source, target, errors = folder / "in.onnx", folder / "out.onnx", folder / "errors.txt"
     source.write_bytes(data)
     target.unlink(missing_ok=True)
-    begun = time.perf_counter()
+    begun, inherited = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
     pid = os.fork()
     if pid == 0:
         _child(source, target, errors, options)
@@ -335,7 +335,7 @@ def run_case(data: bytes, options: list[str], folder: Path) -> Outcome:
         _, status, usage = os.wait4(pid, 0)
     finally:
         signal.alarm(0)
-    seconds, resident = time.perf_counter() - begun, usage.ru_maxrss << 10
+    seconds, resident = time.perf_counter() - begun, max((usage.ru_maxrss << 10) - inherited, 0)
     text = errors.read_bytes().decode(errors="replace")
     failure = _failure(status, text, resident)
     kind = "failed" if failure else "optimized" if os.waitstatus_to_exitcode(status) == 0 else "refused"
