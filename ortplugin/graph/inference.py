@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import onnx
 import onnx.shape_inference
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, helper
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TypeProto, helper
 
 from ortplugin.graph.bounds import (
     ELEMENTS,
@@ -86,6 +86,7 @@ class _Bounds:
         """Does it for a graph and the bodies in it. Returns a bound of all its outputs."""
         known = dict(outer)
         for info in (*graph.value_info, *graph.output, *graph.input):
+            _drop_negative(info.type)
             known[info.name] = declared_bound(info.type)
         for tensor in graph.initializer:
             known[tensor.name] = constant_bound(tensor)
@@ -119,7 +120,8 @@ class _Bounds:
         if bound.rank > RANK or _asks_too_much(node):
             node.domain = _OPAQUE
             return UNKNOWN
-        if node.domain in ("", "ai.onnx") and self.opset >= KEPT_FROM.get(node.op_type, self.opset + 1):
+        since = 10 if node.op_type == "Slice" else KEPT_FROM.get(node.op_type, self.opset + 1)
+        if node.domain in ("", "ai.onnx") and self.opset >= since:
             self._keep_or_not(node, inputs, bound)
         return bound
 
@@ -154,17 +156,27 @@ class _Bounds:
         given = [each for each, name in zip(inputs, node.input, strict=True) if name]
         unread = [each.exact and each.rank > 1 for each in given]  # onnx keeps nothing of two dimensions
         sizes = [each.elements for each, skipped in zip(given, unread, strict=True) if not skipped]
-        if any(unread):
+        if any(unread) and node.op_type != "Slice":
             sizes.append(0)  # nor what is made of them
         else:
             sizes.append(bound.elements)
         small = all([size is not None and size <= ELEMENTS for size in sizes])
-        # onnx takes the bounds of a Slice that it does not know for 0.
-        certain = node.op_type != "Slice" or unread[0] or all([each.integers is not None for each in given[1:]])
-        if small and certain:
+        if node.op_type == "Slice":  # onnx takes bounds of it that it does not know for 0
+            small = small and not any(unread) and all([each.integers is not None for each in given[1:]])
+        if small:
             self.kept += sum([size or 0 for size in sizes])
-            return
-        self._call_shapes_only(node, inputs)
+        elif node.op_type == "Slice":
+            self._call_guarded_slice(node)
+        else:
+            self._call_shapes_only(node, inputs)
+
+    def _call_guarded_slice(self, node: NodeProto) -> None:
+        count = len(node.input)
+        inner, name = f"Slice_{count}_", f"GuardedSlice_{count}"
+        if name not in self.made:
+            self.made[inner] = _shapes_only(inner, "Slice", count, [])
+            self.made[name] = _guarded_slice(name, count, inner)
+        node.domain, node.op_type = _SHAPES_ONLY, name
 
     def _call_shapes_only(self, node: NodeProto, inputs: Sequence[Bound]) -> None:
         """Makes the node a call of a function that has the same shapes."""
@@ -186,6 +198,30 @@ class _Bounds:
         if name not in self.made:
             self.made[name] = _shapes_only(name, op, len(node.input), names)
         node.domain, node.op_type = _SHAPES_ONLY, name
+
+
+def _guarded_slice(name: str, count: int, inner: str) -> FunctionProto:
+    """A Slice of something of the data's shape, of which onnx knows nothing where a length of it is negative.
+
+    Convolutions and pools whose windows are larger than their images have such lengths, and onnx's Slice, given one,
+    aborts the process.
+    """
+    inputs = [f"x{index}" for index in range(count)]
+    nodes = [
+        helper.make_node("Shape", ["x0"], ["lengths"]),
+        helper.make_node("ConstantOfShape", ["lengths"], ["data"]),
+        helper.make_node(inner, ["data", *inputs[1:]], ["part"], domain=_SHAPES_ONLY),
+        helper.make_node("CastLike", ["part", "x0"], ["y"]),
+    ]
+    imports = [helper.make_opsetid("", 15), helper.make_opsetid(_SHAPES_ONLY, 1)]
+    return helper.make_function(_SHAPES_ONLY, name, inputs, ["y"], nodes, imports)
+
+
+def _drop_negative(kind: TypeProto) -> None:
+    """Exporters write negative lengths for unknown ones, as which ONNX Runtime takes them; onnx computes with them."""
+    for dim in kind.tensor_type.shape.dim:
+        if dim.dim_value < 0:
+            dim.ClearField("dim_value")
 
 
 def _shapes_only(name: str, op: str, count: int, attributes: Sequence[str]) -> FunctionProto:

@@ -89,6 +89,26 @@ HOSTILE = {
     "outputs that no one asks for": model_of(
         [node("Split", ["x"], ["s", "t"], num_outputs=1 << 40), node("Identity", ["s"], ["y"])], FLOAT, [1 << 41]
     ),
+    "a slice of a negative length": model_of(
+        [node("MaxPool", ["x"], ["p"], kernel_shape=[9]), node("Slice", ["p", "i", "j", "i", "k"], ["y"])],
+        FLOAT,
+        [1, 1, 4],
+        i=np.array([2]),
+        j=np.array([-100]),
+        k=np.array([-1]),
+    ),
+    "a slice of a length that is declared negative": model_of(
+        [node("Slice", ["x", "i", "j"], ["y"])], FLOAT, [-7], i=np.array([0]), j=np.array([5])
+    ),
+    "a slice of opset 11": model_of(
+        [node("MaxPool", ["x"], ["p"], kernel_shape=[9]), node("Slice", ["p", "i", "j", "i", "k"], ["y"])],
+        FLOAT,
+        [1, 1, 4],
+        11,
+        i=np.array([2]),
+        j=np.array([-100]),
+        k=np.array([-1]),
+    ),
     "scattered constants": model_of(
         then(node("ScatterElements", ["c", "i", "u"], ["s"])),
         c=np.zeros(1 << 17, np.int64),
