@@ -403,6 +403,8 @@ def run(
             name, data, options = altered(seed, number)
             outcome = run_case(data, options, Path(folder))
             found[number] = name, outcome
+            if len(found) % 100 == 0:
+                print(f"{len(found)} of {len(numbers)}", file=sys.stderr, flush=True)
             if not outcome.failure:
                 continue
             tell(f"{number} {name} {' '.join(options)}: {outcome.failure[:300]}")
