@@ -58,11 +58,13 @@ def infer_shapes(model: ModelProto, strict: bool = False) -> ModelProto:
     """
     work = _Bounds(model)
     work.graph(model.graph, {})
-    for domain, functions in ((_OPAQUE, ()), (_SHAPES_ONLY, tuple(work.made.values()))):
-        model.opset_import.add(domain=domain, version=1)
-        model.functions.extend(functions)
-    # Data propagation goes into local functions, of which the bounds say nothing.
-    keep = work.kept <= ALL_ELEMENTS and not work.functions
+    for function in model.functions:
+        work.keep_nothing(function)
+    for holder in (model, *model.functions):
+        for domain in (_OPAQUE, _SHAPES_ONLY):
+            holder.opset_import.add(domain=domain, version=1)
+    model.functions.extend(work.made.values())
+    keep = work.kept <= ALL_ELEMENTS
     return onnx.shape_inference.infer_shapes(model, check_type=strict, strict_mode=strict, data_prop=keep)
 
 
@@ -151,6 +153,28 @@ class _Bounds:
                 break
             known.update(dict.fromkeys(node.output, bound))
         return largest
+
+    def keep_nothing(self, function: FunctionProto) -> None:
+        """Replaces the nodes of a local function, of whose calls nothing is known here, so that no value is kept."""
+        opset = next((each.version for each in function.opset_import if each.domain in ("", "ai.onnx")), self.opset)
+        known: dict[str, Bound] = {}
+        for node in function.node:
+            if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+                known.update(dict.fromkeys(node.output, result_bound(node, (), 0)))
+            self._keep_nothing(node, opset, known)
+
+    def _keep_nothing(self, node: NodeProto, opset: int, known: Mapping[str, Bound]) -> None:
+        for body in _bodies(node):
+            for inner in body.node:
+                self._keep_nothing(inner, opset, known)
+        if node.domain not in ("", "ai.onnx") or opset < KEPT_FROM.get(node.op_type, opset + 1):
+            return
+        if any(each.ref_attr_name for each in node.attribute):
+            node.domain = _OPAQUE
+        elif node.op_type == "Slice":
+            self._call_guarded_slice(node)
+        else:
+            self._call_shapes_only(node, [known.get(name, UNKNOWN) for name in node.input])
 
     def _keep_or_not(self, node: NodeProto, inputs: Sequence[Bound], bound: Bound) -> None:
         given = [each for each, name in zip(inputs, node.input, strict=True) if name]

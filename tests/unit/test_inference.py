@@ -134,6 +134,20 @@ def calls_that_double() -> ModelProto:
 HOSTILE["calls that double"] = calls_that_double()
 
 
+def function_that_doubles() -> ModelProto:
+    """A function of the model's own, in which values are kept as well."""
+    model = model_of(then(node("F", ["x"], ["s"], domain="mine")), INT64, [4])
+    names = ["a", *(f"b{index}" for index in range(34))]
+    body = [node("Concat", [a, a], [b], axis=0) for a, b in pairwise(names)]
+    imports = [helper.make_opsetid("", 18)]
+    model.functions.append(helper.make_function("mine", "F", ["a"], [names[-1]], body, imports))
+    model.opset_import.add(domain="mine", version=1)
+    return model
+
+
+HOSTILE["a function that doubles"] = function_that_doubles()
+
+
 @pytest.mark.parametrize("what", HOSTILE)
 def test_small_files_take_little_memory_and_time(what: str, tmp_path: Path) -> None:
     path = tmp_path / "hostile.onnx"
@@ -242,6 +256,21 @@ def test_nodes_whose_values_are_not_kept_have_their_shapes(text: str) -> None:
     assert [each.dim_value for each in shape.dim] == SHAPES_ONLY[text]
     expected = FLOAT if "Cast" in text else INT64
     assert inferred.graph.output[0].type.tensor_type.elem_type == expected
+
+
+def test_shapes_go_through_local_functions() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 18, "mine" : 1]>
+        g (float[2,3,8] x) => (float y) { s = Shape(x)  t = mine.F(x)  y = Reshape(t, s) }
+        <domain: "mine", opset_import: ["" : 18]> F (x) => (y) {
+            i = Constant<value_ints = [0]>()  j = Constant<value_ints = [4]>()  k = Constant<value_ints = [-1]>()
+            a = Slice(x, i, j, k)  b = Slice(x, j, i, k)  c = Concat<axis = 2>(a, a)  d = Add(c, x)
+            e = Unsqueeze(d, i)  f = Squeeze(e, i)  h = Gather<axis = 0>(f, i)  y = Cast<to = 1>(f) }""")
+    model.graph.output[0].type.ClearField("value")
+    inferred = inference.infer_shapes(model)
+    types_of = {each.name: each.type.tensor_type for each in (*inferred.graph.value_info, *inferred.graph.output)}
+    for name in "ty":
+        assert [each.dim_value for each in types_of[name].shape.dim] == [2, 3, 8]
+        assert types_of[name].elem_type == FLOAT
 
 
 def test_a_slice_of_unknown_bounds_is_not_taken_for_one_from_zero() -> None:
