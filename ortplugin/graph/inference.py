@@ -32,12 +32,13 @@ from ortplugin.graph.bounds import (
     result_bound,
     tightest,
 )
+from ortplugin.graph.shapes_only import DOMAIN as SHAPES_ONLY
+from ortplugin.graph.shapes_only import guarded_slice, shapes_only
 
 ALL_ELEMENTS = 1 << 21  # of all values that are kept together, 100 MB
 VISITS = 1 << 17  # of nodes in local functions, whose calls onnx goes into each time: they may stand for any number
 
 _OPAQUE = "ortplugin.opaque"  # no operator of this domain is known
-_SHAPES_ONLY = "ortplugin.shapes_only"  # the functions below
 
 # The opset from which onnx keeps what an operator computes.
 KEPT_FROM = {
@@ -61,7 +62,7 @@ def infer_shapes(model: ModelProto, strict: bool = False) -> ModelProto:
     for function in model.functions:
         work.keep_nothing(function)
     for holder in (model, *model.functions):
-        for domain in (_OPAQUE, _SHAPES_ONLY):
+        for domain in (_OPAQUE, SHAPES_ONLY):
             holder.opset_import.add(domain=domain, version=1)
     model.functions.extend(work.made.values())
     keep = work.kept <= ALL_ELEMENTS
@@ -198,9 +199,9 @@ class _Bounds:
         count = len(node.input)
         inner, name = f"Slice_{count}_", f"GuardedSlice_{count}"
         if name not in self.made:
-            self.made[inner] = _shapes_only(inner, "Slice", count, [])
-            self.made[name] = _guarded_slice(name, count, inner)
-        node.domain, node.op_type = _SHAPES_ONLY, name
+            self.made[inner] = shapes_only(inner, "Slice", count, [])
+            self.made[name] = guarded_slice(name, count, inner)
+        node.domain, node.op_type = SHAPES_ONLY, name
 
     def _call_shapes_only(self, node: NodeProto, inputs: Sequence[Bound]) -> None:
         """Makes the node a call of a function that has the same shapes."""
@@ -220,25 +221,8 @@ class _Bounds:
         names = [each.name for each in node.attribute if each.name in ("axis", "axes", "to")]
         name = f"{op}_{len(node.input)}_{'_'.join(names)}"
         if name not in self.made:
-            self.made[name] = _shapes_only(name, op, len(node.input), names)
-        node.domain, node.op_type = _SHAPES_ONLY, name
-
-
-def _guarded_slice(name: str, count: int, inner: str) -> FunctionProto:
-    """A Slice of something of the data's shape, of which onnx knows nothing where a length of it is negative.
-
-    Convolutions and pools whose windows are larger than their images have such lengths, and onnx's Slice, given one,
-    aborts the process.
-    """
-    inputs = [f"x{index}" for index in range(count)]
-    nodes = [
-        helper.make_node("Shape", ["x0"], ["lengths"]),
-        helper.make_node("ConstantOfShape", ["lengths"], ["data"]),
-        helper.make_node(inner, ["data", *inputs[1:]], ["part"], domain=_SHAPES_ONLY),
-        helper.make_node("CastLike", ["part", "x0"], ["y"]),
-    ]
-    imports = [helper.make_opsetid("", 15), helper.make_opsetid(_SHAPES_ONLY, 1)]
-    return helper.make_function(_SHAPES_ONLY, name, inputs, ["y"], nodes, imports)
+            self.made[name] = shapes_only(name, op, len(node.input), names)
+        node.domain, node.op_type = SHAPES_ONLY, name
 
 
 def _drop_negative(kind: TypeProto) -> None:
@@ -246,24 +230,6 @@ def _drop_negative(kind: TypeProto) -> None:
     for dim in kind.tensor_type.shape.dim:
         if dim.dim_value < 0:
             dim.ClearField("dim_value")
-
-
-def _shapes_only(name: str, op: str, count: int, attributes: Sequence[str]) -> FunctionProto:
-    """The operator in a version in which onnx does not keep its values."""
-    inputs = [f"x{index}" for index in range(count)]
-    if op == "Gather":  # it has none, but of a table of two dimensions or more no values are kept
-        table = helper.make_node("Unsqueeze", ["x0"], ["table"], axes=[-1])
-        gather = helper.make_node("Gather", ["table", *inputs[1:]], ["found"])
-        nodes = [table, gather, helper.make_node("Squeeze", ["found"], ["y"], axes=[-1])]
-    else:
-        nodes = [helper.make_node(op, inputs, ["y"])]
-    target = next(node for node in nodes if node.op_type == op)
-    for attribute in attributes:
-        kind = AttributeProto.INTS if attribute == "axes" else AttributeProto.INT
-        target.attribute.add(name=attribute, ref_attr_name=attribute, type=kind)
-    version = 13 if op in ("Add", "Sub", "Mul") else 9 if op == "Cast" else 11
-    imports = [helper.make_opsetid("", version)]
-    return helper.make_function(_SHAPES_ONLY, name, inputs, ["y"], nodes, imports, list(attributes))
 
 
 def _asks_too_much(node: NodeProto) -> bool:
