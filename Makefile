@@ -17,8 +17,8 @@ CXX_SOURCES := $(shell find ortplugin tests/native examples -name '*.cc' -o -nam
 PYTHON_SOURCES = ortplugin models tests $(wildcard benchmarks)
 
 .DELETE_ON_ERROR:
-.PHONY: help install demo test native test-gpu bench fuzz fuzz-mistakes fuzz-files lint format library dev clean \
-	gpu-tests gpu-bench
+.PHONY: help install demo test native test-gpu bench fuzz fuzz-mistakes fuzz-files conformance lint format library dev \
+	clean gpu-tests gpu-bench
 
 help:
 	@echo 'make demo       optimize a sentence-embedding model and ResNet-50, and compare them with the originals'
@@ -69,6 +69,10 @@ fuzz: $(INSTALLED)
 # Mistakes planted in passes, and how many random graphs it takes to find each.
 fuzz-mistakes: $(INSTALLED)
 	cd tests && $(abspath $(BIN))/python -m fuzz.mistakes --jobs $(JOBS)
+
+# The cases that the onnx package ships, in every variant.
+conformance: $(INSTALLED)
+	cd tests && $(abspath $(BIN))/python -m fuzz.conformance --jobs $(JOBS) --reasons
 
 test-gpu:
 	$(MAKE) EXTRAS=gpu,test,zoo,bench VENV=.venv-gpu gpu-tests

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 
 import ortplugin
+from ortplugin.compare import compare
 from ortplugin.errors import ModelError, OrtPluginError, one_line
 from ortplugin.modelcheck import walk_nodes
 
@@ -70,7 +71,7 @@ class Judge:
         try:
             made, report = optimize(case)
         except ModelError as error:
-            if "can't be upgraded" in str(error):
+            if "can't be upgraded" in str(error) or "is older than" in str(error):
                 return Verdict("refused", one_line(error))
             return Verdict("finding", finding=Finding("exception", f"ModelError: {one_line(error)}"))
         except OrtPluginError as error:
@@ -185,7 +186,13 @@ class Reference:
         dtypes = {each.name: each.type.tensor_type.elem_type for each in self.case.model.graph.output}
         for name in self.names:
             wanted, have = self.wanted[name], got[name]
-            expected = onnx.helper.tensor_dtype_to_np_dtype(dtypes[name])
+            if not isinstance(wanted, np.ndarray) or wanted.dtype.kind == "O":  # a sequence, say
+                result = compare(name, wanted, have)
+                if not result.passed:
+                    return Finding("values", f"'{name}': {result.message}")
+                continue
+            half = self.case.wide is not None
+            expected = onnx.helper.tensor_dtype_to_np_dtype(dtypes[name]) if half else wanted.dtype
             if have.dtype != expected and "precision_io" not in self.case.options:
                 return Finding("form", f"'{name}' is {have.dtype} and not {expected}")
             dtype = self._dtype(wanted, have)

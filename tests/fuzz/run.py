@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from .corpus import to_text
+from .corpus import known, to_text
 from .evaluate import Evaluator
 from .generate import Case, make_case
 from .guilty import find_guilty
@@ -141,9 +141,9 @@ def main() -> int:
             arguments.save.mkdir(parents=True, exist_ok=True)
             (arguments.save / f"{finding.guilty or finding.kind}-{seed}.txt").write_text(text)
 
-    result = fuzz(
-        iter(arguments.seeds), arguments.jobs, arguments.provider, arguments.minimise, show, ignore=arguments.ignore
-    )
+    ignore = known() if arguments.ignore is None else arguments.ignore
+    seeds, jobs = iter(arguments.seeds), arguments.jobs
+    result = fuzz(seeds, jobs, arguments.provider, arguments.minimise, show, ignore=ignore)
     for kind in ("unfit", "refused", "broken") if arguments.reasons else ("broken",):
         for reason, count in result.reasons.most_common():
             if reason.startswith(kind):

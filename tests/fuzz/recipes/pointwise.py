@@ -166,7 +166,7 @@ def cast(g: Graph) -> object:
     if x.is_float and dtype.kind in "iu" and not np.isfinite(x.array).all():
         dtype = g.style.other  # what an infinite number is as an integer, nobody says
     if x.is_float and dtype == np.uint8:
-        x = g.op("Abs", x)
+        dtype = np.dtype(np.int32)  # what a number beyond an integer's range becomes, ONNX does not say
     if g.opset >= 15 and g.chance(0.25):
         return g.op("CastLike", x, g.pick("any", where=lambda value: value.dtype == dtype))
     return g.op("Cast", x, to=to_onnx(dtype))

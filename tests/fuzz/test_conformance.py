@@ -1,0 +1,27 @@
+"""ONNX's own cases, optimized: as they are, and in a part that changes from day to day in other forms.
+
+`make conformance` runs all of them.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from fuzz.conformance import VARIANTS, cases, judge_all
+
+PARTS = 12
+TODAY = int(time.time() // 86_400) % PARTS
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_conformance(variant: str) -> None:
+    """All that ONNX Runtime runs gives the same when it is optimized."""
+    part, parts = (TODAY, PARTS) if variant != "plain" else (TODAY % 3, 3)
+    verdicts = judge_all(cases(variant, part, parts))
+    wrong = {name: each for name, each in verdicts.items() if each.finding is not None or each.what == "broken"}
+    assert not wrong, f"part {part} of {parts}: {wrong}"
+    same = sum(each.what == "same" for each in verdicts.values())
+    assert same > 0.75 * len(verdicts)
+    assert sum(len(each.rewrites) for each in verdicts.values()) > len(verdicts)
