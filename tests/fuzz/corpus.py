@@ -31,6 +31,7 @@ def to_text(case: Case, finding: Finding) -> str:
         "dtype": case.dtype,
         "kept": sorted(case.kept & {each.name for each in case.oracle.graph.initializer}),
         "checks": list(case.checks),
+        "dead": case.dead,
         "options": case.options,
     }
     lines = [f"# {name}: {json.dumps(value)}" for name, value in header.items()]
@@ -66,6 +67,7 @@ def from_text(text: str) -> Case:
         [feeds[number] for number in sorted(feeds)] or [{}],
         header["options"],
         tuple(header["checks"]),
+        header.get("dead", False),
     )
 
 
