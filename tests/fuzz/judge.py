@@ -36,12 +36,16 @@ class Finding:
 
 @dataclass
 class Verdict:
-    """What became of a case: "same", "unfit" (nothing to compare with), "refused" or "finding"."""
+    """What became of a case: "same", "unfit" (nothing to compare with), "refused" or "finding".
+
+    `captured`: whether it ran under a CUDA graph.
+    """
 
     what: str
     message: str = ""
     finding: Finding | None = None
     rewrites: list[str] = field(default_factory=list)
+    captured: bool = False
 
 
 class Judge:
@@ -83,7 +87,8 @@ class Judge:
             found = self._compare(case, references, made) or self._check(case, references, made)
         except UnfitError as error:
             return Verdict("unfit", one_line(error), rewrites=rewrites)
-        return Verdict("finding" if found else "same", finding=found, rewrites=rewrites)
+        what = "finding" if found else "same"
+        return Verdict(what, finding=found, rewrites=rewrites, captured=self.provider.captured)
 
     def _compare(self, case: Case, references: Sequence[Reference], made: onnx.ModelProto) -> Finding | None:
         self.tell("load")
@@ -93,7 +98,7 @@ class Judge:
         except UnfitError:
             raise
         except Exception as error:  # ONNX Runtime's own classes have no common base
-            if self.provider.lacks(error, case.model):
+            if self.provider.lacks(case, references[0]):
                 raise UnfitError(str(error)) from error
             return Finding("load", one_line(error))
         self.tell("run")
@@ -101,7 +106,7 @@ class Judge:
             try:
                 got = self.provider.run(session, reference.feeds_of(made))
             except Exception as error:  # as above
-                if self.provider.lacks(error, case.model) or "data type is not supported" in str(error):
+                if self.provider.lacks(case, reference) or "data type is not supported" in str(error):
                     raise UnfitError(str(error)) from error
                 ran = [bool(each) for each in reference.trials()]
                 if any(ran) and not all(ran):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from dataclasses import dataclass
 from typing import Any
 
 import onnx
@@ -16,6 +19,7 @@ class Provider:
     """The CPU."""
 
     is_cpu = True
+    captured = False  # whether the last run was that of a CUDA graph
 
     def session(self, model: onnx.ModelProto, optimize: bool) -> Any:
         """A session of a model. UnfitError where this provider can't have one for a reason of its own."""
@@ -29,15 +33,15 @@ class Provider:
         """The original on this provider; the CPU has been asked already."""
         return {}
 
-    def lacks(self, error: Exception, model: onnx.ModelProto) -> bool:
-        """Whether an error is about the provider and not about the optimized model."""
+    def lacks(self, case: Any, reference: Any) -> bool:
+        """Whether the original fails here, too."""
         return False
 
 
 class Cuda(Provider):
-    """CUDA; `graph`: what `ortplugin.run` runs is captured and replayed.
+    """CUDA; `graph`: what `ortplugin.run` runs is captured and replayed, where ONNX Runtime can capture the model.
 
-    fp32 products are not rounded to TF32. Where the original does not run there either, nothing is said.
+    fp32 products are not rounded to TF32. An error after which the GPU is lost to this process ends it.
     """
 
     is_cpu = False
@@ -46,42 +50,80 @@ class Cuda(Provider):
         self.graph = graph
 
     def session(self, model: onnx.ModelProto, optimize: bool) -> Any:
-        """A session on the GPU, silent."""
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        options.intra_op_num_threads = 1
-        return ortplugin.session(
-            model.SerializeToString(),
-            [("cuda", {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"})],
-            cuda_graph=self.graph,
-            session_options=options,
-        )
+        """A session on the GPU, silent, with the model, for one without a graph."""
+        data = model.SerializeToString()
+        if self.graph:
+            try:
+                return _Session(data, _cuda_session(data, True), True)
+            except Exception as error:  # ONNX Runtime's own classes have no common base
+                _check_gpu(error)  # what it can't capture runs without a graph
+        try:
+            return _Session(data, _cuda_session(data, False), False)
+        except Exception as error:  # as above
+            _check_gpu(error)
+            raise
 
     def run(self, session: Any, feeds: dict[str, Any]) -> dict[str, Any]:
-        """Two runs under a graph: one that captures, one that replays."""
-        import cupy
-
-        taken = {each.name for each in [*session.get_inputs(), *session.get_overridable_initializers()]}
-        given = {name: value for name, value in feeds.items() if name in taken}
-        made = ortplugin.run(session, given, copy=self.graph)
-        if self.graph:
-            made = ortplugin.run(session, given, copy=True)
-        return {name: cupy.asnumpy(value) if hasattr(value, "get") else value for name, value in made.items()}
+        """The outputs on the host; under a graph those of a second run, which replays what the first captured."""
+        try:
+            self.captured = session.graph
+            return _on_gpu(session.ort, feeds, 2 if session.graph else 1)
+        except Exception as error:  # as above
+            _check_gpu(error)
+            if not session.graph or "ortplugin" in str(error):
+                raise
+        self.captured = False
+        return _on_gpu(_cuda_session(session.data, False), feeds, 1)
 
     def original(self, case: Any, reference: Any) -> dict[str, Any]:
         """The original there, in its own dtype."""
-        plain = Cuda()
-        session = plain.session(case.model, False)
-        return plain.run(session, case.narrowed(reference.feeds))
+        session = _cuda_session(case.model.SerializeToString(), False)
+        return _on_gpu(session, case.narrowed(reference.feeds), 1)
 
-    def lacks(self, error: Exception, model: onnx.ModelProto) -> bool:
-        """Whether the original has the same trouble: no kernel, or operators that a CUDA graph can't hold."""
-        if self.graph and any(word in str(error) for word in ("CUDA graph", "captur", "cudaGraph", "graph capture")):
-            return True
+    def lacks(self, case: Any, reference: Any) -> bool:
+        """Whether the original fails here, too."""
         try:
-            self.session(model, False)
-        except Exception:  # ONNX Runtime's own classes have no common base
+            self.original(case, reference)
+        except Exception as error:  # as above
+            _check_gpu(error)
             return True
-        return "NOT_IMPLEMENTED" in str(error)
+        return False
+
+
+@dataclass(frozen=True)
+class _Session:
+    data: bytes
+    ort: Any
+    graph: bool
+
+
+LOST = ("illegal memory access", "cudaErrorIllegalAddress", "unspecified launch failure", "misaligned address",
+        "device-side assert", "CUDNN_STATUS_EXECUTION_FAILED", "CUBLAS_STATUS_EXECUTION_FAILED",
+        "CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA error 700", "CUDA failure 700")  # fmt: skip
+
+
+def _check_gpu(error: Exception) -> None:
+    """Ends the process if no later call could succeed; whoever asked sees a crash, and starts another process."""
+    if any(words in str(error) for words in LOST):
+        print(f"the GPU is lost: {error}", file=sys.stderr, flush=True)
+        os._exit(70)
+
+
+def _cuda_session(model: bytes, graph: bool) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    settings = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC", "arena_extend_strategy": "kSameAsRequested"}
+    return ortplugin.session(model, [("cuda", settings)], cuda_graph=graph, session_options=options)
+
+
+def _on_gpu(session: Any, feeds: dict[str, Any], times: int) -> dict[str, Any]:
+    import cupy
+
+    taken = {each.name for each in [*session.get_inputs(), *session.get_overridable_initializers()]}
+    given = {name: value for name, value in feeds.items() if name in taken}
+    for _ in range(times):
+        made = ortplugin.run(session, given, copy=True)
+    return {name: cupy.asnumpy(value) if isinstance(value, cupy.ndarray) else value for name, value in made.items()}

@@ -18,6 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ortplugin.session import resolve_provider
+
 from .corpus import known, to_text
 from .evaluate import Evaluator
 from .generate import Case, make_case
@@ -38,6 +40,12 @@ class Result:
     rewrites: Counter[str] = field(default_factory=Counter)
     findings: list[tuple[int, Case, Finding]] = field(default_factory=list)
     seconds: float = 0.0
+    captured: int = 0
+
+    @property
+    def graphs(self) -> int:
+        """How many cases there were."""
+        return self.counts.total()
 
 
 def fuzz(
@@ -54,16 +62,18 @@ def fuzz(
     Args:
         seeds: each is taken once.
         jobs: processes.
-        provider: one of PROVIDERS.
+        provider: one of PROVIDERS. RuntimeMissingError where there is no GPU.
         minimise: seconds that a finding may take to become small; 0 leaves it as it is.
         found: told of each finding as it is there.
         stop: asked after each case whether it is enough.
         ignore: a regular expression; a finding whose text it is found in is counted as "ignored".
     """
+    if provider != "cpu":
+        resolve_provider("cuda")  # raises where there is none
     result, lock, start = Result(), threading.Lock(), time.monotonic()
 
     def work() -> None:
-        worker = Worker(provider)
+        worker = Worker(provider, 60 if provider == "cpu" else 120)  # kernels are compiled at first
         try:
             while True:
                 with lock:
@@ -76,6 +86,7 @@ def fuzz(
                 with lock:
                     result.counts[verdict.what] += 1
                     result.rewrites.update(verdict.rewrites)
+                    result.captured += verdict.captured
                     if verdict.message:
                         result.reasons[f"{verdict.what}: {verdict.message[:160]}"] += 1
                 if verdict.finding is not None:
@@ -128,6 +139,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=parse_seeds, default=range(1000), help="one, or first:last (default 0:1000)")
     parser.add_argument("--jobs", type=int, default=2, help="processes (default 2)")
     parser.add_argument("--provider", choices=PROVIDERS, default="cpu")
+    parser.add_argument("--minutes", type=float, help="stop after that, whatever seeds are left")
     parser.add_argument("--minimise", type=float, default=90, help="seconds for each finding; 0: not at all")
     parser.add_argument("--save", type=Path, help="a folder to write findings to, such as fuzz/corpus")
     parser.add_argument("--ignore", help="a regular expression of findings to leave out (default: known.txt's)")
@@ -143,7 +155,9 @@ def main() -> int:
 
     ignore = known() if arguments.ignore is None else arguments.ignore
     seeds, jobs = iter(arguments.seeds), arguments.jobs
-    result = fuzz(seeds, jobs, arguments.provider, arguments.minimise, show, ignore=ignore)
+    end = time.monotonic() + 60 * (arguments.minutes or float("inf"))
+    late = lambda _: time.monotonic() > end  # noqa: E731
+    result = fuzz(seeds, jobs, arguments.provider, arguments.minimise, show, late, ignore)
     for kind in ("unfit", "refused", "broken") if arguments.reasons else ("broken",):
         for reason, count in result.reasons.most_common():
             if reason.startswith(kind):
@@ -151,8 +165,9 @@ def main() -> int:
     guilty = Counter(f"{finding.guilty or '?'} ({finding.kind})" for _, _, finding in result.findings)
     for name, count in guilty.most_common():
         print(f"{count:5} findings: {name}")
-    print(f"{len(arguments.seeds)} graphs, {dict(result.counts)}, {sum(result.rewrites.values())} rewrites by "
-          f"{len(result.rewrites)} passes, {result.seconds:.0f} s")  # fmt: skip
+    rewrites = f"{result.rewrites.total()} rewrites by {len(result.rewrites)} passes"
+    under = f", {result.captured} under a CUDA graph" if arguments.provider == "cuda-graph" else ""
+    print(f"{result.graphs} graphs{under}, {dict(result.counts)}, {rewrites}, {result.seconds:.0f} s")
     return 1 if result.findings or result.counts["broken"] else 0
 
 
