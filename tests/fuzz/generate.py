@@ -207,7 +207,7 @@ def _model(
     functions = [each for each in g.functions if any(node.op_type == each.name for node in g.nodes)]
     version = ir_version(g.opset)
     model = helper.make_model(graph, opset_imports=imports(g.opset), ir_version=version, functions=functions)
-    _drop_imports(model)
+    drop_imports(model)
     if declared == "inferred":
         inferred = onnx.shape_inference.infer_shapes(model)
         for own, other in zip(model.graph.output, inferred.graph.output, strict=True):
@@ -222,7 +222,7 @@ def _model(
     return model
 
 
-def _drop_imports(model: onnx.ModelProto) -> None:
+def drop_imports(model: onnx.ModelProto) -> None:
     """Leaves only the domains that are used."""
     used = {node.domain for graph in walk(model.graph) for node in graph.node} | {""}
     kept = [each for each in model.opset_import if each.domain in used]

@@ -10,29 +10,30 @@ import onnx
 import onnx.parser
 import pytest
 
-from fuzz.corpus import known, to_text
+from fuzz.corpus import from_text, known, to_text
 from fuzz.evaluate import Evaluator
 from fuzz.generate import make_case
-from fuzz.mistakes import MISTAKES, source_of
+from fuzz.mistakes import MISTAKES, Mistake, source_of
 from fuzz.narrow import walk
 from fuzz.oracle import explained, quick, trials
-from fuzz.run import fuzz
+from fuzz.run import Result, fuzz, shrink
+from fuzz.worker import Worker
 
 GRAPHS = 1000
 
 
 @pytest.fixture(scope="module")
-def result() -> object:
+def result() -> Result:
     return fuzz(iter(range(GRAPHS)), jobs=2, minimise=40, ignore=known())
 
 
-def test_random_graphs(result: object) -> None:
+def test_random_graphs(result: Result) -> None:
     texts = [f"---- seed {seed}\n{to_text(case, finding)}" for seed, case, finding in result.findings]
     assert not texts, "\n".join(texts)
     assert not result.counts["broken"], [each for each in result.reasons if each.startswith("broken")]
 
 
-def test_the_graphs_say_something(result: object) -> None:
+def test_the_graphs_say_something(result: Result) -> None:
     """Nearly all run, and most passes find something to do."""
     assert result.counts["same"] > 0.9 * GRAPHS
     assert len(result.rewrites) > 35
@@ -55,7 +56,7 @@ def test_many_operators() -> None:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
-def test_each_mistake_has_its_line(mistake: object) -> None:
+def test_each_mistake_has_its_line(mistake: Mistake) -> None:
     """`python -m fuzz.mistakes` plants it there."""
     assert source_of(mistake.module).read_text().count(mistake.right) == 1
 
@@ -107,3 +108,19 @@ class TestOracle:
             assert 0 < wide.max() < (1e-15 if dtype == "float32" else 1e-6)
         rounded = [each["y"].astype(np.float16) == each["y"] for each in trials(model, feeds, "float16", ["y"], 0)]
         assert [each.all() for each in rounded] == [True, False] * (len(rounded) // 2)
+
+
+def test_a_mistake_is_found_and_made_small_and_its_pass_named() -> None:
+    planted, clean = Worker(mistake="channel-shuffle"), Worker()
+    try:
+        found = ((seed, planted.ask(seed).finding) for seed in range(200))
+        seed, first = next((seed, each) for seed, each in found if each is not None and each.kind == "values")
+        case, finding = shrink(seed, first, planted, 60)
+        assert finding.guilty == "channel-shuffle"
+        assert [node.op_type for node in case.model.graph.node] == ["Reshape", "Transpose", "Reshape"]
+        read = from_text(to_text(case, finding))
+        assert planted.ask(read).finding is not None
+        assert clean.ask(read).what == "same"
+    finally:
+        planted.close()
+        clean.close()

@@ -1,6 +1,6 @@
 """What random graphs are made of: importing this fills the tables."""
 
-from . import control, motifs, networks, pointwise, scatters, views
+from . import control, images, networks, pointwise, scatters, sums, tokens, views
 from .table import GLUE, MOTIFS
 
-__all__ = ["GLUE", "MOTIFS", "control", "motifs", "networks", "pointwise", "scatters", "views"]
+__all__ = ["GLUE", "MOTIFS", "control", "images", "networks", "pointwise", "scatters", "sums", "tokens", "views"]

@@ -1,0 +1,135 @@
+"""Norms, activations and attention, as exporters of transformers write them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..evaluate import to_onnx
+from ..graph import Graph, UnfitError, Value
+from .images import activate
+from .networks import image, reduce
+from .pointwise import two
+from .table import motif
+
+
+def normalised(g: Graph, x: Value) -> Value:
+    """A norm over trailing axes, as operators or written out."""
+    if 0 in x.shape or not x.rank:
+        raise UnfitError("nothing to normalise")
+    count = g.choice([1, 1, 1, min(2, x.rank)])
+    axes = list(range(-count, 0)) if g.chance(0.6) else list(range(x.rank - count, x.rank))
+    shape = x.shape[x.rank - count :]
+    epsilon = g.choice([1e-5, 1e-6, 1e-2])
+    if g.opset >= 17 and g.chance(0.3):
+        return g.op("LayerNormalization", x, g.weights(*shape), g.weights(*shape), axis=-count, epsilon=epsilon)
+    if g.style.dtype != "fp32":
+        epsilon = max(epsilon, 1e-3)
+    y, rms = x, g.chance(0.4)
+    widened = x.dtype == np.float32 and g.style.dtype != "fp64" and g.chance(0.15)
+    if widened:
+        y = g.op("Cast", x, to=to_onnx(g.style.other))
+    negative = axes if g.opset >= 11 else [axis % x.rank for axis in axes]
+    centred = y if rms else g.op("Sub", y, reduce(g, "ReduceMean", y, negative, g.choice([None, 1])))
+    square = g.op("Pow", centred, g.constant(2, y.dtype)) if g.chance(0.6) else g.op("Mul", centred, centred)
+    variance = reduce(g, "ReduceMean", square, negative, g.choice([None, 1]))
+    total = [variance, g.constant(epsilon, y.dtype)]
+    root = g.op("Sqrt", g.op("Add", *(total if g.chance(0.7) else total[::-1])))
+    made = g.op("Mul", centred, g.op("Reciprocal", root)) if g.chance(0.2) else g.op("Div", centred, root)
+    if widened:
+        made = g.op("Cast", made, to=to_onnx(x.dtype))
+    if g.chance(0.8):
+        made = g.op("Mul", *([made, g.weights(*shape)] if g.chance(0.7) else [g.weights(*shape), made]))
+    return g.op("Add", made, g.weights(*shape)) if not rms and g.chance(0.8) else made
+
+
+def sequence(g: Graph) -> Value:
+    """A value of rank 2 or 3 whose rows are worth normalising."""
+    try:
+        if g.chance(0.85):
+            return g.pick(ranks=[2, 3, 3, 4], where=lambda value: 0 not in value.shape and value.shape[-1] > 1)
+    except UnfitError:
+        pass
+    return g.input(g.numbers([g.choice([1, 2]), g.rng.randint(1, 5), g.choice([2, 4, 8, 7, 16])]))
+
+
+@motif(3)
+def norm_block(g: Graph) -> object:
+    """Residual and bias, norm, what is pointwise after it."""
+    x = sequence(g)
+    for _ in range(g.choice([0, 1, 1, 2])):
+        x = g.op("Add", *two(g, x))
+    y = normalised(g, x)
+    for _ in range(g.choice([0, 0, 1, 2])):
+        y = g.op(g.choice(["Add", "Mul", "Sub"]), *two(g, y)) if g.chance(0.6) else activate(g, y)
+    return g.op("Add", x, y) if x.shape == y.shape and g.chance(0.3) else y
+
+
+def gelu(g: Graph, x: Value) -> Value:
+    """Gelu written out, by erf or tanh."""
+    half, one = g.constant(0.5, x.dtype), g.constant(1.0, x.dtype)
+    if g.chance(0.6):
+        scaled = (
+            g.op("Div", x, g.constant(np.sqrt(2.0), x.dtype))
+            if g.chance(0.6)
+            else g.op("Mul", x, g.constant(np.sqrt(0.5), x.dtype))
+        )
+        inner = g.op("Add", g.op("Erf", scaled), one)
+    else:
+        cube = g.op("Mul", g.op("Mul", x, x), x) if g.chance(0.5) else g.op("Pow", x, g.constant(3.0, x.dtype))
+        total = g.op("Add", x, g.op("Mul", cube, g.constant(0.044715, x.dtype)))
+        inner = g.op("Add", g.op("Tanh", g.op("Mul", total, g.constant(0.7978846, x.dtype))), one)
+    if g.chance(0.5):
+        return g.op("Mul", g.op("Mul", x, inner), half)
+    return g.op("Mul", g.op("Mul", half, x), inner)
+
+
+@motif(1.5)
+def gelu_block(g: Graph) -> object:
+    x = g.pick()
+    return gelu(g, g.op("Add", *two(g, x)) if g.chance(0.5) else x)
+
+
+@motif(1)
+def attention(g: Graph) -> object:
+    """Attention written out, with one or two heads and a mask."""
+    x = sequence(g)
+    if x.rank != 3:
+        raise UnfitError("no sequence")
+    n, length, width = x.shape
+    heads = 2 if width % 2 == 0 and g.chance(0.6) else 1
+    parts = []
+    for _ in range(3):
+        y = g.op("Add", g.op("MatMul", x, g.weights(width, width)), g.weights(width))
+        y = g.op("Reshape", y, g.ints([g.choice([0, n]), g.choice([length, -1]), heads, width // heads]))
+        parts.append(g.op("Transpose", y, perm=[0, 2, 1, 3]))
+    q, k, v = parts
+    scores = g.op("MatMul", q, g.op("Transpose", k, perm=[0, 1, 3, 2]))
+    scores = g.op("Div", scores, g.constant(np.sqrt(width // heads), x.dtype))
+    if g.chance(0.5):
+        mask = g.input(g.numbers([n, 1, 1, length], dtype=np.dtype(np.bool_)))
+        low = g.constant(-1e4, x.dtype)
+        scores = g.op("Where", mask, scores, low)
+    y = g.op("MatMul", g.op("Softmax", scores, axis=-1 if g.opset >= 11 else 3), v)
+    y = g.op("Reshape", g.op("Transpose", y, perm=[0, 2, 1, 3]), g.ints([n, length, width]))
+    return g.op("Add", x, y)
+
+
+@motif(1)
+def tokens(g: Graph) -> object:
+    """An image as tokens, a linear layer, a norm, and back."""
+    x = image(g, (4,))
+    n, c, h, w = x.shape
+    y = g.op("Transpose", g.op("Reshape", x, g.ints([n, c, h * w])), perm=[0, 2, 1])
+    y = normalised(g, y) if g.chance(0.6) else y
+    y = activate(g, g.op("Add", g.op("MatMul", y, g.weights(c, c)), g.weights(c)))
+    return g.op("Reshape", g.op("Transpose", y, perm=[0, 2, 1]), g.ints([n, c, h, w]))
+
+
+@motif(1)
+def channels_last_norm(g: Graph) -> object:
+    """A norm over channels, between two Transposes, as in ConvNeXt."""
+    x = image(g, (4,))
+    y = normalised(g, g.op("Transpose", x, perm=[0, 2, 3, 1]))
+    if g.chance(0.5):
+        y = gelu(g, g.op("Add", g.op("MatMul", y, g.weights(x.shape[1], 4)), g.weights(4)))
+    return g.op("Transpose", y, perm=[0, 3, 1, 2])
