@@ -17,12 +17,13 @@ CXX_SOURCES := $(shell find ortplugin tests/native examples -name '*.cc' -o -nam
 PYTHON_SOURCES = ortplugin models tests $(wildcard benchmarks)
 
 .DELETE_ON_ERROR:
-.PHONY: help install demo test native test-gpu bench fuzz fuzz-mistakes fuzz-files conformance lint format library dev \
-	clean gpu-tests gpu-bench
+.PHONY: help install demo test native sanitize test-gpu bench fuzz fuzz-mistakes fuzz-files conformance lint format library \
+	dev clean gpu-tests gpu-bench
 
 help:
 	@echo 'make demo       optimize a sentence-embedding model and ResNet-50, and compare them with the originals'
 	@echo 'make test       all tests that need no GPU'
+	@echo 'make sanitize   the tests of the library under AddressSanitizer and UndefinedBehaviorSanitizer (g++)'
 	@echo 'make test-gpu   the tests that need one (in .venv-gpu, with onnxruntime-gpu)'
 	@echo 'make bench      the benchmarks, on a GPU'
 	@echo 'make fuzz-files altered model files: each is refused in one line or gives a valid model'
@@ -73,6 +74,13 @@ fuzz-mistakes: $(INSTALLED)
 # The cases that the onnx package ships, in every variant.
 conformance: $(INSTALLED)
 	cd tests && $(abspath $(BIN))/python -m fuzz.conformance --jobs $(JOBS) --reasons
+
+# What is told to the sanitizers, and why, is in tests/sanitize.sh. TESTS="tests/ort/test_pool.py -k huge" runs less.
+TESTS ?= tests/ort
+sanitize: $(INSTALLED)
+	$(BIN)/cmake -S . -B build/sanitize -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=None -DORTPLUGIN_SANITIZE=ON
+	$(BIN)/cmake --build build/sanitize
+	tests/sanitize.sh $(abspath $(BIN))/python build/sanitize $(TESTS)
 
 test-gpu:
 	$(MAKE) EXTRAS=gpu,test,zoo,bench VENV=.venv-gpu gpu-tests

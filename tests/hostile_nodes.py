@@ -28,6 +28,7 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 Shape = tuple[int, ...]
 Mode = Literal["known", "open", "constant"]  # what the model says of its inputs: their shapes, nothing, all of them
 
+MODES: tuple[Mode, ...] = ("known", "open", "constant")
 NODE = "culprit"
 LONG = 10_000_000  # characters
 MEMORY = 1 << 30  # bytes that a tensor may have: what takes more is refused, on any machine
@@ -312,18 +313,47 @@ def _wrong_inputs(seed: Node) -> Iterator[Node]:
         yield replace(seed, name=f"{seed.name}: a name that is {mode}", called=called, outputs=(*seed.outputs, "float"))
 
 
+def _large() -> Iterator[Node]:
+    """Results that no machine has, made of small inputs."""
+    by_name = {seed.name: seed for seed in seeds()}
+    wide = (Input("float", (2**20, 1)), Input("float", (1, 2**20)))
+    yield replace(by_name["pointwise"], name="pointwise: 2^40 elements", inputs=wide, wrong="program")
+    yield replace(by_name["norm"], name="norm: 2^40 elements", inputs=wide, wrong="program", attributes={
+        "program": "(float x, float r) => (float y) { s = Add(x, r) y = LayerNormalization<axis=-1, epsilon=1e-05>(s) }"
+    })  # fmt: skip
+    yield replace(
+        by_name["sum"],
+        name="sum: 2^40 elements",
+        inputs=wide,
+        wrong="program",
+        attributes={"program": '(float a, float b) => (float y, float s) { y = Mul(a, b) s = SumTo<axes="0">(y) }'},
+    )
+    nothing = (Input("float", (0, 2**40)), Input("float", (1, 1)))
+    yield replace(
+        by_name["sum"],
+        name="sum: of nothing, 2^40 times",
+        inputs=nothing,
+        wrong="program",
+        attributes={"program": '(float a, float b) => (float y, float s) { y = Mul(a, b) s = SumTo<axes="0">(y) }'},
+    )
+    given = {**GRAD, "gradients": "dX", "operands": "W", "strides": [32768, 32768]}
+    yield replace(by_name["grad of X alone"], name="grad: strides of 32768", attributes=given, wrong="strides")
+
+
 @cache
 def nodes() -> tuple[Node, ...]:
-    """All of them: first the seeds, which run, then each wrong node, with its shapes in the model, without, constant."""
+    """All: first the seeds, which run, then each wrong node, with shapes in the model, without, and constant."""
     made = list(seeds())
+    for each in _large():
+        made += [replace(each, name=f"{each.name} ({mode})", mode=mode) for mode in MODES]
     for seed in seeds():
-        for each in itertools.chain(_wrong_attributes(seed), _wrong_inputs(seed)):
-            is_long = any(isinstance(value, str) and len(value) >= LONG for value in each.attributes.values())
-            modes: Sequence[Mode] = ("known",) if is_long or len(each.called) > 100 else ("known", "open")
-            if each.wrong.startswith("input ") and not is_long:
-                modes = ("known", "open", "constant")
+        for number, each in enumerate(itertools.chain(_wrong_attributes(seed), _wrong_inputs(seed))):
+            # Of attributes it matters little whether shapes are known, so it is one or the other.
+            modes: Sequence[Mode] = (MODES[number % 2],)
+            if each.wrong.startswith("input "):
+                modes = (MODES[number % 2], "constant")
             if any(x is not None and x.declared is not None for x in each.inputs):
-                modes = ("known", "constant")
+                modes = ("known",)
             made += [replace(each, name=f"{each.name} ({mode})", mode=mode) for mode in modes]
     return tuple(made)
 

@@ -223,14 +223,14 @@ def _data_shape(gradient: Gradient, z: Shape, w: Shape) -> list[Dim]:
     if not gradient.transposed:
         channels = w[1] * gradient.group if isinstance(w[1], int) else None
         least = [gradient.large(axis, size) for axis, size in enumerate(z[2:])]
-        return [channels, *(s + p if s is not None else None
+        return [channels, *(max(s + p, 0) if s is not None else None
                             for s, p in zip(least, gradient.output_padding, strict=True))]  # fmt: skip
     dims: list[Dim] = [w[0]]
     for axis, size in enumerate(z[2:]):
         one = gradient.large(axis, 1)
         assert one is not None
         steps = size - one - gradient.output_padding[axis] if isinstance(size, int) else None
-        dims.append(None if steps is None else steps // gradient.strides[axis] + 1)
+        dims.append(None if steps is None else max(steps // gradient.strides[axis] + 1, 0))
     return dims
 
 

@@ -16,8 +16,8 @@ Dtypes: float16, bfloat16, float, double; of the nearest elements also int8, uin
 at(o) is computed in float32, in the order of ONNX's formula; beyond the edges the elements at the edges count. Linear
     arithmetic runs in float32, in float64 for double.
 Both X[i] and X[i + 1] take part even where w is 0, so a NaN or an infinity there makes a NaN, as in ONNX Runtime's
-    Resize; beyond the edge there is no X[i + 1]. Where every scale is 1, Y is X. In one spatial dimension ONNX Runtime's
-    Resize lets the next channel and the next image take part with weight 0, too: FusedResize does not.
+    Resize; beyond the edge there is no X[i + 1]. Where every scale is 1, Y is X. In one spatial dimension ONNX
+    Runtime's Resize lets the next channel and the next image take part with weight 0, too: FusedResize does not.
 Errors: attributes that contradict each other or the shape, a spatial dimension of 0 elements, another dtype. The batch
     and the channels may be 0.
 """
