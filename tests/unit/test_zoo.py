@@ -302,3 +302,31 @@ def test_rows_are_short(tmp_path: Path) -> None:
 
 def test_the_docs_have_a_place_for_the_table() -> None:
     assert "<!-- benchmark:zoo -->" in timing.BENCHMARKS.read_text()
+
+
+def test_a_sweep_in_two_parts_fills_one_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- benchmark:zoo -->\n<!-- /benchmark -->\nafter\n")
+    monkeypatch.setattr(timing, "README", page)
+    monkeypatch.setattr(timing, "BENCHMARKS", page)
+    monkeypatch.setattr(timing, "environment", lambda commit: ENVIRONMENT)
+    asked: list[list[Job]] = []
+
+    def pretend(todo: list[Job], setting: Setting, **given: float) -> Any:
+        asked.append(todo)
+        for number, job in enumerate(todo[:2]):  # the time is over
+            yield _row(job.case, job.precision, job.exporter, verdict=("right", "again")[number], seconds=1)
+
+    monkeypatch.setattr(zoo, "sweep", pretend)
+    for more in ([], ["--missing"]):
+        given = ["--cases", f"{SMALL},{USUAL}", "--exporter", "dynamo", "--out", str(tmp_path), "--readme", *more]
+        monkeypatch.setattr(sys, "argv", ["zoo.py", *given])
+        zoo.main()
+    assert asked[1] == asked[0][1:]
+    rows = json.loads((tmp_path / "zoo.json").read_text())["rows"]
+    assert {Job(*(row[key] for key in zoo.KEYS)) for row in rows} == set(asked[0][:2])
+    assert "before\n" in page.read_text()
+    assert f"| {USUAL} |" in page.read_text()
+    assert f"[1 of {len(asked[0])}, " in capsys.readouterr().out
