@@ -254,11 +254,12 @@ def test_the_table_has_wrong_networks_first_and_reasons_once() -> None:
 
 
 def test_a_time_without_a_graph_has_a_star_and_is_no_ratio() -> None:
-    rows = [_row(SMALL, ort_uncaptured="Concat"), _row(USUAL, us=100.0, us_ort=130.0)]
+    rows = [_row(SMALL, ort_uncaptured="Concat", sessions="differ"), _row(USUAL, us=100.0, us_ort=130.0)]
     text = zoo.table({"environment": ENVIRONMENT, "rows": rows})
     assert "| 250* | 100 |" in text
     assert "1.30 in fp16 (slowest 1.30)" in text
     assert f"- ORT's original not captured: `Concat`: {SMALL}" in text
+    assert f"- right, but: `sessions without a graph differ in bits`: {SMALL}" in text
 
 
 def test_parts_merge_and_say_their_commits(tmp_path: Path) -> None:
