@@ -58,6 +58,7 @@ ORDER = [(e, p, s) for e in ("dynamo", "torchscript") for p in ("fp16", "fp32") 
 RIGHT, BAD = "right", ("wrong", "fails")
 INTERNAL = ("stage", "failing")  # parts of a row while it is measured
 DONE, LAST = "done", "last"  # what a worker says after a row: that it can go on, or not
+START_SECONDS = 120  # that a new process may take besides
 MOST_MEMORY = 7 << 30  # bytes of a worker after a row, with which it goes on
 
 Row = dict[str, Any]
@@ -98,6 +99,7 @@ def work(connection: Any, setting: Setting, log: str, function: Measure) -> None
         torch.set_num_threads(1 if setting.on_gpu else 2)
     while (job := connection.recv()) is not None:
         os.ftruncate(output, 0)
+        connection.send({"stage": "start"})
         function(job, setting, connection.send)
         connection.send(DONE if usable(setting) else LAST)
 
@@ -155,13 +157,15 @@ class Worker:
                     if part == LAST:
                         self.kill()
                     return self._end("")
+                if "stage" not in self.row:  # a new process has imported what it needs
+                    self.begun = time.monotonic()
                 self.row.update(part)
         except (EOFError, OSError):
             self.process.join(5)
             problem = f"died in '{self.row.get('stage', 'start')}': {_exit(self.process.exitcode)}"
             said = self.log.read_text(errors="replace").strip().rpartition("\n")[2] if self.log.exists() else ""
             return self._end(f"{problem}; {said[:100]}" if said else problem)
-        if time.monotonic() - self.begun > limit:
+        if time.monotonic() - self.begun > limit + (0 if "stage" in self.row else START_SECONDS):
             self.kill()
             return self._end(f"'{self.row.get('stage', 'start')}' was not done after {limit:.0f} s")
         return None

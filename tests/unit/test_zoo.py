@@ -141,7 +141,7 @@ def _pretend(job: Job, setting: Setting, tell: Callable[[Mapping[str, Any]], Non
 
 def _swept(*cases: str, **given: Any) -> dict[str, dict[str, Any]]:
     todo = [Job(case, "fp16", "dynamo") for case in cases]
-    given = {"workers": 2, "limit": 20, "seconds": 60} | given
+    given = {"workers": 2, "limit": 20, "seconds": 300} | given
     rows = zoo.sweep(todo, Setting("cpu"), function=_pretend, **given)
     return {row["case"]: row for row in rows}
 
@@ -158,21 +158,21 @@ def test_a_process_that_dies_is_a_row_and_the_others_go_on() -> None:
 
 
 def test_a_row_that_takes_too_long_is_ended() -> None:
-    rows = _swept("sleeps", "right", workers=2, limit=10)
+    rows = _swept("sleeps", "right", workers=2, limit=5)
     assert rows["right"]["verdict"] == "right"
     assert rows["sleeps"]["verdict"] == "no export"
-    assert rows["sleeps"]["why"] == "'export' was not done after 10 s"
+    assert rows["sleeps"]["why"] == "'export' was not done after 5 s"
 
 
 def test_a_sweep_ends_in_time_without_what_is_not_done() -> None:
     begun = time.monotonic()
     assert "sleeps" not in _swept("right", "sleeps", "sleeps", seconds=8)
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - begun < 45  # and not the minute that they sleep
 
 
 def test_a_process_takes_one_row_after_the_other() -> None:
     todo = [Job("right", precision, "dynamo") for precision in ("fp16", "fp32")]
-    rows = list(zoo.sweep(todo, Setting("cpu"), workers=1, limit=20, seconds=60, function=_pretend))
+    rows = list(zoo.sweep(todo, Setting("cpu"), workers=1, limit=20, seconds=300, function=_pretend))
     assert len(rows) == 2
     assert rows[0]["process"] == rows[1]["process"] != os.getpid()
 
