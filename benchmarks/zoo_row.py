@@ -47,6 +47,7 @@ SESSIONS = 3  # how many more without a graph are tried where one differs from t
 # default.
 FACTOR = 2.0
 FLOORS = {"fp16": 5e-4, "fp32": 1e-5, "tf32": 5e-4}
+SANE = 1e-3  # in float32, an original with a larger error is another network: no yardstick
 AGAIN = "again"  # the verdict of a row that ran out of memory beside others
 FLAT = 1e-3  # outputs whose deviation, or whose change with the input, is less of their magnitude tell nothing
 
@@ -149,6 +150,8 @@ def judge(row: Mapping[str, Any]) -> tuple[str, str]:
             if not original <= allowed(yardstick, name) and error <= allowed(original, name):
                 return "not judged", f"ONNX Runtime's error with the original is {original:.2g}"
             return "wrong", f"error {error:.2g}, where {allowed(yardstick, name):.2g} is allowed ({name})"
+    if precision == "fp32" and not row["error_ort"] <= SANE:
+        return "not judged", f"ONNX Runtime's error with the original is {row['error_ort']:.2g}"
     if differed or row.get("modes"):
         return "not judged", f"{of_original} of {REPLAYS} replays of the original differ as well"
     return "right", ""

@@ -109,6 +109,8 @@ LIMIT = FACTOR * 1e-3 + FLOORS["fp16"]
         (SINGLE | {"error_tf32": 1e-2}, "wrong"),
         ({"precision": "fp32", "error": 1e-6, "error_ort": 1e-6}, "right"),
         ({"precision": "fp32", "error_ort": 1e-6}, "not judged"),
+        # The exporter wrote another network.
+        ({"precision": "fp32", "error": 0.28, "error_ort": 0.28}, "not judged"),
     ],
 )
 def test_the_rule(row: dict[str, Any], verdict: str) -> None:
