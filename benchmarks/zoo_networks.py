@@ -365,6 +365,17 @@ def network(case: Case, device: str) -> Any:
     return model.eval()
 
 
+def spell_out_attention(model: Any) -> None:
+    """Makes a model of transformers compute attention by products and a softmax, where it can.
+
+    In float16 the TorchScript exporter writes scaled_dot_product_attention with a scale, as these models call it, as
+    products of both float16 and float32, which no runtime takes.
+    """
+    for module in model.modules():
+        if hasattr(module, "set_attn_implementation"):
+            module.set_attn_implementation("eager")
+
+
 def settle(model: Any, inputs: Callable[[], tuple[Any, ...]], *, scaled: bool = True) -> None:
     """Gives the module parameters and statistics of which none is trivial and with which activations keep their scale.
 

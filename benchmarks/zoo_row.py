@@ -445,6 +445,8 @@ def _measure(job: Job, setting: Setting, found: Mapping[str, Any], report: Tell)
     with stage("network", report, "not run"):
         try:
             module = zoo_networks.network(case, setting.device)
+            if job.exporter == "torchscript":
+                zoo_networks.spell_out_attention(module)
         except zoo_networks.NotThereError as error:
             raise StopError("not there", str(error)) from error
         variants = [zoo_networks.inputs_of(case, number, setting.device) for number in range(zoo_networks.VARIANTS)]
