@@ -4,29 +4,37 @@
 #include <atomic>
 #include <exception>
 #include <iterator>
+#include <map>
 #include <mutex>
-#include <set>
 
 #include "ortplugin/runtime/memory.h"
 
 namespace ortplugin {
 namespace {
 
-// The ORTs of this process that have TensorTypeAndShape_HasShape. Never destroyed, like all that sessions refer to.
-struct ShapeQueries {
+// The releases of the ORTs of this process, 1.<minor>. Never destroyed, like all that sessions refer to.
+struct Releases {
   std::mutex mutex;
-  std::set<const ort::Api*> apis;
+  std::map<const ort::Api*, int> minors;
 };
-ShapeQueries& TheShapeQueries() {
-  static auto* const queries = new ShapeQueries;
-  return *queries;
+Releases& TheReleases() {
+  static auto* const releases = new Releases;
+  return *releases;
 }
+
+bool IsAtLeast(const ort::Api* api, int minor) {
+  const std::lock_guard<std::mutex> lock(TheReleases().mutex);
+  const auto found = TheReleases().minors.find(api);
+  return found != TheReleases().minors.end() && found->second >= minor;
+}
+
+constexpr int kHasShape = 24;      // the first release with TensorTypeAndShape_HasShape
+constexpr int kChecksOutput = 28;  // the first that checks the number of an output whose type is set
 
 // ORT shows a tensor of unknown shape as a scalar. Where it can't be asked which it is, it counts as unknown.
 bool KnowsShape(const ort::Api* api, const ort::TensorInfo* info, size_t rank) {
   if (rank > 0) return true;
-  const std::lock_guard<std::mutex> lock(TheShapeQueries().mutex);
-  return TheShapeQueries().apis.count(api) > 0 && ort::TensorTypeAndShape_HasShape(api, info);
+  return IsAtLeast(api, kHasShape) && ort::TensorTypeAndShape_HasShape(api, info);
 }
 
 TensorType Describe(const ort::Api* api, const ort::TensorInfo* info) {
@@ -155,9 +163,9 @@ std::string NameOfOrt(ort::ElementType type) {
   return index < std::size(kNames) ? kNames[index] : "ONNX element type " + std::to_string(type);
 }
 
-void AllowShapeQuery(const ort::Api* api) {
-  const std::lock_guard<std::mutex> lock(TheShapeQueries().mutex);
-  TheShapeQueries().apis.insert(api);
+void NoteRelease(const ort::Api* api, int minor) {
+  const std::lock_guard<std::mutex> lock(TheReleases().mutex);
+  TheReleases().minors[api] = minor;
 }
 
 void Check(const ort::Api* api, ort::Status* status) {
@@ -239,6 +247,8 @@ std::vector<float> ShapeContext::floats_attribute(const char* name) const {
 }
 
 void ShapeContext::set_output(size_t index, const TensorType& type) {
+  // An older ORT ends the process where the node has no such output, and there is no way to ask. Every node has one.
+  if (index > 0 && !IsAtLeast(api_, kChecksOutput)) return;
   ort::TensorInfo* info = nullptr;
   Check(api_, ort::CreateTensorTypeAndShapeInfo(api_, &info));
   const Finally release([&] { ort::ReleaseTensorTypeAndShapeInfo(api_, info); });

@@ -23,8 +23,8 @@ std::optional<DType> FromOrt(ort::ElementType);  // empty for a type that progra
 ort::ElementType ToOrt(DType dtype);
 std::string NameOfOrt(ort::ElementType type);
 
-// Says at registration that this ORT is new enough for TensorTypeAndShape_HasShape, which kApiVersion's need not have.
-void AllowShapeQuery(const ort::Api* api);
+// Says at registration that this ORT is 1.<minor>: what is newer than kApiVersion is used where it is there.
+void NoteRelease(const ort::Api* api, int minor);
 
 // Throws Error with ORT's message and frees the status.
 void Check(const ort::Api* api, ort::Status* status);
@@ -54,6 +54,7 @@ class ShapeContext {
   int64_t int_attribute(const char* name, int64_t absent) const;
   std::vector<int64_t> ints_attribute(const char* name) const;  // empty where it is absent
   std::vector<float> floats_attribute(const char* name) const;  // likewise
+  // Before ORT 1.28 of the first output only: the others' types are then the model's.
   void set_output(size_t index, const TensorType& type);
 
  private:

@@ -175,7 +175,7 @@ extern "C" __attribute__((visibility("default"))) ortplugin::ort::Status* Regist
     if (registered) return;
     // By its release: asked for an API that it lacks, ORT prints a complaint.
     int minor = 0;
-    if (std::sscanf(base->GetVersionString(), "1.%d", &minor) == 1 && minor >= 24) AllowShapeQuery(api);
+    if (std::sscanf(base->GetVersionString(), "1.%d", &minor) == 1) NoteRelease(api, minor);
     Check(api, ort::AddCustomOpDomain(api, options, Domain(api)));
     Check(api, ort::AddSessionConfigEntry(api, options, kRegistered, "1"));
   });
