@@ -211,7 +211,8 @@ _LLAMA = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 1
           "num_key_value_heads": 4, "vocab_size": 8000}  # fmt: skip
 _BASE = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 6, "num_attention_heads": 12,
          "vocab_size": 8000}  # fmt: skip
-_MASKED, _TOKENS, _IMAGE = "ids, mask", "ids", "image"  # what the models below take
+# What the models below take. Without a mask a decoder looks for packed sequences, which TorchScript can't write.
+_MASKED, _TOKENS, _CAUSAL, _IMAGE = "ids, mask", "ids", "decoder's ids, mask", "image"
 
 # Name: class of the model, what it takes, configuration when small and when usual: what differs from its defaults.
 TRANSFORMERS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
@@ -230,14 +231,14 @@ TRANSFORMERS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "modernbert": ("ModernBertModel", _MASKED, {**_TEXT, "pad_token_id": 0}, {**_BASE, "pad_token_id": 0}),
     "squeezebert": ("SqueezeBertModel", _MASKED, {**_TEXT, "embedding_size": 128}, {"vocab_size": 8000}),
     "longformer": ("LongformerModel", _MASKED, {**_TEXT, "attention_window": 32}, {**_BASE, "attention_window": 64}),
-    "gpt2": ("GPT2Model", _TOKENS, {"n_embd": 128, "n_layer": 2, "n_head": 4, "vocab_size": 500}, {}),
-    "gpt-neox": ("GPTNeoXModel", _TOKENS, _TEXT, _BASE),
+    "gpt2": ("GPT2Model", _CAUSAL, {"n_embd": 128, "n_layer": 2, "n_head": 4, "vocab_size": 500}, {}),
+    "gpt-neox": ("GPTNeoXModel", _CAUSAL, _TEXT, _BASE),
     "bloom": ("BloomModel", _TOKENS, {"hidden_size": 128, "n_layer": 2, "n_head": 4, "vocab_size": 500},
               {"hidden_size": 1024, "n_layer": 6, "n_head": 16, "vocab_size": 8000}),
-    "llama": ("LlamaModel", _TOKENS, _GROUPED, _LLAMA),
-    "qwen2": ("Qwen2Model", _TOKENS, _GROUPED, _LLAMA),
-    "phi": ("PhiModel", _TOKENS, _TEXT, _BASE),
-    "gemma": ("GemmaModel", _TOKENS, {**_GROUPED, "head_dim": 32}, {**_LLAMA, "head_dim": 64}),
+    "llama": ("LlamaModel", _CAUSAL, _GROUPED, _LLAMA),
+    "qwen2": ("Qwen2Model", _CAUSAL, _GROUPED, _LLAMA),
+    "phi": ("PhiModel", _CAUSAL, _TEXT, _BASE),
+    "gemma": ("GemmaModel", _CAUSAL, {**_GROUPED, "head_dim": 32}, {**_LLAMA, "head_dim": 64}),
     "t5-encoder": ("T5EncoderModel", _MASKED,
                    {"d_model": 128, "d_kv": 32, "d_ff": 256, "num_layers": 2, "num_heads": 4, "vocab_size": 500}, {}),
     "bart-encoder": ("BartModel", _MASKED,
@@ -261,7 +262,8 @@ TRANSFORMERS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
                                       "num_heads": [2, 4, 8, 16]}, {}),
     "segformer": ("SegformerForSemanticSegmentation", _IMAGE, {"hidden_sizes": [16, 32, 64, 96], "num_labels": 20}, {}),
     "dpt": ("DPTForDepthEstimation", _IMAGE,
-            {**_SMALL, "image_size": 96, "backbone_out_indices": [0, 0, 1, 1], "neck_hidden_sizes": [16, 32, 64, 64],
+            {**_SMALL, "num_hidden_layers": 4, "image_size": 96, "backbone_out_indices": [0, 1, 2, 3],
+             "neck_hidden_sizes": [16, 32, 64, 64],
              "fusion_hidden_size": 32}, {"image_size": 224}),
     "yolos": ("YolosModel", _IMAGE, {**_SMALL, "image_size": [96, 96], "num_detection_tokens": 10},
               {"image_size": [224, 224]}),
@@ -286,8 +288,8 @@ def _hugging_face() -> Iterator[Case]:
 def _inputs(takes: str, kind: str, config: dict[str, Any], model: str) -> tuple[Input, ...]:
     batch, length = (_LENGTH if takes == _MASKED else _DECODER_LENGTH)[kind]
     tokens = Input((batch, min(length, config.get("max_position_embeddings", length))), 500)
-    if takes in (_MASKED, _TOKENS):
-        return (tokens, Input(tokens.shape, padded=True)) if takes == _MASKED else (tokens,)
+    if takes in (_MASKED, _TOKENS, _CAUSAL):
+        return (tokens,) if takes == _TOKENS else (tokens, Input(tokens.shape, padded=True))
     size = config.get("image_size", 224)
     size = size[0] if isinstance(size, list) else size
     few = 2 if kind == "small" else 8
@@ -308,12 +310,13 @@ def _transformers(name: str, model: str, config: dict[str, Any], takes: str) -> 
     network = made(made.config_class(**config))
     if name in _ENCODER_ONLY:
         network = network.get_encoder()
-    names = {_MASKED: ("input_ids", "attention_mask"), _TOKENS: ("input_ids",)}.get(takes, ())
+    with_mask = ("input_ids", "attention_mask")
+    names = {_MASKED: with_mask, _CAUSAL: with_mask, _TOKENS: ("input_ids",)}.get(takes, ())
+    more = {"use_cache": False} if takes == _CAUSAL or name == "bloom" else {}
 
     class Network(type(picked(network, _first))):  # type: ignore[misc]
         def forward(self, *inputs: Any) -> Any:
             given = dict(zip(names, inputs, strict=True)) if names else {}
-            more = {"use_cache": False} if takes == _TOKENS and name != "clip-text" else {}
             return _first(self.model(*(() if names else inputs), **given, **more))
 
     return Network()
