@@ -102,6 +102,8 @@ def _finish(g: Graph, seed: int) -> Case:
     overridable = _overridable(g)
     symbols = _symbols(g)
     model = _model(g, names, outputs, symbols, overridable, values)
+    if model.ir_version < 4:
+        overridable = {}
     feeds = [{names[name]: array for name, array in each.items()} for each in _feeds(g, symbols, overridable)]
     kept = frozenset(names[name] for name in g.kept if name in names)
     half = g.style.dtype in HALVES
@@ -193,19 +195,23 @@ def _model(
 
     used = [name for name in g.inputs if names[name] in read or g.chance(0.5)]
     given = [info(name, g.inputs[name], True) for name in used]
-    given += [info(name, g.constants[name], False) for name in overridable]
-    constants = [numpy_helper.from_array(a, names[n]) for n, a in g.constants.items()
-                 if names[n] in read or n in overridable]  # fmt: skip
+    stored = [name for name in g.constants if names[name] in read or name in overridable]
+    version, inputs_too = ir_version(g.opset), list(overridable)
+    if version == 4 and g.chance(0.4):
+        # Every initializer was an input then, though ONNX Runtime asks for none, and lets nobody override them.
+        version, inputs_too = 3, stored if g.chance(0.7) else []
+    given += [info(name, g.constants[name], False) for name in inputs_too]
+    constants = [numpy_helper.from_array(g.constants[name], names[name]) for name in stored]
     is_open = bool(symbols) or any(node.op_type in VARYING for node in g.nodes)
     declared = g.choice(["inferred", "none"]) if is_open else g.choice(["exact", "exact", "inferred", "none"])
+    if g.chance(0.03):
+        declared = "nothing"  # ONNX asks for a shape, ONNX Runtime does not
     wanted = []
     for each in outputs:
-        shape = list(each.shape) if declared == "exact" else [None] * each.rank
+        shape = list(each.shape) if declared == "exact" else None if declared == "nothing" else [None] * each.rank
         wanted.append(helper.make_tensor_value_info(names[each.name], to_onnx(each.dtype), shape))
     graph = helper.make_graph(g.nodes, "random", given, wanted, constants)
-    # A caller may override an initializer from IR version 4 on; before, ONNX Runtime lets none.
     functions = [each for each in g.functions if any(node.op_type == each.name for node in g.nodes)]
-    version = ir_version(g.opset)
     model = helper.make_model(graph, opset_imports=imports(g.opset), ir_version=version, functions=functions)
     drop_imports(model)
     if declared == "inferred":

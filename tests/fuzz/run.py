@@ -26,7 +26,7 @@ from .generate import Case, make_case
 from .guilty import find_guilty
 from .judge import Finding
 from .minimise import Minimiser
-from .worker import Worker
+from .worker import ALONE, Worker
 
 PROVIDERS = ("cpu", "cuda", "cuda-graph")
 
@@ -87,7 +87,9 @@ def fuzz(
                     result.counts[verdict.what] += 1
                     result.rewrites.update(verdict.rewrites)
                     result.captured += verdict.captured
-                    if verdict.message:
+                    if verdict.message.startswith(ALONE):  # each is to be explained
+                        result.reasons[f"{verdict.what}: {verdict.message} with seed {seed}"] += 1
+                    elif verdict.message:
                         result.reasons[f"{verdict.what}: {verdict.message[:160]}"] += 1
                 if verdict.finding is not None:
                     case, finding = shrink(seed, verdict.finding, worker, minimise)
@@ -158,7 +160,7 @@ def main() -> int:
     end = time.monotonic() + 60 * (arguments.minutes or float("inf"))
     late = lambda _: time.monotonic() > end  # noqa: E731
     result = fuzz(seeds, jobs, arguments.provider, arguments.minimise, show, late, ignore)
-    for kind in ("unfit", "refused", "broken") if arguments.reasons else ("broken",):
+    for kind in ("unfit", "refused", "broken") if arguments.reasons else ("broken", f"unfit: {ALONE}"):
         for reason, count in result.reasons.most_common():
             if reason.startswith(kind):
                 print(f"{count:5} {reason}")

@@ -19,6 +19,7 @@ from .judge import Finding, Verdict
 TESTS = Path(__file__).resolve().parent.parent
 RENEW = 1500  # tasks after which a process makes way for a new one, whatever memory it has lost
 MEMORY = 6 << 30
+ALONE = "ONNX Runtime alone"
 BEFORE = ("start", "generate", "original")  # stages in which only ONNX Runtime works
 
 
@@ -103,7 +104,7 @@ class Worker:
 
 
 def _unfit(stage: str, what: str) -> Verdict | None:
-    return Verdict("unfit", f"ONNX Runtime alone: {what} in '{stage}'") if stage in BEFORE else None
+    return Verdict("unfit", f"{ALONE}: {what} in '{stage}'") if stage in BEFORE else None
 
 
 def _environment() -> dict[str, str]:
