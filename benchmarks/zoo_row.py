@@ -395,7 +395,7 @@ def brief(error: BaseException) -> str:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or lines
     telling = next((line for line in lines if line.startswith(("Error", "RuntimeError", "Unsupported"))), None)
     text = telling or (lines[0] if lines else "")
-    return f"{type(error).__name__}: {text}"[:160]
+    return f"{type(error).__name__}: {text}"[:400]
 
 
 def measure(job: Job, setting: Setting, tell: Tell) -> None:

@@ -103,8 +103,10 @@ def test_the_device_is_the_sessions(library: Path, optimized: onnx.ModelProto) -
         ortplugin.session(serialized, ["cuda"], device_id=gpu_count())
     with pytest.raises(UsageError, match="device_id is 1, the provider's options say 0"):
         ortplugin.session(serialized, [("cuda", {"device_id": 0})], device_id=1)
-    with cupy.cuda.Device(0), pytest.raises(UsageError, match="is on GPU 0, the session runs on GPU 1"):
-        ortplugin.run(ortplugin.session(serialized, ["cuda"], device_id=1), {"x": cupy.asarray(image(0))})
+    with cupy.cuda.Device(0):  # before the session is made, which leaves its own GPU current
+        array = cupy.asarray(image(0))
+    with pytest.raises(UsageError, match="is on GPU 0, the session runs on GPU 1"):
+        ortplugin.run(ortplugin.session(serialized, ["cuda"], device_id=1), {"x": array})
 
 
 def test_both_at_once(library: Path, optimized: onnx.ModelProto) -> None:
@@ -261,7 +263,8 @@ print(report.verification[0].replays, "replays")
 def test_the_list_of_algorithms(library: Path, optimized: onnx.ModelProto) -> None:
     """Of every node that has any, on both GPUs from threads at once; equal GPUs offer the same."""
     initializers = {tensor.name: numpy_helper.to_array(tensor) for tensor in optimized.graph.initializer}
-    shapes = {value.name: value for value in [*optimized.graph.input, *optimized.graph.value_info]}
+    inferred = onnx.shape_inference.infer_shapes(optimized).graph
+    shapes = {value.name: value for value in [*inferred.input, *inferred.value_info]}
     asked = []
     for node in optimized.graph.node:
         operator = find(node.domain, node.op_type)

@@ -18,6 +18,7 @@ from exported import DATA
 from onnx import helper
 
 import ortplugin
+from gpu.device import python
 from gpu.faulty import Faulty, planting
 from ortplugin import judge, optimizer, tune
 from ortplugin.cli import main
@@ -166,8 +167,9 @@ def test_a_fused_operator(library: Path, tmp_path: Path, rng: np.random.Generato
     optimized, report = ortplugin.optimize(DATA / "bert_torchscript_opset14_fp16.onnx")
     assert report.fused
     side = saved(optimized, tmp_path)
-    values = {value.name: value for value in optimized.graph.input}
-    feeds = {name: np.ones((2, 16), np.int64) for name in values}
+    dims = {value.name: [dim.dim_value or 2 for dim in value.type.tensor_type.shape.dim]
+            for value in optimized.graph.input}  # fmt: skip
+    feeds = {name: np.ones(shape, np.int64) for name, shape in dims.items()}
     found = replayed(side, feeds)
     for name in found.plain[0]:
         assert found.differing(name) == 0
@@ -178,10 +180,9 @@ def test_a_fused_operator(library: Path, tmp_path: Path, rng: np.random.Generato
     ("model", "feeds"),
     [
         (FORK, {"x": np.float32([1, 2, 3, 4]), "c": np.bool_(True)}),
-        (HOST, {"x": np.float32([1, 0, 3, 4])}),
         (many_inputs, {"x": np.ones((2, 8), np.float32)}),
     ],
-    ids=["control flow", "host copies", "many inputs"],
+    ids=["control flow", "many inputs"],
 )
 def test_what_can_not_be_captured_says_why_and_harms_nothing(
     library: Path, tmp_path: Path, rng: np.random.Generator, model: Any, feeds: dict[str, Any]
@@ -193,6 +194,22 @@ def test_what_can_not_be_captured_says_why_and_harms_nothing(
     assert "\n" not in str(caught.value)
     assert int(cupy.arange(10).sum()) == 45, "the GPU still works"
     test_replays_are_queued_and_give_the_same_bits(library, tmp_path, rng)
+
+
+def host_copies(folder: str) -> None:
+    """Prints why a model can't be captured whose shapes come from the GPU."""
+    side = saved(onnx.parser.parse_model(HOST), Path(folder))
+    try:
+        replayed(side, {"x": np.float32([1, 0, 3, 4])})
+    except NotCaptured as error:
+        print(f"not captured: {error}")
+
+
+def test_what_copies_to_the_host_can_not_be_captured(library: Path, tmp_path: Path) -> None:
+    """In a process of its own: NonZero goes on with a count that a capture has not computed, and loses the GPU."""
+    done = python(f"from gpu.test_verify_graphs import host_copies\nhost_copies({str(tmp_path)!r})\n")
+    assert done.stdout.startswith("not captured: "), done.stderr
+    assert done.stdout.count("\n") == 1
 
 
 def test_memory_is_given_back(library: Path, tmp_path: Path, rng: np.random.Generator) -> None:
