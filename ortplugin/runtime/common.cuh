@@ -3,17 +3,17 @@
 // double, bool or the integer type itself.
 #pragma once
 
-// The first thing in every kernel that has no reason to do it later: it may have been launched while the kernel before it
-// still runs (launch.cc). Until it has waited it may read what no kernel writes, such as constant weights, and must write
-// nothing.
+// The first thing in every kernel that has no reason to do it later: it may have been launched while the kernel before
+// it still runs (launch.cc). Until it has waited it may read what no kernel writes, such as constant weights, and must
+// write nothing.
 __device__ __forceinline__ void grid_dependency_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// Lets the next kernel become resident beside this one. `next_waits`: the kernel's last parameter, which is 0 unless that
-// next kernel is known to be one of ours: one of another library may not wait.
+// Lets the next kernel become resident beside this one. `next_waits`: the kernel's last parameter, which is 0 unless
+// that next kernel is known to be one of ours: one of another library may not wait.
 __device__ __forceinline__ void let_next_start(unsigned next_waits) {
 #if __CUDA_ARCH__ >= 900
   if (next_waits) asm volatile("griddepcontrol.launch_dependents;");

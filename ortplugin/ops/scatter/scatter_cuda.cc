@@ -386,8 +386,7 @@ class CudaScatter : public Kernel {
     char* counts = scratch;
     void* count_parameters[] = {arguments, &counts, &passes, &bits};
     const int64_t count_blocks = std::min<int64_t>(sort.tiles * 4, 4 * device_.multiprocessors);
-    cuda::Launch(device_, plan.second, {static_cast<unsigned>(count_blocks), kSortThreads}, stream,
-                     count_parameters);
+    cuda::Launch(device_, plan.second, {static_cast<unsigned>(count_blocks), kSortThreads}, stream, count_parameters);
     char *keys = nullptr, *units = nullptr;
     for (int pass = 0; pass < passes; ++pass) {
       char *sorted_keys = scratch + sort.keys[pass % 2], *sorted_units = scratch + sort.units[pass % 2];
