@@ -17,6 +17,7 @@ from onnx import AttributeProto, helper
 from ortplugin.errors import ModelError
 from ortplugin.graph.certainty import GENERATED, INFERRED, PROVED, Certainty, is_generated
 from ortplugin.graph.convert import DEFAULT_DOMAINS, all_graphs, attached, node_proto, opset_of, type_of, value_info
+from ortplugin.graph.dtypes import infer_dtypes
 from ortplugin.graph.inference import infer_shapes
 from ortplugin.graph.ort_shapes import hide, is_hidden, told
 from ortplugin.graph.shapes import Dim, Shape
@@ -60,10 +61,10 @@ def annotate(graph: gs.Graph) -> None:
     _infer(graph, certainty, with_known=False)
     nodes = [node for each in all_graphs(graph) for node in each.nodes]
     unknown = _unknown(nodes)
-    learned = any([_infer_node(node, certainty) for node in nodes])
+    learned = any([_infer_node(node, certainty, graph.opset or 0) for node in nodes])
     while unknown or learned:
         _infer(graph, certainty, with_known=True)
-        learned = any([_infer_node(node, certainty) for node in nodes])
+        learned = any([_infer_node(node, certainty, graph.opset or 0) for node in nodes])
         still = _unknown(nodes)
         if not learned and len(still) == len(unknown):
             break
@@ -209,7 +210,7 @@ def _merge(graph: gs.Graph, inferred: onnx.GraphProto, names: _Names, certainty:
                 _merge(value, graphs[name], names, certainty, with_known)
 
 
-def _infer_node(node: gs.Node, certainty: Certainty) -> bool:
+def _infer_node(node: gs.Node, certainty: Certainty, opset: int) -> bool:
     """Fills in the outputs of one node of ONNX Runtime's operators or ours; whether that says anything new."""
     found: Iterator[tuple[gs.Tensor, TensorType]]
     read = list(node.inputs)
@@ -223,7 +224,7 @@ def _infer_node(node: gs.Node, certainty: Certainty) -> bool:
     elif is_hidden(node):
         found = zip(node.outputs, told(node), strict=False)
     else:
-        _infer_dtypes(node)
+        _infer_dtypes(node, opset)
         same = LIKE_FIRST_INPUT.get((node.domain or "", node.op), ())
         if not same or not node.inputs:
             return False
@@ -238,7 +239,9 @@ def _infer_node(node: gs.Node, certainty: Certainty) -> bool:
     return learned
 
 
-def _infer_dtypes(node: gs.Node) -> None:
+def _infer_dtypes(node: gs.Node, opset: int) -> None:
+    if (node.domain or "") in DEFAULT_DOMAINS:
+        infer_dtypes(node, opset)
     if node.domain != "com.microsoft" or not node.inputs:
         return
     if node.op in ONE_DTYPE:
