@@ -139,6 +139,7 @@ def test_a_refusal_names_an_attribute_or_a_shape(found: Found) -> None:
             "dimensions",
             "channels",
             "inputs",
+            "step",
             "epsilon",
             "dX",
             "dW",
