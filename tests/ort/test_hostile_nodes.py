@@ -210,6 +210,9 @@ def test_out_of_memory_names_the_bytes(library: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": path, "ORTPLUGIN_MEMORY_LIMIT": str(2**60)}
     if "asan" in environment.get("LD_PRELOAD", ""):
         pytest.skip("AddressSanitizer reserves terabytes, so there is no limit to run into")
-    ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    # In a folder without the package's sources, which would come before the installed one.
+    ended = subprocess.run(
+        [sys.executable, "-c", script], env=environment, cwd=Path(__file__).parent, capture_output=True, text=True
+    )
     assert f"output 0 of shape [32768, 32768] takes {2**32} bytes" in ended.stdout, (ended.stdout, ended.stderr[-2000:])
     assert NODE in ended.stdout

@@ -149,7 +149,9 @@ def test_what_resizing_keeps_does_not_grow_with_the_image(library: Path) -> None
         assert grown < 300_000, f"{grown} KiB"
     """
     path = os.pathsep.join(each for each in sys.path if each)
-    ended = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": path}, capture_output=True)
+    environment = {**os.environ, "PYTHONPATH": path}
+    folder = Path(__file__).parent  # without the package's sources, which would come before the installed one
+    ended = subprocess.run([sys.executable, "-c", script], env=environment, cwd=folder, capture_output=True)
     assert ended.returncode == 0, ended.stderr.decode()[-2000:]
 
 
