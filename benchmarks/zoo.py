@@ -23,7 +23,9 @@ Verdicts:
     not run     PyTorch or ONNX Runtime does not run it, or there was no time
     not there   the installed library has no such network
 
-What failed for want of memory, beside the other processes, is no row: `--missing` tries it again.
+What is wrong or fails, and what ends its process, is measured a second time when all else is done, in a new process
+that has the GPU nearly to itself; where that goes another way the table says how it went at first. What fails for want
+of memory then, too, is no row: `--missing` tries it again.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ import sys
 import tempfile
 import time
 from argparse import Namespace
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -56,8 +58,11 @@ KEYS = ("case", "precision", "exporter")
 # What is measured first: every network by one exporter in one precision, the usual sizes before the small ones.
 ORDER = [(e, p, s) for e in ("dynamo", "torchscript") for p in ("fp16", "fp32") for s in ("usual", "small")]
 RIGHT, BAD = "right", ("wrong", "fails")
-INTERNAL = ("stage", "failing")  # parts of a row while it is measured
+DIED = "died"  # in a row: its process did
+INTERNAL = ("stage", "failing", DIED)  # parts of a row while it is measured
 DONE, LAST = "done", "last"  # what a worker says after a row: that it can go on, or not
+SECOND_WORKERS = 2  # processes of a GPU in which rows are measured for the second time
+SAID = 300  # characters of what a process that died said last
 START_SECONDS = 120  # that a new process may take besides
 MOST_MEMORY = 7 << 30  # bytes of a worker after a row, with which it goes on
 
@@ -100,8 +105,19 @@ def work(connection: Any, setting: Setting, log: str, function: Measure) -> None
     while (job := connection.recv()) is not None:
         os.ftruncate(output, 0)
         connection.send({"stage": "start"})
-        function(job, setting, connection.send)
-        connection.send(DONE if usable(setting) else LAST)
+        told: dict[str, Any] = {}
+
+        def tell(values: Mapping[str, Any], told: dict[str, Any] = told) -> None:
+            told.update(values)
+            connection.send(values)
+
+        function(job, setting, tell)
+        connection.send(DONE if usable(setting) and not failed(told) else LAST)
+
+
+def failed(row: Mapping[str, Any]) -> bool:
+    """Whether a session failed while the row was measured: a capture that ends so may leave CUDA in any state."""
+    return bool({"uncaptured", "ort_uncaptured"} & row.keys()) or verdict(row) in ("fails", AGAIN)
 
 
 def usable(setting: Setting) -> bool:
@@ -132,6 +148,7 @@ class Worker:
     job: Job | None = None
     row: Row = field(default_factory=dict)
     begun: float = 0.0
+    again: bool = False  # whether the last row is worth a second measurement
 
     def start(self, job: Job) -> None:
         """Gives the job to the process, a new one if there is none."""
@@ -164,7 +181,8 @@ class Worker:
             self.process.join(5)
             problem = f"died in '{self.row.get('stage', 'start')}': {_exit(self.process.exitcode)}"
             said = self.log.read_text(errors="replace").strip().rpartition("\n")[2] if self.log.exists() else ""
-            return self._end(f"{problem}; {said[:100]}" if said else problem)
+            self.row[DIED] = True
+            return self._end(f"{problem}; {said[-SAID:]}" if said else problem)
         if time.monotonic() - self.begun > limit + (0 if "stage" in self.row else START_SECONDS):
             self.kill()
             return self._end(f"'{self.row.get('stage', 'start')}' was not done after {limit:.0f} s")
@@ -179,6 +197,7 @@ class Worker:
             self.row |= {"verdict": found, "why": problem}
         row = {key: value for key, value in self.row.items() if key not in INTERNAL}
         row["seconds"] = round(time.monotonic() - self.begun)
+        self.again = bool(self.row.get(DIED)) or verdict(row) in (*BAD, AGAIN)
         self.job, self.row = None, {}
         return row
 
@@ -213,7 +232,7 @@ def sweep(
     gpus: int = 1,
     function: Measure = measure,
 ) -> Iterator[Row]:
-    """The rows, as they are done. After `seconds` nothing is begun, and what is not done is left out.
+    """The rows, as they are done, those that are measured again last. After `seconds` what is not done is left out.
 
     Args:
         todo: what to measure, in this order.
@@ -226,7 +245,7 @@ def sweep(
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the workers
     end = time.monotonic() + seconds
-    waiting = list(reversed(todo))
+    waiting, second = deque(todo), deque[Row]()  # what comes first, and the rows to measure again
     with tempfile.TemporaryDirectory(prefix="zoo-") as folder:
         crew = []
         for number in range(min(workers, len(todo))):
@@ -235,22 +254,48 @@ def sweep(
             locks.mkdir(exist_ok=True)
             own = replace(setting, gpu=gpu, locks=locks if setting.on_gpu else None)
             crew.append(Worker(own, function, Path(folder) / f"{number}.log"))
+        firsts: dict[Job, Row] = {}
         try:
             while time.monotonic() < end:
-                for worker in crew:
-                    if worker.job is None and waiting:
-                        worker.start(waiting.pop())
+                idle = [worker for worker in crew if worker.job is None]
+                while idle and waiting:
+                    idle.pop(0).start(waiting.popleft())
+                for worker in idle:  # a GPU has room for fewer now: what is measured again has it nearly to itself
+                    if second and sum(each.job is not None for each in crew) < SECOND_WORKERS * gpus:
+                        worker.kill()
+                        first = second.popleft()
+                        job = job_of(first)
+                        firsts[job] = first
+                        worker.start(job)
                 busy = [worker for worker in crew if worker.job is not None]
                 if not busy:
-                    return
+                    break
                 multiprocessing.connection.wait([worker.connection for worker in busy], timeout=1)
                 for worker in busy:
                     row = worker.poll(limit)
-                    if row is not None:
+                    if row is None:
+                        continue
+                    if (job := job_of(row)) in firsts:
+                        yield row | first_try(firsts[job], row)
+                    elif worker.again:
+                        second.append(row)
+                    else:
                         yield row
         finally:
             for worker in crew:
                 worker.close()
+        yield from (row for row in second if verdict(row) != AGAIN)  # no time was left for another look
+
+
+def job_of(row: Mapping[str, Any]) -> Job:
+    """The job of which this is the row."""
+    return Job(row["case"], row["precision"], row["exporter"])
+
+
+def first_try(first: Mapping[str, Any], row: Mapping[str, Any]) -> Row:
+    """What a row keeps of its first measurement: its reason, where the second went another way."""
+    same = verdict(first) == verdict(row) or verdict(first) == AGAIN
+    return {} if same else {"first": f"{verdict(first)}: {first.get('why', '')}"}
 
 
 # --------------------------------------------------------------------------------------------------------- the record
@@ -388,6 +433,13 @@ def _problems(cases: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
                 reasons.setdefault((verdict(row), row.get("why", "")), []).append(which)
             elif row.get("why"):
                 reasons.setdefault(("right, but", row["why"]), []).append(which)
+            if "first" in row:
+                reasons.setdefault(("measured again, because", row["first"]), []).append(which)
+            if "error_exported" in row and verdict(row) == RIGHT:
+                why = (
+                    "compared with the exported model in float32; the export's own error is too large for its yardstick"
+                )
+                reasons.setdefault(("right, but", why), []).append(which)
             if "sessions" in row:
                 reasons.setdefault(("right, but", "sessions without a graph differ in bits"), []).append(which)
             for key, what in (("uncaptured", "not captured"), ("ort_uncaptured", "ORT's original not captured")):
@@ -396,7 +448,16 @@ def _problems(cases: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
         for reason, which in reasons.items():
             text = name if len(which) == len(rows) else f"{name} ({', '.join(which)})"
             places.setdefault(reason, []).append(text)
-    order = [*BAD, "not captured", "not judged", "right, but", "no export", "not run", "not there"]
+    order = [
+        *BAD,
+        "not captured",
+        "not judged",
+        "right, but",
+        "measured again, because",
+        "no export",
+        "not run",
+        "not there",
+    ]
     sort = sorted(places, key=lambda reason: order.index(reason[0]) if reason[0] in order else len(order))
     lines = []
     for what, why in sort:

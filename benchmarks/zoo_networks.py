@@ -118,7 +118,7 @@ tresnet_m              tresnet_l@224*4
 dpn48b                 dpn92
 xception41p            legacy_xception@299
 resnetv2_50x1_bit      resnetv2_50d_gn
-coat_lite_tiny         coat_lite_small
+coat_lite_tiny@224*1   coat_lite_small
 mvitv2_tiny@224*1      mvitv2_small
 convit_tiny@224*1      convit_small
 mobilenetv4_conv_small mobilenetv4_hybrid_medium@256

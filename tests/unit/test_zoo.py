@@ -12,6 +12,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
+import onnx.checker
+import onnx.parser
+import onnx.printer
 import pytest
 
 # Appended: `benchmarks` has a module of the name of a package of ours.
@@ -20,7 +25,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import timing
 import zoo
 import zoo_networks
-from zoo_row import FACTOR, FLOORS, Gate, Job, Setting, judge
+from zoo_row import FACTOR, FLOORS, Gate, Job, Setting, in_float32, judge, make_session
 
 ENVIRONMENT = {"gpu": "one", "driver": "1", "onnxruntime": "1", "torch": "1", "commit": "a" * 40, "date": "today"}
 
@@ -101,6 +106,9 @@ LIMIT = FACTOR * 1e-3 + FLOORS["fp16"]
         (HALF | {"error": 0.5, "error_ort": 0.5}, "not judged"),
         (HALF | {"error": 0.5, "error_ort": 0.1}, "wrong"),
         (HALF | {"error": 0.5, "error_ort": 1e-3}, "wrong"),
+        # The exported model computed in float32 is the nearer reference.
+        (HALF | {"error": 0.5, "error_exported": 0.99 * LIMIT}, "right"),
+        (HALF | {"error": 0.5, "error_exported": 1.01 * LIMIT}, "wrong"),
         (HALF | {"uncaptured": "why"}, "fails"),
         (HALF | {"uncaptured": "why", "ort_uncaptured": "why"}, "right"),
         (HALF | {"ort_uncaptured": "why"}, "right"),
@@ -119,6 +127,30 @@ def test_the_rule(row: dict[str, Any], verdict: str) -> None:
     assert bool(why) == (verdict != "right")
 
 
+def test_the_exported_model_in_float32() -> None:
+    # Numbers of float16 are their bits: w is 1.5 and -2, k is 0.5, v is 3 and 4.
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 20]>
+        g (float16[2] x, bool c) => (float16[2] y) <float16[2] w = {15872, 49152}, int64[1] n = {2}> {
+            k = Constant <value = float16[1] {14336}> ()
+            zeros = ConstantOfShape <value = float16[1] {0}> (n)
+            whole = Cast <to = 7> (x)
+            back = Cast <to = 10> (whole)
+            sum = Add (back, w)
+            more = Add (sum, zeros)
+            y = If (c) <
+                then_branch = t () => (float16[2] a) <float16[2] v = {16896, 17408}> { a = Mul (more, v) },
+                else_branch = e () => (float16[2] b) { b = Mul (more, k) }
+            >
+        }""")
+    wide = in_float32(model)
+    onnx.checker.check_model(wide, full_check=True)
+    assert "float16" not in onnx.printer.to_text(wide)
+    feeds = {"x": np.array([1, 2], np.float32), "c": np.array(False)}
+    session = make_session(wide.SerializeToString(), Setting("cpu"), plugin=False)
+    np.testing.assert_array_equal(session.run(None, feeds)[0], np.array([1.25, 0], np.float32))
+
+
 # ---------------------------------------------------------------------------------------------------------- processes
 
 
@@ -132,6 +164,11 @@ def _pretend(job: Job, setting: Setting, tell: Callable[[Mapping[str, Any]], Non
         tell({"stage": "optimized", "failing": "fails"})
         print("some last words", flush=True)
         os.kill(os.getpid(), signal.SIGSEGV)
+    elif job.case.startswith("once: "):
+        if not (mark := Path(job.case.removeprefix("once: "))).exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGABRT)
+        tell({"verdict": "right"})
     elif job.case == "dies late":
         tell({"error_torch": 1e-3, "error_ort": 1e-3, "error": 0.5})
         tell({"stage": "times", "failing": ""})
@@ -157,6 +194,25 @@ def test_a_process_that_dies_is_a_row_and_the_others_go_on() -> None:
     # What it had found is judged.
     assert rows["dies late"]["verdict"] == "wrong"
     assert rows["dies late"]["why"].endswith("died in 'times': exit code 3")
+
+
+def test_a_process_that_dies_has_a_second_try_after_all_others(tmp_path: Path) -> None:
+    case = f"once: {tmp_path / 'mark'}"
+    rows = _swept(case, "right")
+    assert list(rows) == ["right", case]
+    assert rows[case]["verdict"] == "right"
+    assert rows[case]["first"] == "not run: died in 'start': SIGABRT"
+    assert "measured again, because: `not run: died in 'start': SIGABRT`" in "".join(
+        zoo._problems({"a network": [rows[case] | {"case": "a network"}]})
+    )
+
+
+def test_a_row_keeps_its_first_verdict_where_there_is_no_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zoo, "SECOND_WORKERS", 0)
+    rows = _swept(f"once: {tmp_path / 'mark'}")
+    assert [row["verdict"] for row in rows.values()] == ["not run"]
 
 
 def test_a_row_that_takes_too_long_is_ended() -> None:
