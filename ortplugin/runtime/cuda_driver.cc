@@ -54,6 +54,8 @@ const Driver& TheDriver() {
     if (dlsym(library, "cuGraphRemoveDependencies_v2") != nullptr) {
       Find(library, "cuStreamGetCaptureInfo_v3", made->cuStreamGetCaptureInfo);
       Find(library, "cuStreamUpdateCaptureDependencies_v2", made->cuStreamUpdateCaptureDependencies);
+      Find(library, "cuGraphGetNodes", made->cuGraphGetNodes);
+      Find(library, "cuGraphAddEmptyNode", made->cuGraphAddEmptyNode);
       Find(library, "cuGraphNodeGetType", made->cuGraphNodeGetType);
       Find(library, "cuGraphKernelNodeGetParams_v2", made->cuGraphKernelNodeGetParams);
       Find(library, "cuGraphKernelNodeSetParams_v2", made->cuGraphKernelNodeSetParams);

@@ -47,7 +47,7 @@ struct KernelNodeParams {
   void* kernel;
   Context context;
 };
-constexpr int kKernelNode = 0;
+constexpr int kKernelNode = 0, kEmptyNode = 5, kAllocationNode = 10, kFreeNode = 11;
 
 struct Driver {
   Result (*cuInit)(unsigned);
@@ -72,6 +72,8 @@ struct Driver {
   // Edges with data, all null before CUDA 12.3.
   Result (*cuStreamGetCaptureInfo)(Stream, int* status, uint64_t* id, Graph*, const Node**, const EdgeData**, size_t*);
   Result (*cuStreamUpdateCaptureDependencies)(Stream, Node*, const EdgeData*, size_t, unsigned flags);
+  Result (*cuGraphGetNodes)(Graph, Node*, size_t*);
+  Result (*cuGraphAddEmptyNode)(Node*, Graph, const Node* from, size_t);
   Result (*cuGraphNodeGetType)(Node, int*);
   Result (*cuGraphKernelNodeGetParams)(Node, KernelNodeParams*);
   Result (*cuGraphKernelNodeSetParams)(Node, const KernelNodeParams*);

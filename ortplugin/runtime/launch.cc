@@ -8,12 +8,13 @@
 //   1. A kernel of ours lets nobody start early by itself. What follows it on a stream, launched by whomever with
 //      whatever attributes, starts when it has completed.
 //   2. Each of ours waits before it touches memory that others write.
-//   3. Overlap is an edge of a captured graph, drawn by the launch that knows both ends. Where all that the stream
-//   holds
-//      comes before one kernel, which is ours or what 4 put there, the edge leaves that kernel's launch-completion port
-//      or its trigger: let_next_start, which an argument of the captured kernel switches on then.
+//   3. Overlap is an edge of a captured graph, drawn by the launch that knows both ends. Where one kernel comes behind
+//      all that the stream holds, and is ours or what 4 put there, the edge leaves that kernel's launch-completion
+//      port or its trigger: let_next_start, which an argument of the captured kernel switches on then.
 //   4. What a library launches for us has full edges only, so nothing that comes before its last kernel is still
-//      running when that one has completed, and ours may overlap it as it waits.
+//      running when that one has completed, and ours may overlap it as it waits. A graph that allocates memory lets
+//      no edge be removed; there an empty node, which nobody can overlap, comes before the library's first kernel, and
+//      ours do not overlap its last.
 //
 // A stream that is not captured does not tell what it holds, so there nothing of ours overlaps.
 
@@ -93,6 +94,31 @@ std::vector<Node> MakeFull(Graph graph, Node node) {
   return from;
 }
 
+// Whether the graph allocates or frees memory, as ONNX Runtime's does where an operator's kernel uses cudaMallocAsync:
+// CUDA removes no edge of it.
+bool KeepsItsEdges(Graph graph) {
+  const Driver& driver = TheDriver();
+  size_t count = 0;
+  CheckDriver(driver.cuGraphGetNodes(graph, nullptr, &count), "cuGraphGetNodes");
+  std::vector<Node> nodes(count);
+  CheckDriver(driver.cuGraphGetNodes(graph, nodes.data(), &count), "cuGraphGetNodes");
+  return std::any_of(nodes.begin(), nodes.end(), [&](Node node) {
+    int type = 0;
+    CheckDriver(driver.cuGraphNodeGetType(node, &type), "cuGraphNodeGetType");
+    return type == kAllocationNode || type == kFreeNode;
+  });
+}
+
+// Makes what is launched next depend on an empty node behind all that the stream holds.
+void FollowEmptyNode(Stream stream, const Capture& capture) {
+  Node empty = nullptr;
+  CheckDriver(TheDriver().cuGraphAddEmptyNode(&empty, capture.graph, capture.last.data(), capture.last.size()),
+              "cuGraphAddEmptyNode");
+  const EdgeData full{};
+  CheckDriver(TheDriver().cuStreamUpdateCaptureDependencies(stream, &empty, &full, 1, kSetCaptureDependencies),
+              "cuStreamUpdateCaptureDependencies");
+}
+
 }  // namespace
 
 void Launch(const DeviceFacts& device, Function function, const LaunchShape& shape, Stream stream, void** arguments) {
@@ -117,8 +143,10 @@ void LaunchForeign(const DeviceFacts& device, Stream stream, const std::function
   const ContextScope scope(device);
   const Capture before = CaptureOf(stream);
   last_kernel = {};
+  const bool keeps_edges = before.is_active && KeepsItsEdges(before.graph);
+  if (keeps_edges) FollowEmptyNode(stream, before);
   call();
-  if (!before.is_active) return;
+  if (!before.is_active || keeps_edges) return;
   const Capture after = CaptureOf(stream);
   std::vector<Node> known = before.last;
   std::vector<Node> added = after.last;

@@ -8,6 +8,7 @@ using namespace ortplugin::cuda;  // the driver's types
 
 namespace {
 
+constexpr Result kNotSupported = 801;  // CUDA_ERROR_NOT_SUPPORTED
 fake::Stream stream;
 std::vector<std::unique_ptr<fake::GraphNode>> nodes;
 
@@ -98,6 +99,21 @@ DRIVER Result cuStreamUpdateCaptureDependencies_v2(ortplugin::cuda::Stream, Node
   return 0;
 }
 
+// All nodes of all captures, which is enough: a capture that allocates is the last one of its test.
+DRIVER Result cuGraphGetNodes(Graph, Node* all, size_t* count) {
+  for (size_t i = 0; all != nullptr && i < nodes.size(); ++i) all[i] = As(nodes[i].get());
+  return *count = nodes.size(), 0;
+}
+
+DRIVER Result cuGraphAddEmptyNode(Node* node, Graph, const Node* from, size_t count) {
+  nodes.push_back(std::make_unique<fake::GraphNode>());
+  fake::GraphNode* const made = nodes.back().get();
+  made->type = kEmptyNode;
+  for (size_t i = 0; i < count; ++i) made->from.push_back(Of(from[i]));
+  made->edges.resize(count);
+  return *node = As(made), 0;
+}
+
 DRIVER Result cuGraphNodeGetType(Node node, int* type) { return *type = Of(node)->type, 0; }
 
 DRIVER Result cuGraphKernelNodeGetParams_v2(Node node, KernelNodeParams* params) {
@@ -132,6 +148,8 @@ DRIVER Result cuGraphAddDependencies_v2(Graph, const Node* from, const Node* to,
 }
 
 DRIVER Result cuGraphRemoveDependencies_v2(Graph, const Node* from, const Node* to, const EdgeData* edges, size_t) {
+  for (const auto& node : nodes)
+    if (node->type == kAllocationNode || node->type == kFreeNode) return kNotSupported;
   fake::GraphNode& the = *Of(*to);
   const auto found = std::find(the.from.begin(), the.from.end(), Of(*from));
   const auto at = found - the.from.begin();

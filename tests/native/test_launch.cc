@@ -108,6 +108,28 @@ void Foreign() {
   CHECK(IsFull(Last()->edges.at(0)));
 }
 
+// CUDA removes no edge of a graph that allocates memory.
+void ForeignInAGraphThatAllocates() {
+  stream = begin_capture();
+  Launch(NextStarts::kAtLaunch);
+  add_node(cuda::kAllocationNode, 0);
+  Launch(NextStarts::kAtTrigger);
+  GraphNode* const ours = Last();
+  GraphNode* first = nullptr;
+  cuda::LaunchForeign(cuda::Device(0), nullptr, [&] {
+    CHECK(Last()->type == cuda::kEmptyNode);
+    first = add_node(cuda::kKernelNode, 0);  // what depends on no kernel has a full edge, whatever its attributes
+    add_node(cuda::kKernelNode, cuda::kProgrammaticEdge);
+  });
+  GraphNode* const empty = first->from.at(0);
+  CHECK(empty->type == cuda::kEmptyNode && empty->from.size() == 1 && empty->from[0] == ours);
+  CHECK(IsFull(empty->edges.at(0)) && ours->next_waits == 0);
+  Launch(NextStarts::kAtLaunch);  // the edges among the library's kernels are its own, so nothing overlaps them
+  CHECK(IsFull(Last()->edges.at(0)));
+  Launch(NextStarts::kAtLaunch);
+  CHECK(LeavesFrom(Last()->edges.at(0), cuda::kPortLaunchCompletion));
+}
+
 void WithoutCapture() {
   stream->is_capturing = false;
   const size_t before = stream->launches;
@@ -133,6 +155,7 @@ int main(int count, char** arguments) {
   SeveralBefore();
   AnotherCapture();
   Foreign();
+  ForeignInAGraphThatAllocates();  // last of those that capture: see fake_cuda.cc
   WithoutCapture();
   return test::Summary();
 }
