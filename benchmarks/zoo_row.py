@@ -273,11 +273,7 @@ class Runner:
 
         from ortplugin.session import element_type, onnxruntime
 
-        provider = {
-            "user_compute_stream": str(stream.cuda_stream),
-            "arena_extend_strategy": "kSameAsRequested",  # powers of two leave no memory to the processes beside
-            **provider,
-        }
+        provider = {"user_compute_stream": str(stream.cuda_stream), **provider}
         self.session = make_session(model, setting, plugin=plugin, **provider)
         self.stream = stream
         (out,) = self.session.get_outputs()
