@@ -185,7 +185,11 @@ TensorType ShapeContext::input(size_t index) const {
   ort::TensorInfo* info = nullptr;  // ORT keeps it
   Check(api_, ort::ShapeInferContext_GetInputTypeShape(api_, static_cast<const ort::ShapeInferContext*>(context_),
                                                        index, &info));
-  return Describe(api_, info);
+  TensorType type = Describe(api_, info);
+  // Inference is shown a tensor of unknown shape as a scalar, whose shape ORT says to know. Taken for one, it would
+  // give the outputs a wrong rank, which ORT believes and kernels are then created with.
+  type.has_shape = !type.shape.empty();
+  return type;
 }
 
 // Null where the node lacks the attribute.
@@ -249,6 +253,8 @@ std::vector<float> ShapeContext::floats_attribute(const char* name) const {
 void ShapeContext::set_output(size_t index, const TensorType& type) {
   // An older ORT ends the process where the node has no such output, and there is no way to ask. Every node has one.
   if (index > 0 && !IsAtLeast(api_, kChecksOutput)) return;
+  // To ORT a type without a shape is a scalar's. The output's dtype is then the model's, as that of the others above.
+  if (!type.has_shape) return;
   ort::TensorInfo* info = nullptr;
   Check(api_, ort::CreateTensorTypeAndShapeInfo(api_, &info));
   const Finally release([&] { ort::ReleaseTensorTypeAndShapeInfo(api_, info); });

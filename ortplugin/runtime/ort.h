@@ -48,13 +48,15 @@ class ShapeContext {
  public:
   ShapeContext(const ort::Api* api, ort::ShapeInferContext* context) : api_(api), context_(context) {}
   size_t input_count() const;
+  // `has_shape` is false for a scalar, too: ORT does not tell one from a tensor of unknown shape here. What an output's
+  // shape follows from must therefore be known of every input, and only a kernel may conclude anything from rank 0.
   TensorType input(size_t index) const;
   std::string string_attribute(const char* name) const;
   std::string string_attribute(const char* name, const char* absent) const;
   int64_t int_attribute(const char* name, int64_t absent) const;
   std::vector<int64_t> ints_attribute(const char* name) const;  // empty where it is absent
   std::vector<float> floats_attribute(const char* name) const;  // likewise
-  // Before ORT 1.28 of the first output only: the others' types are then the model's.
+  // Nothing where the shape is not known, and before ORT 1.28 of the first output only: the type is then the model's.
   void set_output(size_t index, const TensorType& type);
 
  private:

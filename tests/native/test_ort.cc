@@ -63,10 +63,34 @@ void TestOldRuntimes() {
     for (size_t index = 0; index < 3; ++index) context.set_output(index, type);
     CHECK(set_outputs == wanted);
   }
+  set_outputs = 0;
+  ShapeContext(current.api(), nullptr).set_output(0, TensorType{ort::kFloat, false, {}, {}});
+  CHECK(set_outputs == 0);  // ORT would take it for a scalar
+  ShapeContext(current.api(), nullptr).set_output(0, TensorType{ort::kFloat, true, {}, {}});
+  CHECK(set_outputs == 1);
   type.shape = {int64_t{1} << 30, -1, int64_t{1} << 30};
   type.symbols = {"", "n", ""};
   ShapeContext context(current.api(), nullptr);
   CHECK(Refusal([&] { context.set_output(0, type); }).find("1073741824") != std::string::npos);
+}
+
+// To inference ORT shows a tensor of unknown shape as a scalar whose shape is known.
+void TestUnknownShapes() {
+  static FakeOrt fake = MakeOrt();
+  fake.functions[268] =
+      Address(+[](const ort::ShapeInferContext*, size_t, ort::TensorInfo**) -> ort::Status* { return nullptr; });
+  fake.functions[60] = Address(+[](const ort::TensorInfo*, ort::ElementType* type) -> ort::Status* {
+    *type = ort::kFloat16;
+    return nullptr;
+  });
+  fake.functions[61] = Address(+[](const ort::TensorInfo*, size_t* rank) -> ort::Status* {
+    *rank = 0;
+    return nullptr;
+  });
+  fake.functions[390] = Address(+[](const ort::TensorInfo*) { return true; });
+  NoteRelease(fake.api(), 28);
+  const TensorType type = ShapeContext(fake.api(), nullptr).input(0);
+  CHECK(type.type == ort::kFloat16 && !type.has_shape && type.shape.empty());
 }
 
 void TestSizes() {
@@ -112,6 +136,7 @@ void TestText() {
 
 int main() {
   TestOldRuntimes();
+  TestUnknownShapes();
   TestSizes();
   TestMemory();
   TestText();

@@ -26,7 +26,9 @@ def test_equals_the_reference(library: Path, case: Case) -> None:
     session = make(case.model())
     found = run(session, case)
     check(case, found)
-    assert [output.shape for output in session.get_outputs()] == [list(each.shape) for each in found]
+    # A scalar is shown to shape inference as a tensor of unknown shape: nothing follows from it.
+    wanted = [[] if () in case.shapes else list(each.shape) for each in found]
+    assert [output.shape for output in session.get_outputs()] == wanted
 
 
 # ONNX Runtime has no pointwise operators of bfloat16, and its sums of integers do not wrap.

@@ -263,11 +263,7 @@ void Infer(ShapeContext& context) {
   const ScatterAttributes attributes = ScatterAttributes::Parse(kind, context);
   CheckCounts(context.input_count(), 1);
   std::vector<TensorType> inputs;
-  for (size_t i = 0; i < kInputs; ++i) {
-    inputs.push_back(context.input(i));
-    // ORT shows inference functions a tensor of unknown shape as a scalar, whose shape it says to know.
-    inputs[i].has_shape = !inputs[i].shape.empty();
-  }
+  for (size_t i = 0; i < kInputs; ++i) inputs.push_back(context.input(i));
   CheckKnown(attributes, inputs);
   context.set_output(0, inputs[0]);
 }
