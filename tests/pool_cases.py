@@ -208,6 +208,22 @@ def _empty() -> list[Case]:
                 made.append(Case(f"{kind}, nothing, {shape}", "FusedPool", "float", shape, attributes))
             attributes = frozen({"sizes": [3, 3], "mode": "linear", "layout": layout})
             made.append(Case(f"resize, nothing, {shape}", "FusedResize", "float", shape, attributes))
+    # Kernels that are larger than the padded image: no windows, or with ceil_mode one that reaches beyond.
+    for name, given, spatial in (
+        ("no windows", {"kernel_shape": [3, 2], "strides": [2, 1]}, (1, 6)),
+        ("no windows at all", {"kernel_shape": [2, 5], "strides": [1, 3], "pads": [0, 1, 0, 0]}, (1, 2)),
+        ("no windows, rounded up", {"kernel_shape": [3, 2], "strides": [2, 2], "ceil_mode": 1}, (1, 5)),
+        ("a window beyond the image", {"kernel_shape": [5, 4], "strides": [4, 3], "ceil_mode": 1}, (2, 6)),
+        ("a window beyond the image by less than a stride", {"kernel_shape": [5, 4], "strides": [4, 3]}, (2, 6)),
+        ("no windows of a line", {"kernel_shape": [2], "dilations": [3]}, (3,)),
+    ):
+        for kind in ("max", "average"):
+            for layout in ("NCHW", "NHWC"):
+                shape, attributes = in_layout(layout, 2, 8, spatial), frozen({"kind": kind, "layout": layout, **given})
+                made.append(Case(f"{kind}, {name}, {layout}", "FusedPool", "float", shape, attributes))
+                if kind == "average":
+                    attributes = (*attributes, ("count_include_pad", 1))
+                    made.append(Case(f"padded {kind}, {name}, {layout}", "FusedPool", "float", shape, attributes))
     return made
 
 
@@ -224,6 +240,7 @@ RESIZES: tuple[tuple[Shape, tuple[float, ...] | tuple[int, ...]], ...] = (
     ((11,), (23,)),
     ((3, 4, 5), (5, 2, 12)),
     ((3, 4, 5), (2.0, 1.0, 1.7)),
+    ((7, 20), (4, 6)),  # places in the middle of two elements, but for the rounding of the scales
 )
 
 
@@ -265,7 +282,22 @@ def _resize() -> list[Case]:
     return made
 
 
-CASES: tuple[Case, ...] = (*_windows(), *_global(), *_values(), *_empty(), *_resize())
+def _empty_resize() -> list[Case]:
+    made = []
+    for name, scales, spatial in (
+        ("of no rows", (2.0, 1.5), (0, 6)),
+        ("to no columns", (2.0, 0.125), (3, 6)),
+        ("of nothing to a copy", (1.0,), (0,)),
+    ):
+        for mode in ("linear", "nearest"):
+            for layout in ("NCHW", "NHWC"):
+                shape = in_layout(layout, 2, 8, spatial)
+                attributes = frozen({"mode": mode, "scales": scales, "layout": layout})
+                made.append(Case(f"resize {name}, {mode}, {layout}", "FusedResize", "float", shape, attributes))
+    return made
+
+
+CASES: tuple[Case, ...] = (*_windows(), *_global(), *_values(), *_empty(), *_resize(), *_empty_resize())
 
 _STEM = {"kind": "max", "kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
 _HALF = {"kind": "average", "kernel_shape": [2, 2], "strides": [2, 2]}

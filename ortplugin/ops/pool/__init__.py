@@ -17,8 +17,10 @@ What lies in the padding is left out: it takes no part in a maximum, nor in an a
     `count_include_pad` is 1. With `ceil_mode` 1 a last window may reach beyond the padding, where nothing counts, but
     does not begin there. A window without any element has the lowest value, -inf, as its maximum and the average 0.
 A maximum of NaN and anything is NaN. Sums accumulate in float32, in float64 for double, always in the same order.
-Errors: attributes that contradict each other or the shape, a kernel larger than the padded input, a spatial dimension
-    of 0 elements, another dtype. The batch and the channels may be 0.
+A kernel that is larger than the padded input by less than a stride has one window, which reaches beyond; by less than
+    two strides none: then Y is empty. Both as in ONNX Runtime.
+Errors: attributes that contradict each other or the shape, a kernel that is larger by more, a spatial dimension of 0
+    elements, another dtype. The batch and the channels may be 0.
 """
 
 from __future__ import annotations
@@ -152,17 +154,15 @@ def window_of(pool: Pool, axis: int, size: int) -> Window:
         begin, end = total // 2, total - total // 2
         if pool.auto_pad == "SAME_LOWER":
             begin, end = end, begin
-    room = size + begin + end - extent
-    if room < 0:
+    room = size + begin + end - extent  # below 0 ONNX Runtime rounds toward 0, and refuses less than no window
+    out = (-(-room // stride) if pool.ceil_mode or room < 0 else room // stride) + 1
+    if out < 0:
         raise ModelError(
             f"{pool.where}: the kernel spans {extent} elements on spatial axis {axis}, but the padded input has only "
             f"{size + begin + end}"
         )
-    out = room // stride + 1
-    if pool.ceil_mode:
-        out = -(-room // stride) + 1
-        if (out - 1) * stride >= size + begin:  # it would begin in the padding
-            out -= 1
+    if pool.ceil_mode and (out - 1) * stride >= size + begin:  # it would begin in the padding
+        out -= 1
     return Window(size, out, kernel, stride, dilation, begin, end)
 
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "ortplugin/runtime/round_up.h"
 #include "ortplugin/runtime/text.h"
 
 namespace ortplugin {
@@ -110,13 +111,15 @@ PoolWindow WindowOf(const PoolAttributes& attributes, size_t axis, int64_t size)
     the.begin = attributes.auto_pad == "SAME_UPPER" ? total / 2 : total - total / 2;
     the.end = total - the.begin;
   }
+  // Where the kernel is larger than the padded input, ONNX Runtime rounds toward 0: so there may be a window that
+  // reaches beyond, or none. It refuses what would be less than none.
   const int64_t room = size + the.begin + the.end - extent;
-  if (room < 0)
+  the.out = room / the.stride + 1;
+  if (the.out < 0)
     Fail("the kernel spans ", extent, " elements on spatial axis ", axis, ", but the padded input has only ",
          size + the.begin + the.end);
-  the.out = room / the.stride + 1;
   if (attributes.ceil_mode) {
-    the.out = (room + the.stride - 1) / the.stride + 1;
+    if (room > 0) the.out = DivideUp(room, the.stride) + 1;
     if ((the.out - 1) * the.stride >= size + the.begin) --the.out;  // it would begin in the padding
   }
   return the;
@@ -177,14 +180,18 @@ ResizeAttributes ParseResize(const Source& source) {
   return the;
 }
 
+// As in ONNX Runtime an axis without elements has none whatever its scale, and a small scale may leave none.
 int64_t OutSize(const ResizeAttributes& attributes, size_t axis, int64_t size) {
-  if (size == 0) Fail("spatial axis ", axis, " of the input has no elements, so it can't be resized");
   if (size > kLargest) Fail("spatial axis ", axis, " of the input has ", size, " elements, more than ", kLargest);
-  if (!attributes.sizes.empty()) return attributes.sizes[axis];
+  if (!attributes.sizes.empty()) {
+    if (size == 0)
+      Fail("spatial axis ", axis, " of the input has no elements, of which 'sizes' asks for ", attributes.sizes[axis]);
+    return attributes.sizes[axis];
+  }
   const float out = static_cast<float>(size) * attributes.scales[axis];
-  if (!(out >= 1 && out <= static_cast<float>(kLargest)))
+  if (!(out <= static_cast<float>(kLargest)))
     Fail("the scale ", attributes.scales[axis], " makes ", out, " elements of the ", size, " on spatial axis ", axis,
-         "; there must be 1 to ", kLargest);
+         "; there must be at most ", kLargest);
   return static_cast<int64_t>(out);
 }
 
@@ -290,22 +297,23 @@ float ResizeAxis::At(int64_t o) const {
 }
 
 int64_t NearestOf(NearestMode mode, float at, int64_t size) {
-  float rounded = at;
+  constexpr float kTie = 1e-6f;  // what counts as in the middle of two elements, as in ONNX Runtime: see pool.h
+  const float below = std::floor(at), part = at - below;  // both exact
+  bool is_next = false;
   switch (mode) {
     case NearestMode::kRoundPreferFloor:
-      rounded = std::ceil(at - 0.5f);
+      is_next = part - 0.5f > kTie;
       break;
     case NearestMode::kRoundPreferCeil:
-      rounded = std::floor(at + 0.5f);
+      is_next = part - 0.5f >= -kTie;
       break;
     case NearestMode::kFloor:
-      rounded = std::floor(at);
       break;
     case NearestMode::kCeil:
-      rounded = std::ceil(at);
+      is_next = part > 0;
       break;
   }
-  return std::clamp(static_cast<int64_t>(rounded), int64_t{0}, size - 1);
+  return std::clamp(static_cast<int64_t>(below) + (is_next ? 1 : 0), int64_t{0}, size - 1);
 }
 
 const Operator kFusedPool = {

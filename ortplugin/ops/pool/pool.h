@@ -138,6 +138,8 @@ struct ResizeShape {
 
 ResizeShape FitResize(const ResizeAttributes& attributes, const Shape& input);
 void CheckResizeType(const ResizeAttributes& attributes, ort::ElementType type);
+// A place of float32 that ought to lie in the middle of two elements may be a little off, by its scale's rounding: up
+// to 1e-6 beside the middle counts as the middle, which is ONNX Runtime's rule and that of every form of this operator.
 int64_t NearestOf(NearestMode mode, float at, int64_t size);
 
 struct ResizeSchedule {

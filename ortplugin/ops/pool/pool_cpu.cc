@@ -316,7 +316,7 @@ class CpuPool : public Kernel {
     CheckPoolType(attributes_, input.type);
     const PoolShape shape = FitPool(attributes_, input.shape);
     void* output = run.output(0, shape.output, SizeOf(*FromOrt(input.type)));
-    if (shape.outer == 0 || shape.inner == 0) return;
+    if (ElementCount(shape.output) == 0) return;
     switch (*FromOrt(input.type)) {
       case DType::kDouble:
         return Pool<double>(run, shape, input, output);

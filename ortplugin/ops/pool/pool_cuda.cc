@@ -184,8 +184,8 @@ ResizeSchedule ScheduleResize(const ResizeAttributes& attributes, const ResizeSh
 
 std::string ResizeSource(const ResizeAttributes& attributes, const ResizeShape& shape, DType dtype,
                          const ResizeSchedule& schedule) {
-  constexpr const char* kNearest[] = {"ceilf(__fsub_rn(at, 0.5f))", "floorf(__fadd_rn(at, 0.5f))", "floorf(at)",
-                                      "ceilf(at)"};
+  // Whether the element after floor(at) is nearer, of at - floor(at): NearestOf in pool.cc.
+  constexpr const char* kIsNext[] = {"part - 0.5f > 1e-6f", "part - 0.5f >= -1e-6f", "false", "part > 0.0f"};
   int axes = 1;
   for (size_t axis = 0; axis < 2; ++axis)
     if (axes == 1 && (shape.axes[axis].size > 1 || shape.axes[axis].out > 1)) axes = 3 - static_cast<int>(axis);
@@ -195,9 +195,9 @@ std::string ResizeSource(const ResizeAttributes& attributes, const ResizeShape& 
   text << "typedef unsigned " << (schedule.wide ? "long long" : "int") << " index_t;\n"
        << "#define VECTOR " << schedule.vector << "\n#define ALONG " << schedule.along << "\n#define IMAGES "
        << schedule.images << "\n#define IS_LINEAR " << attributes.is_linear << "\n#define SHIFT "
-       << (shape.axes[2].shift == 0 ? "0.0f" : "0.5f") << "\n#define NEAREST(at) "
-       << kNearest[static_cast<size_t>(attributes.nearest)] << "\n#define AXES " << axes << "\n#define THREADS "
-       << schedule.threads << "\n\n"
+       << (shape.axes[2].shift == 0 ? "0.0f" : "0.5f") << "\n#define IS_NEXT(part) ("
+       << kIsNext[static_cast<size_t>(attributes.nearest)] << ")"
+       << "\n#define AXES " << axes << "\n#define THREADS " << schedule.threads << "\n\n"
        << kResizeSource;
   return text.str();
 }

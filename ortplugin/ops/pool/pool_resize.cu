@@ -5,7 +5,8 @@
 //   at(o) = (o + SHIFT) * factor / divisor - SHIFT                            in float, in this order
 //
 // The text in front of this one is generated for the node at hand (pool_cuda.cc). It gives T (the elements), compute_t,
-// VECTOR, ALONG, IMAGES, IS_LINEAR, SHIFT, NEAREST(at), AXES (spatial axes that the tensor has), THREADS, index_t.
+// VECTOR, ALONG, IMAGES, IS_LINEAR, SHIFT, IS_NEXT(part) (whether the
+// element after floor(at) is nearer), AXES (spatial axes that the tensor has), THREADS, index_t.
 //
 // Tensors are [outer, spatial.., inner]. A thread takes VECTOR channels of a pixel, or with channels first, where inner
 // is 1 (ALONG), VECTOR pixels side by side, in IMAGES images: where these lie is worked out once for all.
@@ -36,7 +37,8 @@ struct Place {
     high = min(low + 1, axis.size - 1);
     weight = low == high ? -1.0f : inside - (float)low;
 #else
-    low = high = min(max((int)NEAREST(at), 0), axis.size - 1);
+    const float below = floorf(at), part = __fsub_rn(at, below);
+    low = high = min(max((int)below + (IS_NEXT(part) ? 1 : 0), 0), axis.size - 1);
     weight = -1.0f;
 #endif
   }

@@ -52,7 +52,7 @@ class CpuResize : public Kernel {
     const DType dtype = *FromOrt(input.type);
     const ResizeShape shape = FitResize(attributes_, input.shape);
     auto* output = static_cast<char*>(run.output(0, shape.output, SizeOf(dtype)));
-    if (shape.outer == 0 || shape.inner == 0) return;
+    if (ElementCount(shape.output) == 0) return;
     // A task has some rows, or a segment of one: what it keeps does not grow with the image.
     const ResizeAxis& last = shape.axes[2];
     const int64_t rows = shape.outer * shape.axes[0].out * shape.axes[1].out, segments = DivideUp(last.out, kSegment);

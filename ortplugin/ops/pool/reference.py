@@ -85,15 +85,16 @@ def coordinates(size: int, out: int, scale: float | None, mode: str) -> npt.NDAr
     return np.asarray((position + f(0.5)) / ratio - f(0.5))
 
 
+TIE = np.float32(1e-6)  # how far beside the middle of two elements a place may lie to count as the middle
+
+
 def nearest(at: npt.NDArray[np.float32], size: int, mode: str) -> npt.NDArray[np.int64]:
-    """The element next to each coordinate."""
+    """The element next to each coordinate, in ONNX Runtime's way: the middle is 2 * TIE wide."""
+    below = np.floor(at)
+    part = at - below  # exact, as is what follows near the middle
     half = np.float32(0.5)
-    if mode == "round_prefer_floor":
-        rounded = np.ceil(at - half)
-    elif mode == "round_prefer_ceil":
-        rounded = np.floor(at + half)
-    else:
-        rounded = np.floor(at) if mode == "floor" else np.ceil(at)
+    after = {"round_prefer_floor": part - half > TIE, "round_prefer_ceil": part - half >= -TIE, "ceil": part > 0}
+    rounded = below.astype(np.int64) + after.get(mode, np.zeros(at.shape, np.bool_))
     return np.asarray(np.clip(rounded, 0, size - 1), np.int64)
 
 

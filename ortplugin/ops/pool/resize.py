@@ -13,13 +13,14 @@ Attributes, as ONNX's Resize has them, but for the spatial dimensions alone and 
     `sizes` (ints) or `scales` (floats), one of the two: Y's spatial sizes, or what X's are multiplied by.
     `layout` (string): "NCHW" (default) or "NHWC": X [N, C, spatial..] or [N, spatial.., C], and so Y.
 Dtypes: float16, bfloat16, float, double; of the nearest elements also int8, uint8 and int32.
-at(o) is computed in float32, in the order of ONNX's formula; beyond the edges the elements at the edges count. Linear
-    arithmetic runs in float32, in float64 for double.
+at(o) is computed in float32, in the order of ONNX's formula, and rounded as in ONNX Runtime: what lies up to 1e-6 from
+    the middle of two elements counts as the middle. Beyond the edges the elements at the edges count. Linear arithmetic
+    runs in float32, in float64 for double.
 Both X[i] and X[i + 1] take part even where w is 0, so a NaN or an infinity there makes a NaN, as in ONNX Runtime's
     Resize; beyond the edge there is no X[i + 1]. Where every scale is 1, Y is X. In one spatial dimension ONNX
     Runtime's Resize lets the next channel and the next image take part with weight 0, too: FusedResize does not.
-Errors: attributes that contradict each other or the shape, a spatial dimension of 0 elements, another dtype. The batch
-    and the channels may be 0.
+Errors: attributes that contradict each other or the shape, `sizes` for a spatial dimension of 0 elements, another
+    dtype. Any dimension of X may be 0, and a small scale may leave no elements: then Y is empty.
 """
 
 from __future__ import annotations
@@ -105,16 +106,22 @@ def attributes_of(node: onnx.NodeProto) -> Resize:
 
 
 def out_size(resize: Resize, axis: int, size: int) -> int:
-    """Y's size along one spatial axis. Raises ModelError where X has no elements there, or Y none or too many."""
-    if size == 0:
-        raise ModelError(f"{resize.where}: spatial axis {axis} of the input has no elements, so it can't be resized")
+    """Y's size along one spatial axis. Raises ModelError where `sizes` asks for elements of none, or for too many.
+
+    As in ONNX Runtime an axis without elements has none whatever its scale, and a small scale may leave none.
+    """
     if resize.sizes:
+        if size == 0:
+            raise ModelError(
+                f"{resize.where}: spatial axis {axis} of the input has no elements, of which sizes asks for "
+                f"{resize.sizes[axis]}"
+            )
         return resize.sizes[axis]
     out = float(np.float32(size) * np.float32(resize.scales[axis]))
-    if not 1 <= out <= LARGEST:
+    if not out <= LARGEST:
         raise ModelError(
             f"{resize.where}: the scale {resize.scales[axis]} makes {out:g} elements of the {size} on spatial axis "
-            f"{axis}; there must be 1 to {LARGEST}"
+            f"{axis}; there must be at most {LARGEST}"
         )
     return int(out)
 
