@@ -20,13 +20,14 @@ def emulated(model: onnx.ModelProto) -> onnx.ModelProto:
     result.CopyFrom(model)
     types = _own_types(model.graph)
     if _BF16 in types.values() or any(node.op_type == "Cast" for node in model.graph.node):
-        types = _types(result)
+        types = value_types(result)
     if _BF16 in types.values():
         _graph(result.graph, types)
     return result
 
 
-def _types(model: onnx.ModelProto) -> dict[str, int]:
+def value_types(model: onnx.ModelProto) -> dict[str, int]:
+    """The element types by name, as far as they can be inferred; the model gets those inside of bodies."""
     types = _own_types(model.graph)
     try:
         inferred = onnx.shape_inference.infer_shapes(model)

@@ -82,8 +82,10 @@ std::vector<Case> Cases(const cuda::DeviceFacts& gpu) {
   pool("huge, all", Global(false, true), {2, 65536, 32768, 8}, DType::kFloat16, 8, true, 8);
 
   const auto resize = [&](const std::string& name, bool is_linear, bool channels_last, Coordinates coordinates,
-                          const Shape& input, const Shape& sizes, DType dtype, int vector, bool wide = false) {
+                          const Shape& input, const Shape& sizes, DType dtype, int vector, bool wide = false,
+                          NearestMode nearest = NearestMode::kRoundPreferFloor) {
     ResizeAttributes the;
+    the.nearest = nearest;
     the.is_linear = is_linear;
     the.channels_last = channels_last;
     the.coordinates = coordinates;
@@ -104,9 +106,29 @@ std::vector<Case> Cases(const cuda::DeviceFacts& gpu) {
     resize("nearest, channels first", false, false, Coordinates::kAlignCorners, {4, 64, 56, 56}, {112, 112}, dtype,
            most);
   }
+  for (const NearestMode mode : {NearestMode::kRoundPreferCeil, NearestMode::kFloor, NearestMode::kCeil})
+    resize("nearest, rounded another way", false, true, Coordinates::kHalfPixel, {4, 56, 56, 64}, {112, 112},
+           DType::kFloat, 4, false, mode);
   resize("huge nearest", false, true, Coordinates::kAsymmetric, {70000, 56, 56, 64}, {112, 112}, DType::kInt8, 16,
          true);
   return cases;
+}
+
+// What lies up to 1e-6 from the middle counts as the middle; every float is exact beside it.
+void TestNearest() {
+  const auto both = [](float at) {
+    return std::pair{NearestOf(NearestMode::kRoundPreferFloor, at, 1 << 30),
+                     NearestOf(NearestMode::kRoundPreferCeil, at, 1 << 30)};
+  };
+  CHECK(both(3.5f) == (std::pair<int64_t, int64_t>{3, 4}));
+  CHECK(both(2 / (4 / 7.0f)) == (std::pair<int64_t, int64_t>{3, 4}));  // 3.4999998
+  CHECK(both(3.5000007f) == (std::pair<int64_t, int64_t>{3, 4}));
+  CHECK(both(3.499998f) == (std::pair<int64_t, int64_t>{3, 3}));
+  CHECK(both(3.500002f) == (std::pair<int64_t, int64_t>{4, 4}));
+  CHECK(both(-0.5f) == (std::pair<int64_t, int64_t>{0, 0}));
+  CHECK(both(8388609.0f) == (std::pair<int64_t, int64_t>{8388609, 8388609}));
+  CHECK(NearestOf(NearestMode::kFloor, 2.9999998f, 8) == 2 && NearestOf(NearestMode::kCeil, 2.0000002f, 8) == 3);
+  CHECK(NearestOf(NearestMode::kCeil, 2.0f, 8) == 2 && NearestOf(NearestMode::kCeil, 7.5f, 8) == 7);
 }
 
 }  // namespace
@@ -114,6 +136,7 @@ std::vector<Case> Cases(const cuda::DeviceFacts& gpu) {
 int main(int argc, char** argv) {
   const std::string argument = argc == 2 ? argv[1] : "";
   const bool show = argument.rfind("sm_", 0) != 0;
+  if (!show) TestNearest();
   cuda::DeviceFacts gpu = kGpu;
   if (!show) {
     gpu.major = std::atoi(argument.c_str() + 3) / 10;
