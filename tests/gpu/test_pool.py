@@ -8,11 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from node_cases import model_with
+from onnx import helper
+from ort.host import make as make_on_cpu
 from pool_cases import CASES, LARGE_CASES, Case, by_name, check, frozen, in_layout
 
 import ortplugin
-from gpu.device import at_offset, make, need_memory, run, run_bound, same_bits
+from gpu.device import at_offset, host, make, need_memory, run, run_bound, same_bits
 from gpu.sessions import Trial, check_capture, check_graph, check_threads, trial
+from ortplugin.ops import DOMAIN
 
 cupy = pytest.importorskip("cupy")
 
@@ -61,6 +65,42 @@ def test_random_windows(library: Path, layout: str, seed: int) -> None:
                     frozen({"kind": kind, "layout": layout, **window}))  # fmt: skip
         (y,) = run(make(case.model()), case)
         check(case, y)
+
+
+@pytest.mark.parametrize("coordinates", ["half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners"])
+@pytest.mark.parametrize("mode", ["linear", "round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
+def test_places_are_those_of_the_cpu(library: Path, coordinates: str, mode: str) -> None:
+    """The same elements and the same weights, to the last bit, also where a scale's rounding decides."""
+    words = {"mode": "linear"} if mode == "linear" else {"mode": "nearest", "nearest_mode": mode}
+    pairs = [(size, out) for size in (1, 2, 5, 7, 9, 14, 20, 33, 97) for out in (1, 2, 3, 4, 6, 8, 9, 13, 28, 56)]
+    nodes = [
+        helper.make_node("FusedResize", [f"x{size}"], [f"y{size}/{out}"], domain=DOMAIN, sizes=[1, out],
+                         coordinate_transformation_mode=coordinates, **words)
+        for size, out in pairs
+    ]  # fmt: skip
+    # Of which the nearest element tells its number, and a linear place its weight: every other element is 0.
+    lines = {f"x{size}": np.arange(size, dtype=np.float32) for size, _ in pairs}
+    feeds = {name: (line % 2 if mode == "linear" else line).reshape(1, 1, 1, -1) for name, line in lines.items()}
+    model = model_with(nodes, [(name, "float", line.shape) for name, line in feeds.items()],
+                       [(node.output[0], "float") for node in nodes])  # fmt: skip
+    wanted, found = ortplugin.run(make_on_cpu(model), feeds), host(ortplugin.run(make(model), feeds))
+    for (name, array), other in zip(wanted.items(), found, strict=True):
+        np.testing.assert_array_equal(other, array, err_msg=name)
+
+
+def test_an_empty_result_launches_nothing(library: Path) -> None:
+    """In one session before, between and after others: no plan is made of it, none is found for it."""
+    window = {"kind": "max", "layout": "NHWC", "kernel_shape": (3, 3), "strides": (2, 2)}
+    scales = {"layout": "NHWC", "scales": (0.25, 2.0)}
+    for op, given, sizes in (
+        ("FusedPool", window, ((1, 1), (7, 9), (1, 9), (7, 9))),
+        ("FusedResize", scales, ((3, 5), (0, 5), (8, 5), (0, 0), (8, 5))),
+    ):
+        session = make(Case("sizes", op, "float16", (), frozen(given)).model((None, None, None, 8)))
+        for size in sizes:
+            case = Case(f"{op} of {size}", op, "float16", (2, *size, 8), frozen(given))
+            (y,) = run(session, case)
+            check(case, y)
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4, 12, 24, 40, 256, 264, 1000])
