@@ -125,7 +125,11 @@ class _Editor:
 
     def _set_attributes(self, node: gs.Node) -> None:
         if (node.domain or "") == DOMAIN and "program" in node.attrs:
-            node.attrs["program"] = str(roles.converted_program(node, self.plan.narrow[id(node)], self.target))
+            slots = self.plan.narrow[id(node)]
+            weights = roles.weight_dtype(node, slots, self.target)
+            node.attrs["program"] = str(roles.converted_program(node, slots, self.target))
+            if weights is not None:
+                node.attrs["weight_dtype"] = weights
         elif node.op == "Cast":
             node.attrs["to"] = helper.np_dtype_to_tensor_dtype(self.target.dtype)
         elif node.op == "ConstantOfShape" and isinstance(node.attrs.get("value"), gs.Constant):

@@ -20,8 +20,8 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.pointwise import is_pointwise
 from ortplugin.ops.base import DOMAIN
-from ortplugin.ops.decompose import DTYPE_NAMES
-from ortplugin.precision import Dtype, Precision
+from ortplugin.ops.decompose import DTYPE_NAMES, NUMPY_DTYPES
+from ortplugin.precision import FLOAT32, Dtype, Precision
 from ortplugin.precision.kernels import KERNELS
 from ortplugin.program import Parameter, Program, ProgramError, Statement, parse
 
@@ -71,6 +71,7 @@ _MOVES = """
 MOVES = frozenset(_MOVES.split())
 # Our own operators that take any dtype, where no program says which.
 CONVOLUTIONS = ("FusedConv", "FusedConvTranspose")
+CONV_GRAD = "ConvGrad"
 FUSED_CHAINS = ("FusedPointwise", "FusedSumTo")  # of which parts may have to stay
 ANY_DTYPE = ("ScatterND", "ScatterElements", "UpdateSlice", "FusedPool", "FusedResize")
 
@@ -166,15 +167,45 @@ def our_slots(node: gs.Node, target: Precision) -> Slots | str:
         program = parse(str(node.attrs["program"]))
     except (KeyError, ProgramError) as error:
         return f"its program can't be read: {error}"
+    taken, given = _formals(node, program)
+    if len(taken) != len(node.inputs) or len(given) != len(node.outputs):
+        return "its inputs and outputs are not those of its program"
     borders = _borders(program, DTYPE_NAMES[target.dtype])
-    inputs = tuple(i for i in inputs if program.parameters[_parameter(node, i)].name not in borders)
-    outputs = tuple(i for i in outputs if program.results[i].name not in borders)
+    if node.op == CONV_GRAD:
+        borders -= {program.results[0].name}  # X and W have its dtype
+    inputs = tuple(i for i in inputs if taken[i] not in borders)
+    outputs = tuple(i for i in outputs if given[i] not in borders and not _keeps_sums(node, i, target))
     return (inputs, outputs) if inputs or outputs else ""
 
 
-def _parameter(node: gs.Node, index: int) -> int:
-    """Which parameter of the program the input is; a convolution's input and weights both make the first."""
-    return max(0, index - 1) if node.op in CONVOLUTIONS else index
+def _formals(node: gs.Node, program: Program) -> tuple[list[str], list[str]]:
+    """For each input and each output of the node the parameter or result of the program that has its dtype.
+
+    Inputs of the operator itself stand beside those of the program, its own outputs beside results: an operator that
+    has such belongs here.
+    """
+    taken, given = ([each.name for each in formals] for formals in (program.parameters, program.results))
+    if node.op in CONVOLUTIONS:
+        return taken[:1] + taken, given  # X and W, of which the first parameter is made
+    if node.op == CONV_GRAD:
+        operands, gradients = (str(node.attrs.get(name, "")).split() for name in ("operands", "gradients"))
+        return given[:1] * len(operands) + taken, given[:1] * len(gradients) + given[1:]
+    return taken, given
+
+
+def _keeps_sums(node: gs.Node, output: int, target: Precision) -> bool:
+    """Whether the output is a gradient of weights or bias, which are sums in float32 of many numbers, and stays so."""
+    if node.op != CONV_GRAD or not target.narrows or node.outputs[output].dtype != FLOAT32:
+        return False
+    return str(node.attrs.get("gradients", "")).split()[output : output + 1] in (["dW"], ["dB"])
+
+
+def weight_dtype(node: gs.Node, slots: Slots, target: Precision) -> str | None:
+    """The attribute `weight_dtype` that a ConvGrad needs after its conversion; None without such gradients."""
+    for index, name in enumerate(str(node.attrs.get("gradients", "")).split()):
+        if name in ("dW", "dB"):
+            return DTYPE_NAMES[target.dtype if index in slots[1] else np.dtype(node.outputs[index].dtype)]
+    return None
 
 
 def _borders(program: Program, new: str) -> set[str]:
@@ -195,8 +226,12 @@ def converted_program(node: gs.Node, slots: Slots, target: Precision) -> Program
     What it converts to a dtype itself it still does, so where it does, Casts go around it.
     """
     program, new = parse(str(node.attrs["program"])), DTYPE_NAMES[target.dtype]
-    taken = {program.parameters[_parameter(node, index)].name for index in slots[0]}
-    given = {program.results[index].name for index in slots[1]}
+    formals = _formals(node, program)
+    own = len(node.inputs) - len(program.parameters) if node.op == CONV_GRAD else 0  # which no parameter is made of
+    taken = {formals[0][index] for index in slots[0] if index >= own}
+    given = {formals[1][index] for index in slots[1]}
+    if node.op == CONV_GRAD and is_floating(NUMPY_DTYPES[program.results[0].dtype], target):
+        given.add(program.results[0].name)  # which may be no output
     if not any(statement.op == "Cast" for statement in program.statements):
         return Program(
             tuple(replace(each, dtype=new) if each.name in taken else each for each in program.parameters),
@@ -204,10 +239,13 @@ def converted_program(node: gs.Node, slots: Slots, target: Precision) -> Program
             program.statements,
         )
     fresh = {name: program.fresh(f"{name}_{new}") for name in taken | given}
+    # A parameter that is a result as well is that one's new form already.
     before = [
         Statement(p.name, "Cast", (fresh[p.name],), (("to", p.dtype),)) for p in program.parameters if p.name in taken
     ]
-    after = [Statement(fresh[r.name], "Cast", (r.name,), (("to", new),)) for r in program.results if r.name in given]
+    after = [
+        Statement(fresh[r.name], "Cast", (r.name,), (("to", new),)) for r in program.results if r.name in given - taken
+    ]
     return Program(
         tuple(Parameter(new, fresh[each.name]) if each.name in taken else each for each in program.parameters),
         tuple(Parameter(new, fresh[each.name]) if each.name in given else each for each in program.results),

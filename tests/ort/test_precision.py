@@ -10,14 +10,18 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from conv_grad_cases import CASES as GRADIENTS
+from conv_grad_cases import Case
 from exported import DATA
 from onnx import TensorProto, helper, numpy_helper
 
 import ortplugin
 from models.light import randomized
+from ort.host import make, run
 from ortplugin.cli import main
 from ortplugin.compare import Tolerance
 from ortplugin.errors import VerificationError
+from ortplugin.precision import PRECISIONS
 from ortplugin.precision.ranges import measure
 from ortplugin.verify import computed_in
 
@@ -198,3 +202,32 @@ def test_the_coarsest_precision_decides() -> None:
     assert Tolerance(computed="fp16").defaults("bfloat16") == (5e-2, 5e-2)
     assert Tolerance(precision="fp16", computed="bf16").defaults("float32") == (5e-2, 5e-2)
     assert Tolerance(rtol=1.0).defaults("float32") == (1e-4, 1e-4)
+
+
+@pytest.mark.parametrize("case", GRADIENTS, ids=lambda case: case.name)
+def test_gradients_of_convolutions(library: Path, case: Case) -> None:
+    """X and W have no parameter in the program of a ConvGrad, and its gradients have no result."""
+    original = onnx.load_model_from_string(case.model())
+    wanted = run(make(original.SerializeToString()), case)
+    names = {each.name: each.type.tensor_type.elem_type for each in (*original.graph.input, *original.graph.output)}
+    outputs = [each.name for each in original.graph.output]
+    for precision in ("fp16", "fp32"):
+        sources = [helper.np_dtype_to_tensor_dtype(each) for each in PRECISIONS[precision].sources]
+        model, report = ortplugin.optimize(original, only=[], precision=precision)
+        assert bool(report.converted) == any(
+            names[name] in sources for name in gradient_names(original, names, precision)
+        )
+        assert not report.kept
+        for name, have, want in zip(outputs, run(make(model.SerializeToString()), case), wanted, strict=True):
+            scale = np.abs(want.astype(np.float64)).max(initial=1.0)
+            assert have.dtype == want.dtype, name
+            assert np.abs(have.astype(np.float64) - want.astype(np.float64)).max(initial=0.0) <= 0.02 * scale, name
+
+
+def gradient_names(model: onnx.ModelProto, kinds: dict[str, int], precision: str) -> list[str]:
+    """The values of the one ConvGrad that may change: to float16 not the float32 gradients of weights and bias."""
+    (node,) = model.graph.node
+    gradients = next(each.s.decode().split() for each in node.attribute if each.name == "gradients")
+    roles = zip(node.output, [*gradients, *node.output], strict=False)
+    kept = [name for name, role in roles if role in ("dW", "dB") and kinds[name] == TensorProto.FLOAT]
+    return [name for name in (*node.input, *node.output) if precision == "fp32" or name not in kept]
