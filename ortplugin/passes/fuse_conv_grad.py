@@ -83,8 +83,16 @@ def _join(scope: Scope, grad: Member, other: Member) -> Applied:
             raise NotPointwiseError(f"'{tensor.name}', which {label(node)} reads, depends on it")
     gradients = _words(node, "gradients")
     dz, named = grad.outputs[0], dict(zip(gradients, node.outputs, strict=False))
-    if "dZ" not in named and any(dz is each for each in other.outputs) and scope.used_beyond(dz, nodes):
-        named["dZ"] = dz
+    twin: gs.Tensor | None = None
+    kept = dz
+    if any(dz is each for each in other.outputs) and scope.used_beyond(dz, nodes):
+        # All that others read of what is replaced needs a place among the outputs; dZ has one alone.
+        twin = named.get("dZ")
+        if twin is not None and scope.is_output(twin):
+            kept, twin = twin, dz
+        if twin is not None and scope.is_output(twin):
+            raise NotPointwiseError(f"'{kept.name}' and '{twin.name}', one value, are both graph outputs")
+        named["dZ"] = kept
     extra = [each for each in other.outputs if each is not dz and scope.used_beyond(each, nodes)]
     program, inputs = compose([other, grad], [dz, *grad.outputs[1:], *extra])
     operands = node.inputs[: len(_words(node, "operands"))]
@@ -92,6 +100,8 @@ def _join(scope: Scope, grad: Member, other: Member) -> Applied:
     new = gs.Node(NAME, node.name, attributes, [*operands, *inputs], [], DOMAIN)
     labels = (label(other.node), label(node))
     scope.replace([other.node, node], new, [*named.values(), *grad.outputs[1:], *extra])
+    if twin is not None:
+        scope.substitute(twin, kept)
     return Applied(labels, new)
 
 

@@ -78,6 +78,37 @@ def test_a_gradient_that_is_needed_elsewhere_is_an_output(rng: np.random.Generat
     assert_same_outputs(restore(original), optimized, rng)
 
 
+@pytest.mark.parametrize(
+    ("after", "gradients", "outputs", "made"),
+    [
+        ("q = Neg(g)", "dB dZ", ", float[N,4,6,5] q", "dZ"),  # dZ is an output of the graph, g is read
+        ("q = Neg(dZ)", "dB dZ", ", float[N,4,6,5] q, float[N,4,6,5] g", "g"),
+        ("q = Neg(g)  r = Neg(dZ)", "dB dZ", ", float[N,4,6,5] q, float[N,4,6,5] r", "g"),
+    ],
+)
+def test_a_gradient_that_is_an_output_and_read_under_another_name(
+    after: str, gradients: str, outputs: str, made: str, rng: np.random.Generator
+) -> None:
+    original = graph("p = Greater(y, zero)  g = Where(p, dy, zero)", gradients, outputs)
+    original.graph.node.extend(onnx.parser.parse_graph(f"g (float x) => (float q) {{ {after} }}").node)
+    if made == "g":  # dZ is no output of the graph
+        kept = [each for each in original.graph.output if each.name != "dZ"]
+        del original.graph.output[:]
+        original.graph.output.extend(kept)
+    optimized, _ = run_pass(original, FUSE_CONV_GRAD)
+    assert operators(optimized)[0] == "ConvGrad"
+    assert list(optimized.graph.node[0].output) == ["dB", made]
+    assert_same_outputs(restore(original), optimized, rng)
+
+
+def test_one_gradient_as_two_outputs_stays(rng: np.random.Generator) -> None:
+    original = graph("g = Mul(dy, s)", "dB dZ", ", float[N,4,6,5] g")
+    optimized, result = run_pass(original, FUSE_CONV_GRAD)
+    assert operators(optimized) == ["Mul", "ConvGrad"]
+    assert reasons(result) == ["'g' (Mul): 'dZ' and 'g', one value, are both graph outputs"]
+    assert_same_outputs(restore(original), optimized, rng)
+
+
 def test_without_a_bias_nothing_is_gained() -> None:
     optimized, result = run_pass(graph("g = Mul(dy, s)", gradients="dX dW"), FUSE_CONV_GRAD)
     assert operators(optimized) == ["Mul", "ConvGrad"]
