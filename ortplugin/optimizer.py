@@ -61,7 +61,7 @@ from .passes.transpose_views import TRANSPOSE_VIEWS
 from .passes.turn_conv_transpose import TURN_CONV_TRANSPOSE
 from .passes.update_slice import UPDATE_SLICE
 from .passes.vector_conv_transpose import VECTOR_CONV_TRANSPOSE
-from .precision import FLOAT16, Precision, resolve
+from .precision import BFLOAT16, FLOAT16, Precision, resolve
 from .precision.convert import ConvertPrecision
 from .precision.plan import Request
 from .precision.ranges import measure
@@ -70,7 +70,7 @@ from .session import CUDA, available_providers, check_device, resolve_provider
 from .storage import PathLike, StoredModel, load
 from .tune import TunedNode
 from .tune import tune as tune_nodes
-from .upgrade import opset, upgrade
+from .upgrade import BFLOAT16_OPSET, opset, upgrade
 
 # Each pass in its place, and why it stands there. To add a rewrite, add a line.
 PIPELINE: tuple[Pass, ...] = (
@@ -434,6 +434,8 @@ def _optimize(
     with _timed(report, "passes"):
         inlined, functions, misses = (original, {}, []) if INLINE_FUNCTIONS in skip else inline_functions(original)
         start = upgraded = upgrade(inlined)
+        if target is not None and target.dtype == BFLOAT16:
+            start = upgraded = upgrade(inlined, BFLOAT16_OPSET, "which bfloat16 needs")
         if input_shapes:
             start = ModelProto()
             start.CopyFrom(upgraded)

@@ -8,7 +8,11 @@ wrong is put right:
 - Upsample, and Resize before opset 11, place samples at x / scale, and ONNX Runtime rounds them down where it enlarges
   and up where it shrinks. The conversion leaves the new operator's defaults, half a pixel beside that;
 - Scan before opset 9 had a batch dimension, in bodies too: refused;
+- an attribute that became an input is a float32 constant, whatever the dtype of the node: it gets the node's;
+- operators that ONNX Runtime ran as experimental ones, before ONNX had them, are unknown to it: they stay as they are;
 - before IR version 4 initializers had to be inputs, though ONNX Runtime lets no caller override them: no longer.
+
+bfloat16 needs opset 13, before which no Cast makes it: `--precision bf16` asks for more than the passes need.
 
 What remains wrong shows when original and result are compared, which `optimize` does with verify=True.
 """
@@ -17,7 +21,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from typing import Any
 
+import numpy as np
 import onnx.defs
 import onnx.version_converter
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
@@ -27,7 +33,14 @@ from .modelcheck import check_structure, skeleton, walk_graphs
 from .ops.decompose import MINIMUM_OPSET
 
 OLDEST = 7  # from which on onnx converts rightly, and operators broadcast as NumPy does
-IR_VERSION = 6  # the one of opset 11
+BFLOAT16_OPSET = 13  # from which on Cast and most other operators take it
+
+# By operator the inputs that were attributes before opset 11 and have the dtype of the first input. An operator that
+# gets such inputs in an opset that models are upgraded to belongs here.
+TYPED_INPUTS = {"Pad": (2,), "Clip": (1, 2)}
+# What ONNX Runtime ran before ONNX had it, and the opset of the standard operator, which is the same.
+EXPERIMENTAL = {"ThresholdedRelu": 10}
+_APART = "ortplugin.upgrade"  # a domain that the conversion passes over
 
 
 def opset(model: ModelProto) -> int:
@@ -35,21 +48,24 @@ def opset(model: ModelProto) -> int:
     return next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 0)
 
 
-def upgrade(model: ModelProto) -> ModelProto:
-    """The model with opset 11 if its own is older, else itself. It is not changed. Raises ModelError if it can't be."""
+def upgrade(model: ModelProto, target: int = MINIMUM_OPSET, why: str = "") -> ModelProto:
+    """The model with opset `target` if its own is older, else itself. It is not changed.
+
+    Raises ModelError if it can't be; `why` it has to be, a clause, is part of the message.
+    """
     found = opset(model)
-    if found == 0 or found >= MINIMUM_OPSET:
+    if found == 0 or found >= target:
         return model
     try:
         _check_unchanged(model, found)
-        _check_convertible(model, found)
-        result = _converted(model)
+        _check_convertible(model, found, target)
+        result = _converted(model, target)
         check_structure(result)
     except Exception as error:  # onnx raises its own and C++'s errors
         reason = one_line(error).rsplit(" failed: ", 1)[-1][:300]  # without the place in onnx's source
         raise ModelError(
-            f"it can't be upgraded from opset {found} to {MINIMUM_OPSET}: {reason}; "
-            f"export the model again with opset {MINIMUM_OPSET} or later"
+            f"it can't be upgraded from opset {found} to {target}{why and f', {why}'}: {reason}; "
+            f"export the model again with opset {target} or later"
         ) from error
     return result
 
@@ -72,7 +88,7 @@ def _since(op: str, version: int) -> int | None:
     return onnx.defs.get_schema(op, max_inclusive_version=version, domain="").since_version if known else None
 
 
-def _check_convertible(model: ModelProto, found: int) -> None:
+def _check_convertible(model: ModelProto, found: int, target: int) -> None:
     if model.functions or model.training_info:
         raise ModelError("it has local functions or training information, which the conversion does not know")
     read = {each.name for graph in walk_graphs(model.graph) for each in graph.output}
@@ -83,26 +99,37 @@ def _check_convertible(model: ModelProto, found: int) -> None:
     scan = next((node for node in _nodes(model.graph) if node.op_type == "Scan" and found < 9), None)
     if scan is not None:
         raise ModelError(f"node '{scan.name}' (Scan) has the batch dimension that Scan lost in opset 9")
+    hardmax = next((node for node in _nodes(model.graph) if node.op_type == "Hardmax" and target >= 13), None)
+    if hardmax is not None:  # unlike Softmax
+        raise ModelError(f"node '{hardmax.name}' (Hardmax) is along several axes, as Hardmax was before opset 13")
 
 
-def _converted(model: ModelProto) -> ModelProto:
-    light = skeleton(model)
-    light.ir_version = max(light.ir_version, IR_VERSION)
+def _converted(model: ModelProto, target: int) -> ModelProto:
+    light, found = skeleton(model), opset(model)
+    ir_version = helper.OP_SET_ID_VERSION_MAP["ai.onnx", target]
+    light.ir_version = max(light.ir_version, ir_version)
     for each in light.opset_import:
         if each.domain in ("", "ai.onnx"):
             each.version = max(each.version, OLDEST)
-    converted = onnx.version_converter.convert_version(light, MINIMUM_OPSET)
+    _prepare(light, found)
+    converted = onnx.version_converter.convert_version(light, target)
     overridable = {each.name for each in model.graph.input} if model.ir_version >= 4 else set()
-    for node in _nodes(converted.graph):
-        if node.op_type == "Resize":
-            _put_resize_right(node, opset(model), _constants(converted.graph, overridable))
+    dtypes = _Dtypes(model)
+    for body in walk_graphs(converted.graph):
+        for node in body.node:
+            if node.domain == _APART:
+                node.domain = ""
+            if node.op_type == "Resize" and found < MINIMUM_OPSET:
+                _put_resize_right(node, found, _constants(converted.graph, overridable))
+            if node.op_type in TYPED_INPUTS and found < MINIMUM_OPSET:
+                _give_dtype(node, body, dtypes)
     _describe(converted.graph, model.graph)
 
     result = ModelProto()
     result.CopyFrom(model)
     del result.graph.node[:]
     result.graph.node.extend(converted.graph.node)
-    _keep_types(result.graph, converted.graph)
+    _keep_types(result.graph, converted.graph, found)
     existing = {each.name for each in model.graph.initializer}
     given = {each.name for each in light.graph.input}
     added = [each for each in converted.graph.initializer if each.name not in existing and each.name not in given]
@@ -111,17 +138,73 @@ def _converted(model: ModelProto) -> ModelProto:
         kept = [each for each in model.graph.input if each.name not in existing]
         del result.graph.input[:]
         result.graph.input.extend(kept)
-    result.ir_version = max(result.ir_version, IR_VERSION)
+    result.ir_version = max(result.ir_version, ir_version)
     for each in result.opset_import:
         if each.domain in ("", "ai.onnx"):
-            each.version = MINIMUM_OPSET
+            each.version = target
     return result
 
 
-def _keep_types(graph: GraphProto, converted: GraphProto) -> None:
+def _prepare(model: ModelProto, found: int) -> None:
+    """Puts what the conversion refuses, or makes something invalid of, in a form that it takes."""
+    for node in _nodes(model.graph):
+        if node.domain not in ("", "ai.onnx"):
+            continue
+        mode = next((each.s for each in node.attribute if each.name == "mode"), b"constant")
+        if node.op_type == "Pad" and found < MINIMUM_OPSET and mode != b"constant":
+            kept = [each for each in node.attribute if each.name != "value"]  # which nothing reads then
+            del node.attribute[:]
+            node.attribute.extend(kept)
+        if found < EXPERIMENTAL.get(node.op_type, 0):
+            node.domain = _APART
+    model.opset_import.add(domain=_APART, version=1)
+
+
+class _Dtypes:
+    """The dtypes of a model's values, inferred when they are first asked for."""
+
+    def __init__(self, model: ModelProto) -> None:
+        self._model = model
+        self._found: dict[str, set[np.dtype[Any]]] | None = None
+
+    def of(self, name: str) -> np.dtype[Any] | None:
+        """The dtype; None if unknown, or where two bodies have values of one name in two dtypes."""
+        if self._found is None:
+            from .graph.convert import all_graphs  # graph/ is heavy to import
+            from .graph.model import annotate, import_model
+
+            graph = import_model(skeleton(self._model))
+            annotate(graph)
+            self._found = {}
+            for each in all_graphs(graph):
+                for tensor in (*each.inputs, *(t for node in each.nodes for t in (*node.inputs, *node.outputs))):
+                    if tensor.dtype is not None:
+                        self._found.setdefault(tensor.name, set()).add(np.dtype(tensor.dtype))
+        found = self._found.get(name, set())
+        return next(iter(found)) if len(found) == 1 else None
+
+
+def _give_dtype(node: NodeProto, body: GraphProto, dtypes: _Dtypes) -> None:
+    """Gives constants that the conversion made of attributes the dtype of the node's first input, where it is known.
+
+    Where it is not, float32 is by far the likeliest, and ONNX Runtime refuses the model if it is another.
+    """
+    dtype = dtypes.of(node.input[0])
+    if dtype is None:
+        return
+    makers = {each.output[0]: each for each in body.node if each.op_type == "Constant"}
+    for index in TYPED_INPUTS[node.op_type]:
+        maker = makers.get(node.input[index]) if index < len(node.input) else None
+        for attribute in maker.attribute if maker is not None else ():
+            with np.errstate(over="ignore"):  # a limit beyond the dtype is none
+                attribute.t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(attribute.t).astype(dtype)))
+
+
+def _keep_types(graph: GraphProto, converted: GraphProto, found: int) -> None:
     """Drops the types of values that are no longer there, and of Dropout's mask, which became bool in opset 10."""
     made = {name for node in converted.node for name in node.output}
-    made -= {name for node in converted.node if node.op_type == "Dropout" for name in node.output[1:]}
+    if found < 10:
+        made -= {name for node in converted.node if node.op_type == "Dropout" for name in node.output[1:]}
     kept = [each for each in graph.value_info if each.name in made]
     copies = [ValueInfoProto.FromString(each.SerializeToString()) for each in kept]
     del graph.value_info[:]

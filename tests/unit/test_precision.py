@@ -127,6 +127,17 @@ def test_bfloat16_where_the_opset_has_it() -> None:
     assert kept == {"make_y": "opset 12 has no MatMul in bfloat16"}
 
 
+@pytest.mark.parametrize("opset", [9, 11, 12])
+def test_a_model_of_an_older_opset_is_upgraded_for_bfloat16(opset: int) -> None:
+    old = model([node("MatMul", "x w", "a"), node("Relu", "a", "y")], {"w": WEIGHT}, opset=opset)
+    result, report = ortplugin.optimize(old, only=[], precision="bf16")
+    assert ops(result) == ["Cast>bfloat", "MatMul", "Relu", "Cast>float"]
+    assert (report.opset, result.opset_import[0].version) == ((opset, 13), 13)
+    for other in ("fp16", "tf32"):
+        _, report = ortplugin.optimize(old, only=[], precision=other)
+        assert report.opset in (None, (9, 11))
+
+
 def test_double_stays() -> None:
     nodes = [node("Relu", "x", "a"), node("Cast", "a", "b", to=FLOAT), node("MatMul", "b w", "y")]
     result, _, _ = convert(model(nodes, {"w": WEIGHT}, inputs={"x": (DOUBLE, [2, 4])}))

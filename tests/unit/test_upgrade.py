@@ -12,7 +12,7 @@ from onnx import helper
 
 from ortplugin.errors import ModelError
 from ortplugin.optimizer import optimize
-from ortplugin.upgrade import upgrade
+from ortplugin.upgrade import BFLOAT16_OPSET, upgrade
 
 IMAGE = "g (float[2,3,4,5] x) => (float[A,B,C,D] y) "
 KERNEL = "g (float[2,3,4,5] x, float[3,2,3,3] w) => (float[A,B,C,D] y) "
@@ -57,6 +57,8 @@ def run(model: onnx.ModelProto, rng: np.random.Generator) -> list[np.ndarray[Any
         (10, IMAGE + "{ s = Constant<value = float[4] {1, 1, 0.3, 0.6}> ()  a = Resize (x, s)  y = Relu (a) }"),
         (9, IMAGE + "{ y = Pad<pads = [0, 0, 1, 1, 0, 0, 2, 2], value = 1.5> (x) }"),
         (9, IMAGE + '{ y = Pad<pads = [0, 0, 1, 1, 0, 0, 2, 2], mode = "reflect"> (x) }'),
+        (9, IMAGE + '{ y = Pad<pads = [0, 0, 1, 1, 0, 0, 2, 2], mode = "edge", value = 1.5> (x) }'),
+        (9, IMAGE + "{ y = ThresholdedRelu<alpha = 0.5> (x) }"),  # which is ONNX's from opset 10 on
         (8, IMAGE + "{ y = Clip<min = 0.0, max = 0.5> (x) }"),
         (6, IMAGE + "{ y = Clip<min = 0.0, max = 0.5> (x) }"),
         (2, IMAGE + "{ y = Softmax<axis = 2> (x) }"),
@@ -92,6 +94,62 @@ def test_computes_the_same(opset: int, text: str, ir: int, rng: np.random.Genera
     for a, b in zip(expected, run(upgraded, rng), strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
+
+
+NEEDED_BY_BFLOAT16 = [
+    (11, IMAGE + "{ y = Softmax<axis = 2> (x) }"),
+    (12, IMAGE + "{ y = LogSoftmax (x) }"),
+    (12, IMAGE + "{ y = ReduceSum<axes = [1], keepdims = 1> (x) }"),
+    (11, IMAGE + "{ a = ReduceMean<axes = [1]> (x)  b = Squeeze<axes = [1]> (a)  y = Unsqueeze<axes = [1]> (b) }"),
+    (11, IMAGE + "{ y, z = Split<axis = 2, split = [1, 3]> (x) }"),
+    (11, IMAGE + "{ y = Dropout<ratio = 0.3> (x) }"),
+    (12, IMAGE + "{ y = Clip (x) }"),
+    (7, IMAGE + "{ y = Clip<min = 0.0, max = 0.5> (x) }"),
+    (8, IMAGE + '{ y = Upsample<mode = "linear", scales = [1.0, 1.0, 2.0, 1.5]> (x) }'),
+    (12, """g (float[2,3,4,5] x) => (float[A,B,C,D] y) <float[4] s = {1, 1, 2, 0.5}, float[0] r = {}>
+        { y = Resize<mode = "linear", coordinate_transformation_mode = "align_corners"> (x, r, s) }"""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("opset", "text"), NEEDED_BY_BFLOAT16)
+def test_computes_the_same_in_opset_13(opset: int, text: str, rng: np.random.Generator) -> None:
+    original = parse(text, opset)
+    upgraded = upgrade(original, BFLOAT16_OPSET)
+    assert {each.domain: each.version for each in upgraded.opset_import} == {"": 13, "com.microsoft": 1}
+    state = rng.bit_generator.state
+    expected = run(original, rng)
+    rng.bit_generator.state = state
+    for a, b in zip(expected, run(upgraded, rng), strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
+
+
+# With their dtypes: ONNX Runtime has no Clip of double before opset 12.
+@pytest.mark.parametrize(
+    ("dtype", "opset", "nodes"),
+    [
+        ("float16", 10, "a = Neg (x)  y = Pad<pads = [0, 0, 1, 1, 0, 0, 1, 1]> (a)"),
+        ("double", 10, "a = Neg (x)  y = Pad<pads = [0, 0, 1, 1, 0, 0, 1, 1]> (a)"),
+        ("float16", 7, "a = Neg (x)  y = Pad<pads = [0, 0, 1, 1, 0, 0, 1, 1], value = 1.1> (a)"),
+        ("double", 7, "a = Neg (x)  y = Pad<pads = [0, 0, 1, 1, 0, 0, 1, 1], value = 1.1> (a)"),
+        ("double", 9, """y = If (c)
+            <then_branch = t () => (double[A,B,C,D] p) { p = Pad<pads = [0, 0, 1, 1, 0, 0, 1, 1]> (x) },
+            else_branch = e () => (double[A,B,C,D] q)
+            { q = Pad<pads = [0, 0, 2, 0, 0, 0, 0, 2], value = 1.1> (x) }>"""),
+        ("float16", 10, "a = Neg (x)  y = Clip<max = 0.3> (a)"),
+        ("float16", 7, "y = Clip<min = -0.7, max = 0.3> (x)"),
+    ],
+)  # fmt: skip
+def test_attributes_that_became_inputs_have_the_dtype_of_the_node(
+    dtype: str, opset: int, nodes: str, rng: np.random.Generator
+) -> None:
+    text = f"g (bool c, {dtype}[2,3,4,5] x) => ({dtype}[A,B,C,D] y) {{ {nodes} }}"
+    original = parse(text, opset)
+    upgraded = upgrade(original)
+    for _ in range(8):  # so that both branches run
+        state = rng.bit_generator.state
+        expected = run(original, rng)[0]
+        rng.bit_generator.state = state
+        np.testing.assert_array_equal(run(upgraded, rng)[0], expected)
 
 
 def test_initializers_are_no_inputs_any_more(rng: np.random.Generator) -> None:
@@ -171,6 +229,12 @@ def test_refused(opset: int, text: str, fragment: str) -> None:
     with pytest.raises(ModelError, match="export the model again with opset 11 or later") as caught:
         upgrade(parse(text, opset))
     assert fragment in str(caught.value)
+
+
+def test_refused_in_opset_13() -> None:
+    words = "from opset 11 to 13, which bfloat16 needs: node '' .Hardmax. .* again with opset 13 or later"
+    with pytest.raises(ModelError, match=words):
+        optimize(parse(ROWS + "{ a = Relu (x)  y = Hardmax (a) }", 11), precision="bf16")
 
 
 def test_where_nothing_is_rewritten_the_model_is_as_it_was() -> None:
