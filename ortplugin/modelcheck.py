@@ -58,6 +58,8 @@ _FIELD: dict[int, str] = {
 MAX_ELEMENTS = 2**63 - 1
 HEAVY = 1024  # bytes from which an initializer is left out of the skeleton
 MIN_IR_VERSION = 3  # before it a model had no opset imports
+# Of what onnx deprecates at some opset; Scatter and Upsample are refused from then on.
+RUN_THOUGH_DEPRECATED = ("GroupNormalization",)
 UNIMPORTED = ("ai.onnx.ml",)  # what ONNX Runtime takes its newest version of where a model imports none
 
 
@@ -328,7 +330,8 @@ def _complete_types(model: ModelProto) -> None:
 def _set_unknown_apart(model: ModelProto, versions: Mapping[str, int]) -> None:
     """Moves nodes that onnx has no schema for into a domain that its checker does not look at.
 
-    They are of the standard domain, or of a domain that the model does not import.
+    They are of the standard domain, or of a domain that the model does not import. What ONNX Runtime runs although
+    onnx deprecates it is one of them.
     """
     opset = versions.get("", 1)
     known: dict[str, bool] = {}
@@ -339,7 +342,9 @@ def _set_unknown_apart(model: ModelProto, versions: Mapping[str, int]) -> None:
             moved = True
         if node.domain in ("", "ai.onnx"):
             if node.op_type not in known:
-                known[node.op_type] = onnx.defs.has(node.op_type, max_inclusive_version=opset, domain="")
+                known[node.op_type] = onnx.defs.has(node.op_type, max_inclusive_version=opset, domain="") and not (
+                    node.op_type in RUN_THOUGH_DEPRECATED and onnx.defs.get_schema(node.op_type, opset, "").deprecated
+                )
             if not known[node.op_type]:
                 node.domain = _UNCHECKED
                 moved = True

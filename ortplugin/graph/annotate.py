@@ -27,13 +27,14 @@ from ortplugin.ops.base import TensorType
 SMALL_BYTES = 4096  # up to this size a constant's values take part: shapes, axes, indices
 
 # Operators of ONNX Runtime whose outputs (by index) have the dtype and shape of their first input. It has a
-# LayerNormalization of its own before opset 17.
+# LayerNormalization of its own before opset 17, and onnx infers nothing of what it deprecates.
 LIKE_FIRST_INPUT: dict[tuple[str, str], tuple[int, ...]] = {
     ("com.microsoft", "SkipLayerNormalization"): (0, 3),
     ("com.microsoft", "SkipSimplifiedLayerNormalization"): (0, 3),
     ("com.microsoft", "SimplifiedLayerNormalization"): (0,),
     ("", "SimplifiedLayerNormalization"): (0,),
     ("", "LayerNormalization"): (0,),
+    ("", "GroupNormalization"): (0,),
     ("com.microsoft", "BiasGelu"): (0,),
     ("com.microsoft", "FastGelu"): (0,),
     ("com.microsoft", "Gelu"): (0,),

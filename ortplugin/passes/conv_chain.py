@@ -111,6 +111,10 @@ def _drawable(scope: Scope, node: gs.Node, conv: gs.Node, members: list[Member])
     member = member_of(scope, node, frozenset())
     if member is None:
         return None
+    # A program has no value that nothing reads, and dead-nodes may be left out: ask before a value is one of a program.
+    unread = next((each for each in node.outputs if not each.outputs and not scope.is_output(each)), None)
+    if unread is not None:
+        raise NotPointwiseError(f"nothing reads '{unread.name}'")
     whole = conv.outputs[0]
     made = {id(tensor) for each in members for tensor in each.outputs}
     flat = flat_of(scope, members)

@@ -68,6 +68,15 @@ def body_before_what_it_reads() -> ModelProto:
     return built([node("If", ["c"], ["t"], **branches), node("Sin", ["x"], ["late"])], inputs=inputs)
 
 
+def deprecated(opset: int) -> ModelProto:
+    """GroupNormalization with a scale of each group, which onnx deprecates where it is defined."""
+    norm = node("GroupNormalization", ["x", "scale", "bias"], ["t"], num_groups=2)
+    constants = [tensor("scale", [0.5, 2]), tensor("bias", [1, -1])]
+    model = built([norm], constants, opsets=[("", opset)], inputs=[value("x", [2, 4, 3])])
+    model.graph.output[0].CopyFrom(value("y", [2, 4, 3]))
+    return model
+
+
 def imported_twice(*opsets: tuple[str, int]) -> ModelProto:
     """Softmax flattened its input until opset 12: which import counts shows in what it computes."""
     model = built([node("Softmax", ["x"], ["t"])], opsets=list(opsets), inputs=[value("x", [2, 3, 4])])
@@ -133,6 +142,8 @@ MODELS: dict[str, Callable[[], ModelProto]] = {
     "imported as 11, then 13": lambda: imported_twice(("", 11), ("", 13)),
     "imported as 13, then 11": lambda: imported_twice(("", 13), ("ai.onnx", 11)),
     "a function of another opset": function_of_another_opset,
+    "deprecated, opset 18": lambda: deprecated(18),
+    "deprecated, opset 20": lambda: deprecated(20),
     **{
         f"sparse, {np.dtype(dtype)}, {'node' if as_node else 'initializer'}": lambda dtype=dtype, as_node=as_node: (
             sparse([1, 6], dtype, as_node)
@@ -218,6 +229,7 @@ def test_a_cycle_is_refused_with_its_nodes(tmp_path: Path) -> None:
             built([node("Gelu", ["x"], ["t"], domain="com.microsoft")], opsets=[("com.microsoft", 1)]),
             "ONNX Runtime takes its newest opset, whichever that is",
         ),
+        (built([node("Scatter", ["x", "x", "x"], ["t"])]), "Scatter is deprecated"),
         (built([ADDED], [tensor("w")], inputs=[ValueInfoProto(name="x")]), "its input 'x' has no type"),
         (built([ADDED], [tensor("w")], inputs=[value("x", SHAPE, 77)]), "its input 'x' has the unknown dtype 77"),
     ],

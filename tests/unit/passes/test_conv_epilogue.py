@@ -283,3 +283,18 @@ def test_more_operands_than_a_program_has(rng: np.random.Generator) -> None:
     assert operators(optimized) == ["FusedConv"] + ["Add"] * 9 + ["Relu"]
     assert any("exceeds a program's limits" in each for each in reasons(result))
     assert_same_outputs(original, optimized, rng)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "before"),
+    [
+        ("a = Relu(c)  y = Neg(c)", ["FusedConv", "Relu", "Neg"]),
+        ("y = Neg(c)  a = Relu(y)  b = Tanh(a)", ["FusedConv", "Relu", "Tanh"]),
+    ],
+)
+def test_what_nothing_reads_is_no_part_of_a_program(nodes: str, before: list[str], rng: np.random.Generator) -> None:
+    """As without dead-nodes, which takes such operators away."""
+    original = model(graph(nodes))
+    optimized, _ = fuse(original)
+    assert operators(optimized) == before
+    assert_same_outputs(original, optimized, rng)
