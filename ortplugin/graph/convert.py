@@ -8,6 +8,7 @@ one. Weights are never decoded, and copied once.
 
 Beyond graphsurgeon's own attributes:
     Graph.proto       the GraphProto;  Graph.constants: its initializers as Constants, in order, by name
+    Graph.imported    its own values as they were imported, by name
     Graph.model       the ModelProto, on the outermost graph; None on the others
     Node.proto        the NodeProto
     Variable.proto    its ValueInfoProto, if there is one
@@ -19,7 +20,7 @@ Beyond graphsurgeon's own attributes:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -188,7 +189,7 @@ def _import_graph(
             _describe(tensor, info)
     graph = gs.Graph(topological_order(nodes), graph_inputs, outputs, proto.name, proto.doc_string, opset)
     graph.ir_version = ir_version
-    graph.proto, graph.model, graph.constants = proto, None, constants
+    graph.proto, graph.model, graph.constants, graph.imported = proto, None, constants, tensors
     return graph
 
 
@@ -325,7 +326,6 @@ def _export_graph(graph: gs.Graph, target: onnx.GraphProto, owned: frozenset[int
     """Works the differences into `target`, a copy of graph.proto. `owned`: constants of the graphs around this one."""
     source: onnx.GraphProto | None = attached(graph, "proto")
     read_before = frozenset(_names_read(source)) if source is not None else frozenset()
-    made_before = frozenset(name for node in source.node for name in node.output) if source is not None else frozenset()
 
     here = _export_initializers(graph, target, owned, used, read_before)
     del target.node[:]
@@ -348,12 +348,9 @@ def _export_graph(graph: gs.Graph, target: onnx.GraphProto, owned: frozenset[int
     # An operator gets its input's memory for its output only if ONNX Runtime knows both to be of one shape.
     ours |= {node.inputs[0].name for node in graph.nodes if node.domain == DOMAIN and node.op in IN_PLACE} & set(made)
     ours -= outputs
-    kept = [
-        info
-        for info in target.value_info
-        if info.name not in ours and (info.name in made or info.name not in made_before)
-    ]
     by_name = {tensor.name: tensor for node in graph.nodes for tensor in node.outputs}
+    valid = _still_described(graph, {**constants_of(graph), **by_name})
+    kept = [info for info in target.value_info if info.name not in ours and valid(info.name)]
     retyped = {name: each for name, each in {**constants_of(graph), **by_name}.items() if _is_retyped(each)}
     kept = [_with_dtype(each, retyped.get(each.name)) for each in kept]
     infos = [*kept, *(value_info(by_name[name]) for name in made if name in ours and by_name[name].dtype is not None)]
@@ -361,13 +358,26 @@ def _export_graph(graph: gs.Graph, target: onnx.GraphProto, owned: frozenset[int
         infos = [_copy(info) for info in infos]
         del target.value_info[:]
         target.value_info.extend(infos)
-    annotations = [
-        _copy(each)
-        for each in target.quantization_annotation
-        if each.tensor_name in made or each.tensor_name not in made_before
-    ]
+    annotations = [_copy(each) for each in target.quantization_annotation if valid(each.tensor_name)]
     del target.quantization_annotation[:]
     target.quantization_annotation.extend(annotations)
+
+
+def _still_described(graph: gs.Graph, values: Mapping[str, gs.Tensor]) -> Callable[[str], bool]:
+    """Whether what the model says of a name is still right, where these values have names now.
+
+    A pass may give a name that another one freed to a value of another shape. So a description goes with the value that
+    it was imported for, not with its name, and goes when that value does.
+    """
+    imported: Mapping[str, gs.Tensor] = attached(graph, "imported") or {}
+    stays = {id(tensor) for tensor in graph.inputs}
+    stays.update(id(tensor) for tensor in imported.values() if attached(tensor, "initial") is not None)
+
+    def valid(name: str) -> bool:
+        value = imported.get(name)
+        return (name not in values) if value is None else values.get(name) is value or id(value) in stays
+
+    return valid
 
 
 def constants_of(graph: gs.Graph) -> dict[str, gs.Constant]:

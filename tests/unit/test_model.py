@@ -368,3 +368,25 @@ raise SystemExit(status)
     assert "remove-identities" in done.stdout
     assert "fuse-pointwise" in done.stdout
     assert 1.5 < float(done.stdout.splitlines()[-1]) < 2.5  # the original and the result
+
+
+@pytest.mark.parametrize("freed", ["made by a node", "an initializer"])
+def test_what_is_said_of_a_value_goes_with_it_and_not_with_its_name(freed: str) -> None:
+    weight = ("w", "v = Identity(w)", "") if freed == "an initializer" else ("v", "w = Identity(v)", "")
+    model = parse(f"""g (float[N,4] x) => (float[N,4] y) <float[4] {weight[0]} = {{1,2,3,4}}, float[4] w> {{
+        {weight[1]}  a = Mul(x, {"w" if freed == "made by a node" else "v"})  y = Neg(a) }}""")
+    model.graph.quantization_annotation.add(tensor_name="w")
+    for rename in (False, True):  # w is gone, and then another value has its name
+        graph = import_model(model)
+        maker, product, last = graph.nodes
+        product.inputs[1] = gs.Constant("other", np.ones(4, np.float32))
+        maker.inputs.clear()
+        maker.outputs.clear()
+        graph.nodes = [product, last]
+        if rename:
+            again = gs.Variable("w", np.dtype(np.float32), ("N", 4))
+            product.outputs[0] = last.inputs[0] = again
+        exported = export_model(graph, model)
+        onnx.checker.check_model(exported, full_check=True)
+        assert not exported.graph.value_info
+        assert not exported.graph.quantization_annotation
