@@ -349,7 +349,9 @@ def _export_graph(graph: gs.Graph, target: onnx.GraphProto, owned: frozenset[int
     ours |= {node.inputs[0].name for node in graph.nodes if node.domain == DOMAIN and node.op in IN_PLACE} & set(made)
     ours -= outputs
     by_name = {tensor.name: tensor for node in graph.nodes for tensor in node.outputs}
-    valid = _still_described(graph, {**constants_of(graph), **by_name})
+    held = {each.name for each in target.initializer}
+    left = {name: each for name, each in constants_of(graph).items() if name in held}
+    valid = _still_described(graph, {**left, **by_name})
     kept = [info for info in target.value_info if info.name not in ours and valid(info.name)]
     retyped = {name: each for name, each in {**constants_of(graph), **by_name}.items() if _is_retyped(each)}
     kept = [_with_dtype(each, retyped.get(each.name)) for each in kept]
