@@ -12,7 +12,7 @@ from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.pattern import Match
 from ortplugin.ops.decompose import MINIMUM_OPSET
-from ortplugin.passes.fused_norm import WIDTH, Norm, fused_node, unknown_rank
+from ortplugin.passes.fused_norm import WIDTH, Norm, core_dtype, fused_node, unknown_rank
 from ortplugin.program import FLOATING
 
 
@@ -33,6 +33,9 @@ def read_decomposed(match: Match, scope: Scope, core: str) -> Norm | str:
     if isinstance(epsilon, str):
         return epsilon
     given, result = scope.dtype(x) or "", scope.dtype(y) or ""
+    # A program's attributes are float32, as ONNX's are: a constant of the graph that becomes one must be.
+    if core_dtype(given, result) == "double" and float(np.float32(epsilon)) != epsilon:
+        return f"epsilon, {epsilon}, is no float32 number, which it has to be in a program, and '{x.name}' is double"
     return cast_problem(match, scope, [given, result]) or Norm(core, first, epsilon, [x], ["x"], given, result)
 
 

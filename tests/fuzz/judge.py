@@ -230,6 +230,8 @@ class Reference:
         """The name of the coarsest dtype that the output went through."""
         through = [oracle.NAMES[self.case.dtype], oracle.NAMES[self.case.options.get("precision", self.case.dtype)]]
         through += [each.dtype.name for each in (wanted, have) if each.dtype.name in oracle.TOLERANCE]
+        if any(node.op_type in oracle.ROUGH_IN_DOUBLE for node in walk_nodes(self.case.model)):
+            through.append("float32")
         return max(through, key=lambda name: oracle.TOLERANCE[name])
 
     def trials(self) -> list[Outputs]:
