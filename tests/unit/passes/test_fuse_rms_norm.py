@@ -96,8 +96,8 @@ def test_the_cast_value_used_elsewhere(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize(("epsilon", "fused"), [("1e-6", False), ("0.001953125", True)])  # a float32 number or not
 def test_epsilon_in_double(epsilon: str, fused: bool, rng: np.random.Generator) -> None:
-    original = model(graph(EPSILON.replace("1e-6", epsilon), TWO, SQUARE, ROOT, "y = Div(x, root)").replace("float",
-                                                                                                     "double"))  # fmt: skip
+    nodes = [EPSILON.replace("1e-6", epsilon), TWO, SQUARE, ROOT, "y = Div(x, root)"]
+    original = model(graph(*nodes).replace("float", "double"))
     optimized, result = run_pass(original, FUSE_RMS_NORM)
     assert operators(optimized) == (["FusedLayerNorm"] if fused else operators(original))
     assert fused or "epsilon, 1e-06, is no float32 number" in result.near_misses[0].reason
