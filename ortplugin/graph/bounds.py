@@ -95,7 +95,7 @@ def result_bound(node: NodeProto, inputs: Sequence[Bound], bodies: int) -> Bound
         return Bound(first.elements, first.rank + (RANK if axes is None else axes))
     if op in SAME_ELEMENTS:
         return Bound(first.elements, first.rank, first.exact and op in SAME_RANK)
-    if op in ADDS_DIMENSION or node.domain == "ai.onnx.ml":
+    if op in ADDS_DIMENSION:
         return Bound(None, max(rank + 1, _FIXED_RANK))
     if op == "Einsum":
         return Bound(None, max([rank, *(len(each.s.rpartition(b">")[2]) for each in node.attribute)]))

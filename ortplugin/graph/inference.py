@@ -7,7 +7,8 @@ on ranks is therefore computed first, from the nodes alone; then
 
 - a node that would propagate more than `ELEMENTS` becomes a call of a function of the same operator in a version, or
   of operators, that onnx infers the same shapes of but whose values it does not keep;
-- a node whose result might have more than `RANK` dimensions gets a domain that onnx does not know.
+- a node whose result might have more than `RANK` dimensions gets a domain that onnx does not know;
+- so does one of ai.onnx.ml and other domains than the standard one that onnx knows.
 
 Whoever needs onnx.shape_inference calls this instead.
 """
@@ -112,7 +113,8 @@ class _Bounds:
         elif node.domain not in self.imported:  # onnx gives up on the whole model there
             node.domain = _OPAQUE
             return UNKNOWN
-        elif node.domain not in ("", "ai.onnx", "ai.onnx.ml"):
+        elif node.domain not in ("", "ai.onnx"):
+            self._hide_other(node)
             return UNKNOWN
         else:
             bodies = [self.graph(body, known) for body in _bodies(node)]
@@ -142,7 +144,7 @@ class _Bounds:
                 bound = Bound(None, self._function(called, arguments))
             elif _asks_too_much(node):
                 bound = Bound(None, RANK + 1)
-            elif node.domain not in ("", "ai.onnx", "ai.onnx.ml"):
+            elif node.domain not in ("", "ai.onnx"):
                 bound = UNKNOWN
             elif any(True for _ in _bodies(node)):
                 # Their nodes are not replaced, so that they may be called with anything.
@@ -168,6 +170,7 @@ class _Bounds:
         for body in _bodies(node):
             for inner in body.node:
                 self._keep_nothing(inner, opset, known)
+        self._hide_other(node)
         if node.domain not in ("", "ai.onnx") or opset < KEPT_FROM.get(node.op_type, opset + 1):
             return
         if any(each.ref_attr_name for each in node.attribute):
@@ -176,6 +179,15 @@ class _Bounds:
             self._call_guarded_slice(node)
         else:
             self._call_shapes_only(node, [known.get(name, UNKNOWN) for name in node.input])
+
+    @staticmethod
+    def _hide_other(node: NodeProto) -> None:
+        """Keeps onnx from a node of another domain of its own, of which passes know nothing and need nothing.
+
+        onnx's inference of them is less careful: that of TreeEnsemble dies where the type of its input is unknown.
+        """
+        if node.domain.startswith("ai.onnx."):
+            node.domain = _OPAQUE
 
     def _keep_or_not(self, node: NodeProto, inputs: Sequence[Bound], bound: Bound) -> None:
         given = [each for each, name in zip(inputs, node.input, strict=True) if name]

@@ -281,3 +281,37 @@ def test_a_slice_of_unknown_bounds_is_not_taken_for_one_from_zero() -> None:
     model.graph.output[0].type.ClearField("value")
     inferred = inference.infer_shapes(model)
     assert [each.dim_value for each in inferred.graph.output[0].type.tensor_type.shape.dim] != [2, 3]
+
+
+TREE = """
+    ai.onnx.ml.TreeEnsemble<n_targets = 1, nodes_featureids = [0], nodes_splits = float[1] {1},
+    nodes_modes = uint8[1] {0}, nodes_truenodeids = [0], nodes_falsenodeids = [1], nodes_trueleafs = [1],
+    nodes_falseleafs = [1], tree_roots = [0], leaf_targetids = [0, 0], leaf_weights = float[2] {2, 3}>"""
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        f"a = other.Operator(x)  t = {TREE}(a)",
+        f"""a = other.Operator(x)  c = Constant<value = bool {{1}}> ()
+            t = If(c) <then_branch = g () => (float[A,B] p) {{ p = {TREE}(a) }},
+                       else_branch = g () => (float[A,B] q) {{ q = {TREE}(a) }}>""",
+        "t = local.trees(x)",
+    ],
+    ids=["graph", "body", "function"],
+)
+def test_onnx_does_not_see_other_domains_of_its_own(nodes: str) -> None:
+    """In a process of its own: onnx's inference of a TreeEnsemble whose input has no known type dies."""
+    text = f"""<ir_version: 9, opset_import: ["" : 18, "ai.onnx.ml" : 5, "local" : 1, "other" : 1]>
+        g (float[3,2] x) => (float[3,2] y) {{ {nodes}  y = Relu(x) }}
+        <domain: "local", opset_import: ["" : 18, "ai.onnx.ml" : 5, "other" : 1]>
+        trees (v) => (w) {{ a = other.Operator(v)  w = {TREE}(a) }}"""
+    script = f"""if True:
+        import onnx.parser
+        from ortplugin.graph.inference import infer_shapes
+        model = onnx.parser.parse_model({text!r})
+        found = infer_shapes(model)
+        assert found.graph.output[0].type.tensor_type.shape.dim[0].dim_value == 3
+    """
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, (done.returncode, done.stderr)
