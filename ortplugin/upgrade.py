@@ -244,12 +244,25 @@ def _put_resize_right(resize: NodeProto, found: int, constants: Mapping[str, Ten
 
 
 def _describe(graph: GraphProto, original: GraphProto) -> None:
-    """Gives the nodes of a converted graph, and of the bodies in it, back what only describes them."""
+    """Gives the nodes of a converted graph, and of the bodies in it, back what only describes them.
+
+    Of several nodes that one became, the one of its operator has its name, and the others none: ONNX Runtime loads no
+    model in which two nodes have one name.
+    """
     makers = {name: node for node in original.node for name in node.output if name}
+    named = {node.name: node for node in original.node if node.name}
+    taken: set[str] = set()
     for node in graph.node:
         source = next((makers[name] for name in node.output if name in makers), None)
         if source is None:
+            source = named.get(node.name)
+            if source is None or source.op_type != node.op_type:
+                node.name = ""
+                continue
+        elif source.name in taken:
+            node.name = ""
             continue
+        taken.update({source.name} - {""})
         bodies = {each.name: each.g for each in source.attribute if each.type == AttributeProto.GRAPH}
         for attribute in node.attribute:
             if attribute.type == AttributeProto.GRAPH:

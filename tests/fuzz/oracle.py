@@ -19,7 +19,7 @@ that is normalised has wide bounds, and its neighbour narrow ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -142,6 +142,7 @@ def _noisy(
     del graph.node[:]
     given = dict(feeds)
     number = iter(range(10**9))
+    opset = next((each.version for each in model.opset_import if not each.domain), 0)
 
     def noise(source: str, target: str, array: Array) -> None:
         name = f"noise/{next(number)}"
@@ -160,7 +161,14 @@ def _noisy(
                 )
             )
             source = f"{name}/moved"
-        if rounds and array.dtype == FLOAT and dtype in ELEMENT:
+        if rounds and array.dtype == FLOAT and dtype == "bfloat16" and opset < 13:  # where no Cast makes it
+            split = numpy_helper.from_array(np.asarray(2.0**16 + 1, array.dtype), f"{name}/split")
+            graph.initializer.append(split)
+            graph.node.append(helper.make_node("Mul", [source, split.name], [f"{name}/large"]))
+            graph.node.append(helper.make_node("Sub", [f"{name}/large", source], [f"{name}/rest"]))
+            graph.node.append(helper.make_node("Sub", [f"{name}/large", f"{name}/rest"], [f"{name}/wide"]))
+            source = f"{name}/wide"
+        elif rounds and array.dtype == FLOAT and dtype in ELEMENT:
             graph.node.append(helper.make_node("Cast", [source], [f"{name}/rounded"], to=ELEMENT[dtype]))
             graph.node.append(helper.make_node("Cast", [f"{name}/rounded"], [f"{name}/wide"], to=TensorProto.FLOAT))
             source = f"{name}/wide"
@@ -173,6 +181,8 @@ def _noisy(
             own, value.name = value.name, f"{value.name}/given"
             given[value.name] = array
             noise(value.name, own, array)
+    if dtype in ELEMENT:  # weights are rounded, too
+        _move_weights(graph, nodes, dtype, noise)
     for node in nodes:
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
@@ -187,6 +197,24 @@ def _noisy(
             noise(*each)
     del graph.value_info[:]
     return result, given
+
+
+def _move_weights(
+    graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto], dtype: str, noise: Callable[..., None]
+) -> None:
+    """Rounds and moves the initializers that only data is computed from and that a conversion to `dtype` rounds."""
+    narrow = helper.tensor_dtype_to_np_dtype(ELEMENT[dtype])
+    lists = {name for node in nodes if node.op_type in ("Resize", "Upsample", "Pad", "Clip") for name in node.input[1:]}
+    given = {each.name for each in graph.input}
+    for tensor in list(graph.initializer):  # noise adds some
+        if tensor.data_type != TensorProto.FLOAT or tensor.name in lists | given:
+            continue
+        values = numpy_helper.to_array(tensor)
+        with np.errstate(over="ignore"):
+            exact = np.array_equal(values.astype(narrow).astype(np.float32), values, equal_nan=True)
+        if not exact:
+            own, tensor.name = tensor.name, f"{tensor.name}/given"
+            noise(tensor.name, own, values)
 
 
 def _is_exact(node: onnx.NodeProto) -> bool:

@@ -263,3 +263,19 @@ def test_a_wrong_upgrade_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     model = parse(IMAGE + '{ a = Identity (x)  y = Upsample<mode = "linear", scales = [1.0, 1.0, 2.0, 2.0]> (a) }', 8)
     with pytest.raises(VerificationError, match="from the upgrade of opset 8 to 11 on"):
         optimize(model, verify=True, providers=["cpu"])
+
+
+@pytest.mark.parametrize("name", ["y", "softmax", ""])
+def test_a_node_that_becomes_several_keeps_its_name_on_the_operator(name: str, rng: np.random.Generator) -> None:
+    """As where nodes are named like their outputs: two of one name ONNX Runtime does not load."""
+    model = parse(IMAGE + "{ y = Softmax<axis = 1> (x) }", 9)
+    model.graph.node[0].name, model.graph.node[0].doc_string = name, "kept"
+    upgraded = upgrade(model, BFLOAT16_OPSET)
+    assert len(upgraded.graph.node) > 1
+    if name:
+        assert [each.op_type for each in upgraded.graph.node if each.name] == ["Softmax"]
+        assert [each.doc_string for each in upgraded.graph.node if each.name] == ["kept"]
+    state = rng.bit_generator.state
+    expected = run(model, rng)[0]
+    rng.bit_generator.state = state
+    np.testing.assert_allclose(run(upgraded, rng)[0], expected, rtol=1e-5, atol=1e-6)

@@ -182,7 +182,10 @@ def layer_norm(g: Graph) -> object:
 @glue(1.5)
 def softmax(g: Graph) -> object:
     x = g.pick(ranks=range(1, 6))
-    return g.op(g.choice(["Softmax", "Softmax", "LogSoftmax", "Hardmax"]), x, axis=g.choice([None, axis_of(g, x)]))
+    op, axis = g.choice(["Softmax", "Softmax", "LogSoftmax", "Hardmax"]), g.choice([None, axis_of(g, x)])
+    if axis is None and x.rank == 1 and g.opset < 13:
+        axis = 0  # the default is 1, an axis that ONNX Runtime misses only where there are elements
+    return g.op(op, x, axis=axis)
 
 
 def reduce(g: Graph, op: str, x: Value, axes: Sequence[int] | None, keepdims: int | None = None) -> Value:
