@@ -76,6 +76,16 @@ FUSED_CHAINS = ("FusedPointwise", "FusedSumTo")  # of which parts may have to st
 ANY_DTYPE = ("ScatterND", "ScatterElements", "UpdateSlice", "FusedPool", "FusedResize")
 
 
+# An attribute, and no input, says what dtype these outputs have; a schema does not tell. By operator, where it is given:
+DTYPE_ATTRIBUTES = {
+    **dict.fromkeys(("EyeLike", "Bernoulli", "Multinomial", "RandomNormal", "RandomUniform"), "dtype"),
+    **dict.fromkeys(("RandomNormalLike", "RandomUniformLike"), "dtype"),
+    **dict.fromkeys(("BlackmanWindow", "HammingWindow", "HannWindow", "MelWeightMatrix"), "output_datatype"),
+    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), "output_dtype"),
+}
+STASHED = {"LayerNormalization": (1, 2)}  # outputs in the dtype of stash_type
+
+
 def schema_slots(node: gs.Node, opset: int, target: Precision) -> Slots | str:
     """The inputs and outputs (by index) that take the target's dtype together; or why the operator has no such form."""
     version = f"opset {opset}"
@@ -83,6 +93,10 @@ def schema_slots(node: gs.Node, opset: int, target: Precision) -> Slots | str:
         schema = onnx.defs.get_schema(node.op, opset, "")
     except onnx.defs.SchemaError:
         return f"onnx does not know the operator at {version}"
+    attribute = DTYPE_ATTRIBUTES.get(node.op, "")
+    if attribute in node.attrs:
+        return f"its attribute '{attribute}' says its dtype"
+    stashed = STASHED.get(node.op, ())
     allowed = {each.type_param_str: set(each.allowed_type_strs) for each in schema.type_constraints}
     wanted = f"tensor({DTYPE_NAMES[target.dtype]})"
 
@@ -96,11 +110,14 @@ def schema_slots(node: gs.Node, opset: int, target: Precision) -> Slots | str:
                 found.append(index)
         return tuple(found)
 
-    inputs, outputs = slots(list(schema.inputs), node.inputs), slots(list(schema.outputs), node.outputs)
-    floating = [index for index, tensor in enumerate(node.outputs) if tensor.dtype in target.sources]
-    if list(outputs or ()) != floating or (not inputs and not outputs):
+    inputs = slots(list(schema.inputs), node.inputs)
+    outputs = tuple(index for index in slots(list(schema.outputs), node.outputs) or () if index not in stashed)
+    floating = [
+        index for index, tensor in enumerate(node.outputs) if tensor.dtype in target.sources and index not in stashed
+    ]
+    if list(outputs) != floating or (not inputs and not outputs):
         return f"{version} has no {node.op} in {target.dtype.name}"
-    return inputs or (), outputs or ()
+    return inputs or (), outputs
 
 
 def lacks_kernel(scope: Scope, node: gs.Node, target: Precision) -> str:

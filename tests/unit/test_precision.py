@@ -138,6 +138,32 @@ def test_a_model_of_an_older_opset_is_upgraded_for_bfloat16(opset: int) -> None:
         assert report.opset in (None, (9, 11))
 
 
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+def test_the_statistics_of_a_norm_stay(name: str) -> None:
+    """Their dtype is what stash_type says, float32, whatever that of the norm."""
+    nodes = [
+        node("MatMul", "x w", "a"), node("LayerNormalization", "a g", "n mean", axis=1), node("MatMul", "n w", "y"),
+        node("Neg", "mean", "z"),
+    ]  # fmt: skip
+    original = model(nodes, {"w": WEIGHT, "g": np.ones(4, np.float32)},
+                     outputs={"y": (FLOAT, [2, 4]), "z": (FLOAT, [2, 1])})  # fmt: skip
+    result, _, _ = convert(original, name)
+    inferred = onnx.shape_inference.infer_shapes(result, strict_mode=True, check_type=True)
+    types = {each.name: each.type.tensor_type.elem_type for each in inferred.graph.value_info}
+    assert (types["n"], types["mean"]) == (HALF if name == "fp16" else BFLOAT, FLOAT)
+
+
+@pytest.mark.parametrize(
+    "made", [node("EyeLike", "x", "a", dtype=HALF), node("RandomUniformLike", "x", "a", dtype=HALF, seed=1.0)]
+)
+def test_a_dtype_that_an_attribute_says_stays(made: onnx.NodeProto) -> None:
+    original = model([made, node("MatMul", "h a", "b"), node("Cast", "b", "y", to=FLOAT)],
+                     inputs={"x": (FLOAT, [4, 4]), "h": (HALF, [4, 4])}, outputs={"y": (FLOAT, [4, 4])})  # fmt: skip
+    result, _, kept = convert(original, "fp32")
+    assert ops(result) == [made.op_type, "Cast>float", "Cast>float", "MatMul", "Cast>float"]
+    assert kept["make_a"] == "its attribute 'dtype' says its dtype"
+
+
 def test_double_stays() -> None:
     nodes = [node("Relu", "x", "a"), node("Cast", "a", "b", to=FLOAT), node("MatMul", "b w", "y")]
     result, _, _ = convert(model(nodes, {"w": WEIGHT}, inputs={"x": (DOUBLE, [2, 4])}))
