@@ -13,7 +13,7 @@ from ortplugin.graph.facts import Scope, scopes
 from ortplugin.graph.labels import label
 from ortplugin.ops.base import DOMAIN
 from ortplugin.passes.base import Change, NearMiss, PassResult
-from ortplugin.precision import Dtype, Precision, roles
+from ortplugin.precision import Dtype, Precision, programs, roles
 from ortplugin.precision.plan import ANY_SIZE, Plan, Request, bodies, floating, is_edge, make_plan, overridable
 from ortplugin.precision.ranges import converted
 from ortplugin.report import CONVERSION
@@ -126,8 +126,8 @@ class _Editor:
     def _set_attributes(self, node: gs.Node) -> None:
         if (node.domain or "") == DOMAIN and "program" in node.attrs:
             slots = self.plan.narrow[id(node)]
-            weights = roles.weight_dtype(node, slots, self.target)
-            node.attrs["program"] = str(roles.converted_program(node, slots, self.target))
+            weights = programs.weight_dtype(node, slots, self.target)
+            node.attrs["program"] = str(programs.converted_program(node, slots, self.target))
             if weights is not None:
                 node.attrs["weight_dtype"] = weights
         elif node.op == "Cast":

@@ -15,7 +15,7 @@ from ortplugin.graph.pointwise import is_pointwise
 from ortplugin.graph.shape_values import SMALL, shape_values
 from ortplugin.graph.shapes import element_count
 from ortplugin.ops.base import DOMAIN
-from ortplugin.precision import FLOAT16, Precision, roles
+from ortplugin.precision import FLOAT16, Precision, programs, roles
 from ortplugin.precision.ranges import MARGIN, exceeds, fault, is_filling
 from ortplugin.precision.roles import Slots
 
@@ -108,7 +108,7 @@ def _slots(scope: Scope, node: gs.Node, request: Request, on_shapes: frozenset[i
     if any(id(tensor) in on_shapes and _is_small(scope, tensor) for tensor in node.outputs):
         return ""  # arithmetic on shapes is no computation that anybody would want in few bits
     if (node.domain or "") == DOMAIN:
-        slots = roles.our_slots(node, target)
+        slots = programs.our_slots(node, target)
     elif "::" in op:
         return f"operators of the domain {node.domain} keep their dtypes"
     else:
