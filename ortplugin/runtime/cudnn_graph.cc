@@ -18,9 +18,18 @@ int64_t Elements(const Tensor& tensor) {
   return count;
 }
 
+// As its kernels with an epilogue can take it.
+Problem Arranged(const Problem& problem) {
+  Problem lifted = Lifted(problem);
+  if (problem.program == nullptr) return lifted;
+  std::optional<Problem> arranged = InOneLayout(std::move(lifted));
+  if (!arranged) throw Refused("cuDNN takes an image of one pixel for channels last, unlike the tensors beside it");
+  return *std::move(arranged);
+}
+
 }  // namespace
 
-Graph::Graph(const Problem& problem, abi::Handle handle) : problem_(Lifted(problem)) {
+Graph::Graph(const Problem& problem, abi::Handle handle) : problem_(Arranged(problem)) {
   math_ = problem_.dtype == DType::kDouble ? DType::kDouble : DType::kFloat;
   if (HasEpilogue()) {
     std::string why;
@@ -165,8 +174,11 @@ const Graph::Made& Graph::TensorOf(const Operand& operand) {
   if (found != made_.end()) return found->second;
   const std::vector<int64_t>& value_dims = ValueOf(problem_).dims;
   const std::vector<int64_t> ones(value_dims.size(), 1);
-  if (operand.kind == Operand::Kind::kScalar)
+  if (operand.kind == Operand::Kind::kScalar) {
+    // It has the dims of a bias then, and cuDNN (9.19) reads one from the scalar's address, which is the host's.
+    if (value_dims[1] == 1) throw Refused("a literal in the epilogue of a convolution of one filter");
     return made_[key] = {AddTensor(kFirstScalar + operand.index, {ones, ones}, math_, false, true), ones};
+  }
   const Tensor& tensor = problem_.operands[operand.index - 1];
   std::vector<int64_t> channel = ones;
   channel[1] = value_dims[1];

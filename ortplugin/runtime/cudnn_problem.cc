@@ -222,6 +222,24 @@ Problem Lifted(Problem problem) {
   return problem;
 }
 
+std::optional<Problem> InOneLayout(Problem problem) {
+  const auto has_one_pixel = [](const Tensor& tensor) {
+    return std::all_of(tensor.dims.begin() + 2, tensor.dims.end(), [](int64_t dim) { return dim == 1; });
+  };
+  if (!has_one_pixel(problem.x) && !has_one_pixel(problem.y)) return problem;
+  std::vector<Tensor*> tensors = {&problem.x, &problem.w, &problem.y};
+  for (Tensor& tensor : problem.operands) tensors.push_back(&tensor);
+  for (Tensor& tensor : problem.results) tensors.push_back(&tensor);
+  for (Tensor* tensor : tensors) {
+    const std::vector<int64_t> last = ChannelsLast(tensor->dims).strides;
+    if (tensor->strides == last) continue;
+    // Of one pixel or one channel, it lies in memory as it would with its channels last.
+    if (!has_one_pixel(*tensor) && tensor->dims[1] != 1) return std::nullopt;
+    tensor->strides = last;
+  }
+  return problem;
+}
+
 abi::DataType DataTypeOf(DType dtype) {
   switch (dtype) {
     case DType::kFloat16:

@@ -21,6 +21,12 @@ Tensor DenseLike(std::vector<int64_t> dims, const Tensor& like);
 // cuDNN has no convolutions of one spatial dimension: a second one, of length 1, goes before it.
 Problem Lifted(Problem problem);
 
+// The problem as the kernels take it that cuDNN compiles for an epilogue: they tell a layout by its strides, and a
+// tensor of one pixel, whose channels are last and first at once, is channels last to them (9.19). Strides of such
+// tensors are made so; nothing where another tensor's channels come first: cuDNN proposes plans for the two together
+// that compute something else.
+std::optional<Problem> InOneLayout(Problem problem);
+
 // Whether it is a strided data gradient for which the kernels that cuDNN compiles with an epilogue are known to take
 // longer than its ready-made ones without, and the epilogue in a kernel after it.
 bool IsSlowWithEpilogue(const Problem& problem);

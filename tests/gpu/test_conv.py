@@ -293,6 +293,50 @@ def test_every_algorithm(library: Path, conv: Conv) -> None:
             assert "algorithm" not in done.stderr
 
 
+SIGMOID = "(T c) => (T y) { y = Sigmoid(c) }"
+SHIFTED = "(T c) => (T y) { y = Add(c, 0.25) }"
+ADDED = "(T c, T z) => (T y) { y = Add(c, z) }"
+# x, filters, kernel, more: the image, the result or both have one pixel, in one to three dimensions.
+PIXELS: list[tuple[Shape, int, tuple[int, ...], dict[str, Any]]] = [
+    ((4, 16, 1, 1), 24, (1, 1), {}),
+    ((4, 16, 1, 1), 16, (3, 3), {"attributes": {"pads": [1] * 4}}),
+    ((2, 16, 3, 3), 16, (3, 3), {}),
+    ((2, 16, 1, 1), 8, (1, 1), {"attributes": {"pads": [1] * 4}}),
+    ((4, 1, 3, 3), 16, (3, 3), {}),
+    ((3, 16, 1, 7), 16, (1, 7), {}),
+    ((2, 2, 1), 2, (3,), {"group": 2, "attributes": {"pads": [1, 1]}}),
+    ((2, 1, 1), 2, (1,), {}),
+    ((2, 16, 1), 16, (3,), {"attributes": {"pads": [1, 1]}}),
+    ((2, 6, 1, 1, 1), 4, (1, 1, 1), {}),
+    ((2, 6, 1, 1, 1), 4, (3, 3, 3), {"attributes": {"pads": [1] * 6}}),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
+@pytest.mark.parametrize("program", [BARE, SIGMOID, SHIFTED, ADDED], ids=["bare", "sigmoid", "shifted", "added"])
+@pytest.mark.parametrize("number", range(len(PIXELS)))
+def test_images_of_one_pixel(library: Path, number: int, program: str, dtype: str) -> None:
+    """By every algorithm, with TF32: cuDNN 9.19 proposes kernels that mistake the layout of such images."""
+    x, filters, kernel, more = PIXELS[number]
+    tf32 = {"allow_tf32": 1} if dtype == "float" else {}
+    conv = Conv(program, dtype, "NCHW", x, filters, kernel, **{"attributes": {}} | more)
+    conv = replace(conv, attributes={**conv.attributes, **tf32})
+    arrays = conv.arrays()
+    for algorithm in algorithms(conv, arrays):
+        each = done_by(conv, algorithm)
+        found = host(ortplugin.run(make(each.model(arrays)), each.feeds(arrays)))
+        each.check(arrays, found, 2e-3 if tf32 else None)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float"])
+@pytest.mark.parametrize(("layout", "x"), [("NCHW", (2, 16, 5, 5)), ("NHWC", (15, 512, 15))])
+def test_a_literal_beside_one_filter(library: Path, layout: str, x: Shape, dtype: str) -> None:
+    """cuDNN 9.19 takes the literal, whose dims are those of a bias then, for an address."""
+    conv = Conv(SHIFTED, dtype, layout, x, 1, (1,) * (len(x) - 2), attributes={})
+    for algorithm in algorithms(conv, conv.arrays()):
+        done_by(conv, algorithm).run()
+
+
 @pytest.mark.parametrize("algorithm", ["fused:engine=9999;k2=1", "split:engine=9999", "own"])
 def test_an_algorithm_that_is_not_there_is_auto(library: Path, algorithm: str) -> None:
     conv = done_by(Conv(RESIDUAL, x=(2, 64, 14, 14), filters=64, group=2), algorithm)

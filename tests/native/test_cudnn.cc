@@ -81,6 +81,48 @@ void TestLayouts() {
   CHECK(cudnn::ChannelsLast({2, 3, 4, 5, 6}).strides == std::vector<int64_t>{360, 1, 90, 18, 3});
 }
 
+// x, w, y with the layouts that the letters say: 'f'irst or 'l'ast.
+Problem Arrangement(std::vector<int64_t> x, std::vector<int64_t> w, std::vector<int64_t> y, const char* layouts) {
+  const auto tensor = [&](std::vector<int64_t> dims, size_t i) {
+    return layouts[i] == 'f' ? cudnn::ChannelsFirst(std::move(dims)) : cudnn::ChannelsLast(std::move(dims));
+  };
+  Problem problem;
+  problem.x = tensor(std::move(x), 0);
+  problem.w = tensor(std::move(w), 1);
+  problem.y = tensor(std::move(y), 2);
+  problem.operands = {tensor({1, problem.y.dims[1], 1, 1}, 2)};
+  problem.results = {problem.y};
+  return problem;
+}
+
+void TestOneLayout() {
+  struct Case {
+    std::vector<int64_t> x, w, y;
+    const char* layouts;
+    bool is_taken, changes;
+  };
+  const Case cases[] = {
+      {{4, 16, 5, 5}, {24, 16, 1, 1}, {4, 24, 5, 5}, "fff", true, false},  // no image of one pixel
+      {{4, 16, 5, 5}, {24, 16, 3, 3}, {4, 24, 5, 5}, "lll", true, false},
+      {{4, 16, 1, 1}, {24, 16, 1, 1}, {4, 24, 1, 1}, "fff", true, true},  // all lie in memory as channels last
+      {{4, 16, 1, 1}, {24, 16, 1, 1}, {4, 24, 1, 1}, "lll", true, false},
+      {{4, 16, 1, 1}, {24, 16, 3, 3}, {4, 24, 1, 1}, "fff", false, false},
+      {{4, 16, 3, 3}, {24, 16, 3, 3}, {4, 24, 1, 1}, "fff", false, false},
+      {{4, 16, 1, 1}, {24, 16, 1, 1}, {4, 24, 3, 3}, "fff", false, false},  // pads
+      {{4, 16, 3, 3}, {24, 16, 3, 3}, {4, 24, 1, 1}, "lll", true, false},
+      {{4, 1, 3, 3}, {24, 1, 3, 3}, {4, 24, 1, 1}, "fff", true, true},  // one channel: likewise
+      {{4, 16, 1, 7}, {24, 16, 1, 7}, {4, 24, 1, 1}, "fff", false, false},
+  };
+  for (const Case& each : cases) {
+    const Problem given = Arrangement(each.x, each.w, each.y, each.layouts);
+    const std::optional<Problem> found = cudnn::InOneLayout(given);
+    CHECK_WITH(found.has_value() == each.is_taken, given.ToString());
+    if (!found) continue;
+    CHECK_WITH((cudnn::Signature(*found) != cudnn::Signature(given)) == each.changes, given.ToString());
+    if (each.changes) CHECK(cudnn::Signature(*found) == cudnn::Signature(Arrangement(each.x, each.w, each.y, "lll")));
+  }
+}
+
 Problem Good() {
   Problem problem;
   problem.dtype = DType::kFloat16;
@@ -400,6 +442,7 @@ int main(int argc, char** argv) {
   }
   TestOpening(argv[1]);
   TestLayouts();
+  TestOneLayout();
   TestProblems();
   TestSlowGradients();
   TestPlanTexts();
