@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .errors import RuntimeMissingError, UsageError, one_line
-from .session import CUDA, check_dtype, element_type, onnxruntime
+from .session import CUDA, check_dtype, element_type, host_inputs, onnxruntime
 
 _DLPACK_CPU = 1
 _NO_GRAPH = "-1"  # the graph id with which ONNX Runtime neither captures nor replays
@@ -37,6 +37,7 @@ class _State:
         inputs = [*session.get_inputs(), *session.get_overridable_initializers()]
         self.inputs = {value.name: element_type(value.type) for value in inputs}
         self.outputs = {value.name: element_type(value.type) for value in session.get_outputs()}
+        self.host_inputs = host_inputs(session)
         self.lock = threading.Lock()
         self.graphs: dict[tuple[Any, ...], _Captured] = {}
 
@@ -78,11 +79,11 @@ def run(session: Any, feeds: Mapping[str, Any], names: Sequence[str], copy: bool
                 return _run_graph(cupy, session, state, feeds, names, copy)
         arrays = {name: _device_array(cupy, state, name, value) for name, value in feeds.items()}
         binding = session.io_binding()
+        _settle(cupy)
         for name, array in arrays.items():
             _bind_input(binding, name, array, state)
         for name in names:
             _bind_output(binding, name, state)
-        _settle(cupy)
         session.run_with_iobinding(binding)
         return _results(cupy, session, state, names, binding)
 
@@ -112,7 +113,8 @@ def replay(session: Any, feeds: Mapping[str, Any]) -> Callable[[], None]:
 def _settle(cupy: Any) -> None:
     """Waits for CuPy's current stream: ONNX Runtime works on a stream of its own, which knows nothing of it.
 
-    The other direction needs nothing: a run returns after its stream is done.
+    To be called before inputs are bound, for binding copies those that the session reads on the host. The other
+    direction needs nothing: a run returns after its stream is done.
     """
     cupy.cuda.get_current_stream().synchronize()
 
@@ -191,9 +193,13 @@ def _results(cupy: Any, session: Any, state: _State, names: Sequence[str], bindi
 def _run_graph(
     cupy: Any, session: Any, state: _State, feeds: Mapping[str, Any], names: Sequence[str], copy: bool
 ) -> dict[str, Any]:
-    """Copies the feeds into the graph's buffers and replays it; the first run with these shapes captures it."""
+    """Copies the feeds into the graph's buffers and replays it; the first run with these shapes, and these values of
+    what is read on the host, captures it.
+    """
     arrays = {name: _device_array(cupy, state, name, value) for name, value in feeds.items()}
-    signature = (tuple(sorted((name, array.shape) for name, array in arrays.items())), tuple(names))
+    read = {name: cupy.asnumpy(array).tobytes() for name, array in arrays.items() if name in state.host_inputs}
+    forms = sorted((name, array.shape, read.get(name, b"")) for name, array in arrays.items())
+    signature = (tuple(forms), tuple(names))
     captured = state.graphs.get(signature)
     if captured is None:
         captured = _capture(cupy, session, state, arrays, names)
@@ -219,11 +225,11 @@ def _capture(cupy: Any, session: Any, state: _State, arrays: Mapping[str, Any], 
         cupy.copyto(inputs[name], array)
     # A run without a graph tells the outputs' shapes, compiles kernels and warms allocators.
     trial = session.io_binding()
+    _settle(cupy)
     for name, array in inputs.items():
         _bind_input(trial, name, array, state)
     for name in names:
         _bind_output(trial, name, state)
-    _settle(cupy)
     session.run_with_iobinding(trial, _run_options(ort, _NO_GRAPH))
     outputs = {name: cupy.empty_like(array) for name, array in _results(cupy, session, state, names, trial).items()}
     del trial

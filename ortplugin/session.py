@@ -190,7 +190,8 @@ def session(
         path_or_bytes: the model.
         providers: 'cuda', 'cpu' or any provider's full name, each alone or with its options; the CPU is added as the
             last one. None takes CUDA where it is present, and the CPU.
-        cuda_graph: capture what `run` runs into a CUDA graph, one for each set of input shapes, and replay it.
+        cuda_graph: capture what `run` runs into a CUDA graph, one for each set of input shapes and of values that ONNX
+            Runtime reads on the host (a target shape, say), and replay it.
         session_options: `onnxruntime.SessionOptions` of yours; the library is registered with them.
         provider_options: options of each provider, in the order of `providers`.
         device_id: the GPU's number in this process; None takes the one in the provider's options, else the first.
@@ -221,6 +222,17 @@ def session(
             "(`pip install ortplugin[gpu]` brings CUDA and cuDNN)"
         )
     return result
+
+
+def host_inputs(session: Any) -> frozenset[str]:
+    """Inputs that a CUDA session reads on the host: their consumers have no GPU kernel, or take shapes, axes or counts.
+
+    A CUDA graph keeps what was read when it was captured. Empty before ONNX Runtime 1.23, which does not tell.
+    """
+    if CUDA not in session.get_providers() or not hasattr(session, "get_input_memory_infos"):
+        return frozenset()
+    memory = zip(session.get_inputs(), session.get_input_memory_infos(), strict=True)
+    return frozenset(value.name for value, info in memory if info.name in ("Cpu", "CudaPinned"))
 
 
 def _wanted_providers(

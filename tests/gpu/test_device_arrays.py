@@ -10,6 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from exported import DATA
 from onnx import TensorProto, helper
@@ -260,3 +261,30 @@ def test_models_are_verified_on_cuda(library: Path, tmp_path: Path, capsys: pyte
     assert "on CUDA" in text
     assert "times as fast" in text
     assert onnx.load(tmp_path / "fast.onnx").graph.node
+
+
+# What LpPool reads is read on the host, as CUDA has no kernel for it; Reshape's shape always is.
+ON_THE_HOST = """<ir_version: 8, opset_import: ["": 17]>
+g (float[1,1,1,1] x, float[1,1,1] a) => (float[1,1,1,1] c) { b = LpPool<kernel_shape = [1, 1]>(x) c = Mul(b, a) }"""
+SHAPED = """<ir_version: 8, opset_import: ["": 17]>
+g (float[2,6] x, int64[2] shape, float[1] a) => (float[n,m] y) { v = Reshape(x, shape) y = Add(v, a) }"""
+
+
+def test_inputs_that_are_read_on_the_host_are_those_of_the_run() -> None:
+    """Binding an input copies what the session reads on the host, so the array must be there by then."""
+    session = ortplugin.session(onnx.parser.parse_model(ON_THE_HOST).SerializeToString(), ["cuda"])
+    for number in range(4000):
+        x, a = float(number % 7 + 1), float(number % 5 + 1)
+        feeds = {"x": np.full((1, 1, 1, 1), x, np.float32), "a": np.full((1, 1, 1), a, np.float32)}
+        assert float(ortplugin.run(session, feeds)["c"].ravel()[0]) == x * a
+
+
+def test_a_graph_is_one_of_the_values_that_are_read_on_the_host() -> None:
+    model = onnx.parser.parse_model(SHAPED).SerializeToString()
+    session = ortplugin.session(model, ["cuda"], cuda_graph=True)
+    for _ in range(2):
+        for shape in ((2, 6), (3, 4), (12, 1), (3, 4)):
+            x = np.random.default_rng(sum(shape)).standard_normal((2, 6)).astype(np.float32)
+            feeds = {"x": x, "shape": np.array(shape, np.int64), "a": np.ones(1, np.float32)}
+            found = ortplugin.run(session, feeds)["y"]
+            np.testing.assert_array_equal(cupy.asnumpy(found), x.reshape(shape) + 1)
