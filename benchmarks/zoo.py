@@ -503,16 +503,19 @@ def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
 
 
 def chosen(todo: Sequence[Job], known: Sequence[Mapping[str, Any]], *, missing: bool, bad: bool) -> list[Job]:
-    """The jobs that the known rows lack at this commit, if `missing`; whose row is wrong or fails, if `bad`."""
+    """The jobs whose row is wrong or fails, if `bad`; if `missing`, those that the known rows lack at this commit.
+
+    Those that they lack at every commit come first, and what was not right before what was.
+    """
     there = {tuple(row[key] for key in KEYS): row for row in known}
-    found = []
+    found: list[tuple[int, Job]] = []
     for job in todo:
         row = there.get((job.case, job.precision, job.exporter))
         is_bad = row is not None and verdict(row) in BAD
         is_missing = row is None or "commit" in row
         if (not missing and not bad) or (missing and is_missing) or (bad and is_bad):
-            found.append(job)
-    return found
+            found.append((0 if row is None or not missing else 1 if verdict(row) != RIGHT else 2, job))
+    return [job for _, job in sorted(found, key=lambda each: each[0])]
 
 
 def merge(paths: Sequence[Path]) -> dict[str, Any]:
