@@ -235,6 +235,9 @@ GEOMETRIES: dict[str, Geometry] = {
     "3-D": Geometry(2, 2, (4, 5, 3), 3, (3, 2, 3), strides=(1, 2, 1), pads=(1, 0, 1, 1, 1, 1)),
     "many channels": Geometry(2, 24, (5, 5), 40, (3, 3), pads=(1, 1, 1, 1)),
     "large kernel": Geometry(1, 2, (5, 4), 2, (5, 4), pads=(4, 3, 4, 3)),
+    "one pixel": Geometry(3, 8, (1, 1), 6, (1, 1)),
+    "one pixel, padded": Geometry(3, 8, (1, 1), 6, (3, 3), pads=(1, 1, 1, 1)),
+    "to one pixel": Geometry(2, 8, (3, 3), 6, (3, 3)),
 }  # fmt: skip
 
 

@@ -93,6 +93,31 @@ def test_every_algorithm(library: Path, name: str) -> None:
         check(case, run(make(tuned.model()), case))
 
 
+SIGMOID, SHIFTED = "(T c) => (T y) { y = Sigmoid(c) }", "(T c) => (T y) { y = Add(c, 0.25) }"
+# Of x, the result or both.
+ONE_PIXEL = tuple(
+    Case(f"{x} by {w}, {dtype}", typed(text, dtype), x, w, (), "NCHW", attributes)
+    for text in (BARE, SIGMOID, SHIFTED)
+    for dtype in ("float16", "bfloat16", "float")
+    for x, w, attributes in (
+        ((4, 16, 1, 1), (16, 24, 1, 1), {}),
+        ((4, 16, 1, 1), (16, 24, 3, 3), {}),
+        ((4, 16, 1, 1), (16, 24, 3, 3), {"pads": [1, 1, 1, 1]}),
+        ((4, 16, 3, 3), (16, 24, 3, 3), {"pads": [2, 2, 2, 2]}),
+        ((4, 16, 1, 1), (16, 1, 4, 4), {"strides": [2, 2]}),
+    )
+)
+
+
+@pytest.mark.parametrize("case", ONE_PIXEL, ids=lambda case: f"{case.name}, {case.text}")
+def test_images_of_one_pixel(library: Path, case: Case) -> None:
+    """By every algorithm: cuDNN 9.19 proposes kernels that mistake the layout of such images."""
+    types = [TensorType(array.dtype, array.shape) for array in case.inputs()]
+    for each in OPERATOR.device_variants(case.node(), types, [False] * len(types)):
+        tuned = replace(case, attributes={**case.attributes, **each})
+        check(case, run(make(tuned.model()), case))
+
+
 CHOSEN = (
     "large: DCGAN, NHWC, float16",
     "large: residual, NHWC, float16",
