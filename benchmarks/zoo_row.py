@@ -22,6 +22,7 @@ import gc
 import io
 import os
 import random
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -432,6 +433,7 @@ def brief(error: BaseException) -> str:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or lines
     telling = next((line for line in lines if line.startswith(("Error", "RuntimeError", "Unsupported"))), None)
     text = telling or (lines[0] if lines else "")
+    text = re.sub(r" at 0x[0-9a-f]+", "", text)  # the same reason every time
     return f"{type(error).__name__}: {text}"[:400]
 
 
