@@ -210,6 +210,7 @@ SCALED = """(T dy, T s, T y) => (T dz, bool p) {
   g = Where(p, dy, 0)
   dz = Mul(g, s)
 }"""
+WIDENED = "(float16 dy) => (float dz) { dz = Cast<to=float>(dy) }"
 SIGMOID = """(T dy, T y) => (T dz, T r) {
   a = Sub(1, y)
   b = Mul(a, y)
@@ -281,6 +282,11 @@ def _others() -> list[Case]:
             Case(f"no images, {dtype}", replace(some, batch=0), typed(RELU, dtype)),
             Case(f"no images, transposed, {dtype}", replace(some, batch=0), typed(BARE, dtype), transposed=True),
         ]
+    cases += [
+        Case(f"float16 gradient of float, only {gradients} from {operands or 'nothing'}", some, WIDENED, gradients,
+             operands)
+        for gradients, operands in (("dX dW dB", "X W"), ("dW dB", "X W"), ("dW", "X"), ("dX", "W"), ("dB", ""))
+    ]  # fmt: skip
     return cases
 
 

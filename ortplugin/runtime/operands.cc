@@ -141,12 +141,12 @@ namespace {
 
 // Node: a ShapeContext or a NodeInfo.
 template <typename Node>
-std::string TextOf(const Node& node, size_t own_inputs) {
+std::string TextOf(const Node& node, size_t first, size_t second) {
   const std::string text = node.string_attribute("program");
   const Program program = Program::Parse(text);
   bool widened = false;
   for (size_t i = 0; i < program.parameters().size(); ++i) {
-    const size_t input = i == 0 ? 0 : i + own_inputs - 1;
+    const size_t input = i == 0 ? first : second + i - 1;
     const DType declared = program.value(program.parameters()[i]).dtype;
     widened =
         widened || (input < node.input_count() && declared == DType::kFloat16 && node.input(input).type == ort::kFloat);
@@ -172,8 +172,10 @@ void CheckType(const Program& program, size_t input, ort::ElementType type) {
          NameOf(parameter.dtype));
 }
 
-std::string ProgramText(const ShapeContext& context, size_t own_inputs) { return TextOf(context, own_inputs); }
-std::string ProgramText(const NodeInfo& info, size_t own_inputs) { return TextOf(info, own_inputs); }
+std::string ProgramText(const ShapeContext& context, size_t first, size_t second) {
+  return TextOf(context, first, second);
+}
+std::string ProgramText(const NodeInfo& info, size_t first, size_t second) { return TextOf(info, first, second); }
 
 std::vector<TensorType> CheckNode(const Program& program, const NodeInfo& info) {
   const size_t inputs = program.parameters().size(), outputs = program.results().size();

@@ -71,10 +71,10 @@ std::optional<std::vector<Shape>> GuessShapes(const std::vector<TensorType>& typ
 void CheckType(const Program& program, size_t input, ort::ElementType type);
 
 // The attribute `program` of a node on the CPU. Between nodes that have no float16 there, ONNX Runtime gives a node
-// float for float16 and expects float back: the text is then the same with float for float16. `own_inputs`: the node's
-// first so many inputs make the program's first parameter.
-std::string ProgramText(const ShapeContext& context, size_t own_inputs = 1);
-std::string ProgramText(const NodeInfo& info, size_t own_inputs = 1);
+// float for float16 and expects float back: the text is then the same with float for float16. `first`: the input that
+// is the program's first parameter, or has its dtype; `second`: the one that is its second, which the others follow.
+std::string ProgramText(const ShapeContext& context, size_t first = 0, size_t second = 1);
+std::string ProgramText(const NodeInfo& info, size_t first = 0, size_t second = 1);
 // Throws Error where a node has other inputs or outputs than the program. Returns the inputs' types.
 std::vector<TensorType> CheckNode(const Program& program, const NodeInfo& info);
 

@@ -24,7 +24,7 @@ constexpr int kOpset = 11;  // since which Conv and MatMul are what they are
 class CpuConv : public Kernel {
  public:
   explicit CpuConv(const NodeInfo& info)
-      : node_(info, ProgramText(info, kConvInputs)),
+      : node_(info, ProgramText(info, 0, kConvInputs)),
         dtype_(ValueType(node_.program)),
         wide_(dtype_ == DType::kDouble ? DType::kDouble : DType::kFloat),
         kept_(info),

@@ -53,7 +53,7 @@ GradNode ReadNode(const Node& node) {
   the.wants_x = wanted[0], the.wants_w = wanted[1], the.wants_b = wanted[2], the.wants_z = wanted[3];
   const auto given = Words("operands", node.string_attribute("operands", ""), {"X", "W"});
   the.has_x = given[0], the.has_w = given[1];
-  the.text = ProgramText(node, the.operands() + 1);
+  the.text = ProgramText(node, the.operands(), the.operands() + 1);
   the.program = Program::Parse(the.text);
   for (const Statement& statement : the.program.statements())
     if (IsCore(statement.op)) Fail("the program holds a ", NameOf(statement.op), "; it must be pointwise");

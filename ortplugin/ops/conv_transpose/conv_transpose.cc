@@ -15,7 +15,7 @@ namespace {
 
 void Infer(ShapeContext& context) {
   const ConvAttributes attributes = ReadConvAttributes(context, true);
-  const Program program = ParseEpilogue(ProgramText(context, kConvInputs));
+  const Program program = ParseEpilogue(ProgramText(context, 0, kConvInputs));
   const std::vector<TensorType> inputs = EpilogueInputs(program, kConvInputs, context);
   const TensorType result = InferConv(attributes, inputs[0], inputs[1]);
   InferEpilogue(program, kConvInputs, inputs, result, InferOutput(attributes, result), &context);
@@ -31,7 +31,7 @@ constexpr const char* kAutoPads[] = {"NOTSET", "SAME_UPPER", "SAME_LOWER", "VALI
 class CpuConvTranspose : public Kernel {
  public:
   explicit CpuConvTranspose(const NodeInfo& info)
-      : node_(info, ProgramText(info, kConvInputs), true),
+      : node_(info, ProgramText(info, 0, kConvInputs), true),
         dtype_(ValueType(node_.program)),
         wide_(dtype_ == DType::kDouble ? DType::kDouble : DType::kFloat),
         scratch_(info) {
