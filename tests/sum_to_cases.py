@@ -131,6 +131,15 @@ PROGRAMS: dict[str, tuple[str, tuple[Shape, ...]]] = {
     "empty": (summed("0", 0), ((0, 5),)),
     "sums and values of nothing": (LERP_GRAD.replace("AXES", "0"), ((0, 5), (5,))),
     "nothing to sum": (summed("1"), ((0, 5),)),
+    "nothing along one of several axes": (
+        """(T x, T r) => (T a, T b, T c, T p) {
+          p = Mul(x, r)
+          a = SumTo<axes="0 1 2 3">(x)
+          b = SumTo<axes="2 3">(p)
+          c = SumTo<axes="1">(p)
+        }""",
+        ((8, 2, 0, 2), (2, 1, 1)),
+    ),
     "lerp, gradients": (LERP_GRAD.replace("AXES", "1 2 3"), ((4, 3, 13, 12), (3, 1, 12))),
     "lerp, odd gradients": (LERP_GRAD.replace("AXES", "1 2 3"), ((4, 3, 5, 7), (3, 1, 7))),
     "lerp, leading gradients": (LERP_GRAD.replace("AXES", "0"), ((64, 40), (40,))),

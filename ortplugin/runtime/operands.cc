@@ -230,8 +230,10 @@ IndexMap::IndexMap(std::string name, const Axes& axes, int64_t unit, const std::
     : name_(std::move(name)), wide_(wide) {
   const size_t count = axes.count();
   suffix_.assign(count + 1, 1);
+  // An axis without elements counts as one: no index is ever looked up, but periods and dividers are worked out here.
   for (size_t i = count; i-- > 0;)
-    suffix_[i] = suffix_[i + 1] * static_cast<uint64_t>(i + 1 == count ? axes.sizes[i] / unit : axes.sizes[i]);
+    suffix_[i] = suffix_[i + 1] *
+                 static_cast<uint64_t>(std::max<int64_t>(1, i + 1 == count ? axes.sizes[i] / unit : axes.sizes[i]));
   std::vector<Shape> patterns;
   for (const size_t tensor : tensors) {
     const Shape& strides = axes.strides[tensor];

@@ -97,7 +97,8 @@ class IndexMap {
  public:
   // `name` is the variable that holds the index, and begins the names of everything else. It counts elements, or
   // vectors of `unit` elements, which must divide the last axis. `tensors`: those of `axes` that offsets are for; equal
-  // strides share one. `wide`: index_t has 64 bits; indices must stay below 2^63, else below 2^31.
+  // strides share one. `wide`: index_t has 64 bits; indices must stay below 2^63, else below 2^31. Axes may be empty,
+  // as those of a sum of nothing are.
   IndexMap(std::string name, const Axes& axes, int64_t unit, const std::vector<size_t>& tensors, bool wide);
 
   std::string EmitMembers() const;                           // of the struct Arguments
@@ -135,7 +136,8 @@ struct Phase {
   std::vector<size_t> results;     // numbers of the results that it writes
 };
 
-// The numbers of common.cuh's Divider: exact for indices below 2^31, or 2^63 where `wide`.
+// The numbers of common.cuh's Divider: exact for indices below 2^31, or 2^63 where `wide`. `divisor` is not 0: sizes
+// that may be are kept from it by who plans a launch over nothing, as of a sum of no elements.
 std::array<uint64_t, 2> MakeDivider(uint64_t divisor, bool wide);
 
 std::string StorageType(DType dtype);  // "half_t"

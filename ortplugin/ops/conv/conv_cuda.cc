@@ -496,6 +496,7 @@ std::vector<std::string> ListConvAlgorithms(const ConvCase& the, const cuda::Dev
   const size_t fused = IsBare(*the.program) ? kMostFused + kMostSplit : kMostFused;
   const ConvShape shape = FitConv(the.attributes, the.shapes[0], the.shapes[1]);
   std::vector<std::string> texts;
+  if (IsEmpty(the) || ElementCount(shape.result()) == 0) return texts;  // nothing to choose, and counts divide
   if (FindOwn(the, shape, gpu, false)) texts.push_back("own");
   const auto add = [&](ConvAlgorithm::Kind kind, const cudnn::Problem& problem, size_t most) {
     for (const cudnn::PlanText& plan : cudnn::ListPlans(gpu, problem, cudnn::kMostWorkspace, most))

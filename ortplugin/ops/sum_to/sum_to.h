@@ -85,6 +85,8 @@ struct SumPieces {
 };
 // `resident`: blocks that the GPU runs at once.
 SumPieces CutSums(const SumGroup& group, const SumSchedule& schedule, int64_t resident);
+// The kernel's arguments behind its pointers. Axes that are summed over may be empty: such a sum is 0, and is launched.
+std::vector<uint64_t> SumNumbers(const SumGroup& group, const SumSchedule& schedule, const SumPieces& pieces);
 
 // One group, ready to launch.
 struct SumStage {

@@ -58,6 +58,9 @@ IndexMap SummedMap(const SumGroup& group, const SumSchedule& schedule) {
   return IndexMap("r", Part(group, group.summed), schedule.along ? schedule.vector : 1, Tensors(group), schedule.wide);
 }
 
+// Threads that add the chunks of one sum.
+int64_t Adders(const SumPieces& pieces) { return std::min(PowerUp(DivideUp(pieces.chunks, 4)), int64_t{kThreads / 2}); }
+
 }  // namespace
 
 std::vector<SumGroup> GroupSums(const SumProgram& sums, const SumShape& shape, const std::vector<Shape>& inputs) {
@@ -196,6 +199,20 @@ SumPieces CutSums(const SumGroup& group, const SumSchedule& schedule, int64_t re
   return {blocks, size, std::max<int64_t>(1, DivideUp(summed, size))};
 }
 
+std::vector<uint64_t> SumNumbers(const SumGroup& group, const SumSchedule& schedule, const SumPieces& pieces) {
+  const int64_t unit = schedule.vector;
+  std::vector<uint64_t> numbers;
+  for (const int64_t number :
+       {group.kept_elements / (schedule.along ? 1 : unit), group.summed_elements / (schedule.along ? unit : 1),
+        pieces.kept_blocks, pieces.chunk_size, pieces.chunks, group.kept_elements, Adders(pieces)})
+    numbers.push_back(static_cast<uint64_t>(number));
+  for (const IndexMap& map : {KeptMap(group, schedule), SummedMap(group, schedule)}) {
+    const std::vector<uint64_t> each = map.Numbers();
+    numbers.insert(numbers.end(), each.begin(), each.end());
+  }
+  return numbers;
+}
+
 std::string SumSource(const SumProgram& sums, const SumGroup& group, const SumSchedule& schedule) {
   const Program& program = sums.program;
   const size_t inputs = group.parameters.size(), whole = inputs;
@@ -323,8 +340,8 @@ SumStage MakeStage(const SumProgram& sums, const SumGroup& group, const cuda::De
   constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
   stage.sum_launch = {static_cast<unsigned>(std::min(pieces.kept_blocks * pieces.chunks, kMostBlocks)),
                       static_cast<unsigned>(threads)};
-  const int64_t adders = std::min(PowerUp(DivideUp(pieces.chunks, 4)), int64_t{kThreads / 2});
   if (pieces.chunks > 1) {
+    const int64_t adders = Adders(pieces);
     stage.add = cuda::Load(gpu, source, "add_chunks", cuda::Warn);
     stage.add_launch = {static_cast<unsigned>(std::min(DivideUp(group.kept_elements, kThreads / adders), kMostBlocks)),
                         kThreads};
@@ -338,15 +355,8 @@ SumStage MakeStage(const SumProgram& sums, const SumGroup& group, const cuda::De
     if (pieces.chunks > 1) scratch_bytes += static_cast<size_t>(pieces.chunks * group.kept_elements) * 8;
   }
   stage.arguments.resize(std::max<size_t>(1, stage.inputs.size()) + stage.outputs.size() + stage.partial.size());
-  const int64_t unit = schedule.vector;
-  for (const int64_t number :
-       {group.kept_elements / (schedule.along ? 1 : unit), group.summed_elements / (schedule.along ? unit : 1),
-        pieces.kept_blocks, pieces.chunk_size, pieces.chunks, group.kept_elements, adders})
-    stage.arguments.push_back(static_cast<uint64_t>(number));
-  for (const IndexMap& map : {KeptMap(group, schedule), SummedMap(group, schedule)}) {
-    const std::vector<uint64_t> numbers = map.Numbers();
-    stage.arguments.insert(stage.arguments.end(), numbers.begin(), numbers.end());
-  }
+  const std::vector<uint64_t> numbers = SumNumbers(group, schedule, pieces);
+  stage.arguments.insert(stage.arguments.end(), numbers.begin(), numbers.end());
   constexpr size_t kMostArguments = 4096 / sizeof(uint64_t);
   if (stage.arguments.size() > kMostArguments)
     Fail("the inputs broadcast along too many axes in too many ways for the ", kMostArguments,
