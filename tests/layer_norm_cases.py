@@ -398,8 +398,11 @@ def _values() -> list[Case]:
     cases.append(Case("denormals of float stay", typed(tiny, "float"), (shape,), "denormal float", exact_sum))
     repaired = "(T x) => (T y, bool b) { b = IsNaN(x) t = Where(b, 0, x) y = LayerNormalization(t) }"
     cases.append(Case("NaN repaired", typed(repaired, "float16"), (shape,), "special rows"))
-    relu = "(T x) => (T y) { n = LayerNormalization(x) y = Relu(n) }"
-    cases.append(Case("NaN goes through Relu", typed(relu, "float"), (shape,), "special rows"))
+    maxima = """(T x) => (T y, T a, T i, T l) {
+      n = LayerNormalization(x) y = Relu(n) a = Max(n, 0.5) i = Min(0.5, n) l = Clip(n, -1, 1)
+    }"""
+    for dtype in ("float16", "bfloat16", "float", "double"):
+        cases.append(Case(f"NaN goes through maxima, {dtype}", typed(maxima, dtype), (shape,), "special rows"))
     overflow = "(T x) => (T y) { n = RMSNormalization(x) y = Mul(n, 40000) }"
     cases.append(Case("results overflow to infinity", typed(overflow, "float16"), (shape,)))
     return cases

@@ -26,6 +26,12 @@ class Case(ProgramCase):
     operator = OPERATOR
     node_name = "pointwise"
 
+    def _numbers(self, rng: np.random.Generator, number: int, shape: Shape) -> Array:
+        """A row of VALUES, or "special": among several hundred elements every pair of these numbers meets."""
+        if self.values == "special":
+            return np.asarray(rng.choice([np.nan, np.inf, -np.inf, 0.0, 1.0, -1.0, 0.5, -2.5, 3.0], shape))
+        return super()._numbers(rng, number, shape)
+
 
 node_of, model_of = Case.node_of, Case.model_of
 
@@ -274,6 +280,35 @@ def _functions() -> list[Case]:
     return cases
 
 
+# What every operator makes of NaN and infinities, in any place: a maximum in one instruction is one that drops NaN.
+SPECIAL_UNARY = (*UNARY, "Asin", "Acos", "Log", "Reciprocal", "Acosh", "Atanh")
+SPECIAL_OTHERS = (
+    """(T x, T r) => (T a, T b, T c, T d, T e, T f, T g, T h, T i, T j, T k) {
+      a = Add(x, r) b = Sub(x, r) c = Mul(x, r) d = Div(x, r) e = Mod<fmod=1>(x, r) f = Pow(x, r)
+      g = Min(x, r) h = Max(x, r) i = PRelu(x, r) j = Max(x, 1) k = Min(1, x)
+    }""",
+    """(T x, T r) => (T a, T b, T c, bool d, bool e, bool f, bool g, bool h, T i) {
+      a = Clip(x, -1, 1) b = Clip(x, -inf, 1) c = Clip(x, -1, inf)
+      d = Equal(x, r) e = Less(x, r) f = LessOrEqual(x, r) g = Greater(x, r) h = GreaterOrEqual(x, r) i = Where(e, x, r)
+    }""",
+)
+
+
+def _special() -> list[Case]:
+    texts = []
+    for first in range(0, len(SPECIAL_UNARY), 8):
+        names = SPECIAL_UNARY[first : first + 8]
+        statements = "".join(f" v{i} = {name}(x)" for i, name in enumerate(names))
+        wanted = ", ".join(f"T v{i}" for i in range(len(names)))
+        texts.append((f"{names[0]} to {names[-1]}", f"(T x) => ({wanted}) {{{statements} }}", ((515,),)))
+    texts += [(f"others {i}", text, ((515,), (515,))) for i, text in enumerate(SPECIAL_OTHERS)]
+    return [
+        Case(f"NaN and infinities, {name}, {dtype}", typed(text, dtype), shapes, "special")
+        for name, text, shapes in texts
+        for dtype in FLOATING
+    ]
+
+
 def _values() -> list[Case]:
     cases = []
     shape = (8, 515)
@@ -333,7 +368,7 @@ def _sizes() -> list[Case]:
     ]
 
 
-CASES: tuple[Case, ...] = (*_programs(), *_integers(), *_functions(), *_values(), *_limits(), *_sizes())
+CASES: tuple[Case, ...] = (*_programs(), *_integers(), *_functions(), *_special(), *_values(), *_limits(), *_sizes())
 
 # Enough elements for every core and every block.
 LARGE_CASES: tuple[Case, ...] = tuple(

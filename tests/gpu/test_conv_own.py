@@ -12,6 +12,7 @@ import pytest
 import ortplugin
 from gpu.device import host, make
 from gpu.test_conv import RELU, SCALED, SEVERAL, SILU, Conv, algorithms
+from gpu.transposed import MAXIMA
 from ortplugin.ops.conv import reference
 
 cupy = pytest.importorskip("cupy")
@@ -36,6 +37,19 @@ def check_infinite(conv: Conv, name: str, element: int, value: float) -> None:
     assert not np.isfinite(wanted).all()
     assert np.isfinite(wanted).any()
     np.testing.assert_array_equal(np.isfinite(found), np.isfinite(wanted))
+
+
+def check_maxima_of_nan(conv: Conv) -> None:
+    """With a NaN in X all of them are NaN exactly where the convolution is. `conv` has the program MAXIMA."""
+    arrays = conv.arrays()
+    arrays["x"].reshape(-1)[5] = np.nan
+    found = host(ortplugin.run(make(conv.model(arrays)), conv.feeds(arrays)))
+    node = conv.node()
+    wanted = reference(node, [arrays[each] for each in node.input])
+    for got, want in zip(found, wanted, strict=True):
+        assert np.isnan(want).any()
+        assert not np.isnan(want).all()
+        np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
 
 
 # x, kernel, stride, pads: what no tile divides, pads of all kinds.
@@ -112,6 +126,17 @@ def test_infinite_pixels_stay_where_they_are(library: Path) -> None:
         Conv(RELU, "float16", "NHWC", (1, 16, 14, 14), 16, (5, 5), 16, attributes={"pads": [2] * 4}),
     ):
         check_infinite(own(conv), "x", int(np.prod(conv.x)) // 2, np.inf)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_maxima_of_nan(library: Path, dtype: str) -> None:
+    stem = {"pads": [3] * 4, "strides": [2, 2]}
+    for conv in (
+        Conv(MAXIMA, dtype, "NHWC", (1, 16, 14, 14), 16, (5, 5), 16, attributes={"pads": [2] * 4}),
+        Conv(MAXIMA, dtype, "NHWC", (3, 130, 1, 1), 77, (1, 1), attributes={}),
+        *([Conv(MAXIMA, dtype, "NHWC", (1, 3, 32, 32), 64, (7, 7), attributes=stem)] if dtype != "float" else []),
+    ):
+        check_maxima_of_nan(own(conv))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

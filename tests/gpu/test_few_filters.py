@@ -14,7 +14,7 @@ from node_cases import typed
 
 from gpu.device import make, run
 from gpu.sessions import Trial, check_graph
-from gpu.transposed import check_anywhere, check_infinite_pixels
+from gpu.transposed import MAXIMA, check_anywhere, check_infinite_pixels, check_transposed_maxima_of_nan
 
 cupy = pytest.importorskip("cupy")
 
@@ -92,6 +92,12 @@ def test_others_are_not_taken(library: Path, capfd: pytest.CaptureFixture[str], 
 def test_infinite_pixels_stay_where_they_are(library: Path, number: int, dtype: str, first: bool) -> None:
     case = replace(case_of(number, dtype, BARE, (), first), constant_weights=False)
     check_infinite_pixels(case)
+
+
+@pytest.mark.parametrize("number", [0, 2])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_maxima_of_nan(library: Path, number: int, dtype: str) -> None:
+    check_transposed_maxima_of_nan(replace(case_of(number, dtype, MAXIMA, ()), constant_weights=False))
 
 
 @pytest.mark.parametrize("name", ["own", "fused", "split"])

@@ -14,8 +14,9 @@ import ortplugin
 from gpu.device import at_offset, host, make, run_bound, same_bits
 from gpu.sessions import check_graph
 from gpu.test_conv import BARE, RELU, SCALED, SEVERAL, SPLIT, WIDENED, Conv, algorithms
-from gpu.test_conv_own import check_infinite, own
+from gpu.test_conv_own import check_infinite, check_maxima_of_nan, own
 from gpu.test_few_filters import NOT_TAKEN
+from gpu.transposed import MAXIMA
 
 cupy = pytest.importorskip("cupy")
 
@@ -75,6 +76,12 @@ def test_infinite_elements_stay_where_they_are(library: Path, value: float) -> N
         padded = "pads" in the.attributes  # with zeros, whose product with an infinite weight is NaN
         for name, element in (("x", 5), ("x", -3), *(() if padded else (("w", 7), ("w", -1)))):
             check_infinite(the, name, element, value)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("number", [1, 7, 8])
+def test_maxima_of_nan(library: Path, number: int, dtype: str) -> None:
+    check_maxima_of_nan(case(number, MAXIMA, dtype))
 
 
 @pytest.mark.parametrize("number", [1, 7])

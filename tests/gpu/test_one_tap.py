@@ -17,9 +17,9 @@ import ortplugin
 from gpu.device import bind, host, keep_busy, make, run, run_bound, same_bits
 from gpu.sessions import check_graph, session_on
 from gpu.test_conv import BARE, RELU, SCALED, SEVERAL, SPLIT, WIDENED, Conv
-from gpu.test_conv_own import check_infinite, own
+from gpu.test_conv_own import check_infinite, check_maxima_of_nan, own
 from gpu.test_few_filters import NOT_TAKEN
-from gpu.transposed import check_anywhere, check_infinite_pixels
+from gpu.transposed import MAXIMA, check_anywhere, check_infinite_pixels, check_transposed_maxima_of_nan
 
 cupy = pytest.importorskip("cupy")
 
@@ -112,6 +112,13 @@ def test_infinite_elements_stay_where_they_are(library: Path, value: float) -> N
 
 def test_infinite_pixels_of_a_transposed_one_stay_where_they_are(library: Path) -> None:
     check_infinite_pixels(replace(up(1, "float16", BARE, ()), constant_weights=False))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_maxima_of_nan(library: Path, dtype: str) -> None:
+    x, filters = SHAPES[2]
+    check_maxima_of_nan(own(Conv(MAXIMA, dtype, "NHWC", x, filters, (1, 1), constant=False, attributes={})))
+    check_transposed_maxima_of_nan(replace(up(1, dtype, MAXIMA, ()), constant_weights=False))
 
 
 @pytest.mark.parametrize("number", [1, 4])

@@ -15,7 +15,7 @@ from node_cases import typed
 from gpu.device import host, make, run, run_bound
 from gpu.sessions import Trial, check_graph
 from gpu.test_few_filters import NOT_TAKEN
-from gpu.transposed import check_anywhere, check_infinite_pixels
+from gpu.transposed import MAXIMA, check_anywhere, check_infinite_pixels, check_transposed_maxima_of_nan
 
 cupy = pytest.importorskip("cupy")
 
@@ -101,6 +101,12 @@ def test_equals_the_reference(library: Path, capfd: pytest.CaptureFixture[str], 
 def test_infinite_pixels_stay_where_they_are(library: Path, number: int) -> None:
     case = replace(case_of(number, "float16", BARE, ()), constant_weights=False)
     check_infinite_pixels(case)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("number", [1, 9, 10])
+def test_maxima_of_nan(library: Path, number: int, dtype: str) -> None:
+    check_transposed_maxima_of_nan(replace(case_of(number, dtype, MAXIMA, ()), constant_weights=False))
 
 
 @pytest.mark.parametrize("number", [0, 6])
