@@ -38,6 +38,9 @@ BFLOAT16_OPSET = 13  # from which on Cast and most other operators take it
 # By operator the inputs that were attributes before opset 11 and have the dtype of the first input. An operator that
 # gets such inputs in an opset that models are upgraded to belongs here.
 TYPED_INPUTS = {"Pad": (2,), "Clip": (1, 2)}
+# Operators whose value gets a new name in the conversion, of which the original model says nothing: Resize in the place
+# of Upsample. Their first input has their dtype.
+REPLACEMENTS = ("Resize",)
 # What ONNX Runtime ran before ONNX had it, and the opset of the standard operator, which is the same.
 EXPERIMENTAL = {"ThresholdedRelu": 10}
 _APART = "ortplugin.upgrade"  # a domain that the conversion passes over
@@ -189,13 +192,16 @@ def _give_dtype(node: NodeProto, body: GraphProto, dtypes: _Dtypes) -> None:
 
     Where it is not, float32 is by far the likeliest, and ONNX Runtime refuses the model if it is another.
     """
-    dtype = dtypes.of(node.input[0])
-    if dtype is None:
-        return
-    makers = {each.output[0]: each for each in body.node if each.op_type == "Constant"}
+    makers = {each.output[0]: each for each in body.node if each.output}
+    name = node.input[0]
+    while (dtype := dtypes.of(name)) is None:
+        replacement = makers.get(name)
+        if replacement is None or replacement.op_type not in REPLACEMENTS:
+            return
+        name = replacement.input[0]
     for index in TYPED_INPUTS[node.op_type]:
         maker = makers.get(node.input[index]) if index < len(node.input) else None
-        for attribute in maker.attribute if maker is not None else ():
+        for attribute in maker.attribute if maker is not None and maker.op_type == "Constant" else ():
             with np.errstate(over="ignore"):  # a limit beyond the dtype is none
                 attribute.t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(attribute.t).astype(dtype)))
 
