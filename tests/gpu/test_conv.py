@@ -269,6 +269,12 @@ def algorithms(conv: Conv, arrays: dict[str, Array]) -> list[str]:
     return [str(each["algorithm"]) for each in device_variants(conv.node(), types, constant)]
 
 
+@pytest.mark.parametrize("group", [1, 64])
+def test_no_images_have_no_algorithms(library: Path, group: int) -> None:
+    conv = Conv(BARE, x=(0, 64, 14, 14), filters=64, group=group)
+    assert algorithms(conv, conv.arrays()) == []
+
+
 @pytest.mark.parametrize(
     "conv",
     [

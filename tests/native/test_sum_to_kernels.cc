@@ -81,6 +81,7 @@ std::vector<Case> Cases() {
     add("odd addresses", Summed("0 1"), {{8192, 8192}}, 1, "along stream chunks", 1, false);
     add("huge", Summed("1"), {{70000, 32768, 16}}, most, "stream");
     add("huge, all", Summed("0 1 2"), {{70000, 65536, 16}}, most, "along wide stream chunks");
+    add("nothing", Summed("2 3"), {{8, 2, 0, 2}}, 0, "");
     add("two ways", kTwoWays, {{8192, 8192}}, most, "along stream", 2);
     if (dtype[0] == 'f' || dtype[0] == 'b' || dtype[0] == 'd') {
       add("lerp gradient", kLerpGradient, {{16, 3, 244, 244}, {3, 1, 244}}, std::min(most, 4), "along chunks");
@@ -140,9 +141,10 @@ int main(int argc, char** argv) {
       CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, text.str());
       CHECK_WITH(test::Spilled(log) == 0 && test::Local(log) == 0, text.str());
       if (argument == "sm_90") CHECK_WITH(test::BeforeWait(source).empty(), test::BeforeWait(source) + text.str());
-      // Every index has a piece, and no piece is empty.
+      // Every index has a piece, and no piece is empty but that of a sum of nothing.
       const int64_t summed = groups[g].summed_elements / (schedule.along ? schedule.vector : 1);
-      CHECK_WITH(pieces.chunk_size * (pieces.chunks - 1) < summed && pieces.chunk_size * pieces.chunks >= summed,
+      CHECK_WITH(pieces.chunk_size * (pieces.chunks - 1) < std::max<int64_t>(1, summed) &&
+                     pieces.chunk_size * pieces.chunks >= summed,
                  text.str());
       if (g == 0 && the.vector > 0)
         CHECK_WITH(schedule.vector == the.vector && Modes(schedule, pieces) == the.modes, text.str());
