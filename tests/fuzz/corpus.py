@@ -15,8 +15,8 @@ from onnx import helper
 from .evaluate import Array, to_onnx
 from .generate import Case
 from .graph import HALVES
-from .judge import Finding
 from .narrow import narrow_model
+from .reference import Finding
 
 FOLDER = Path(__file__).resolve().parent / "corpus"
 

@@ -5,6 +5,8 @@ Each value is rounded to bfloat16 where the model says so; our own operators run
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
@@ -35,6 +37,34 @@ def value_types(model: onnx.ModelProto) -> dict[str, int]:
         return types
     model.CopyFrom(inferred)  # with the types in bodies
     return {**_own_types(inferred.graph), **types}
+
+
+Spell = Callable[[onnx.NodeProto, int, str], "Iterable[onnx.NodeProto] | None"]
+"""(node, the element type of its first input or 0, a unique name) -> the nodes in its place; None leaves it."""
+
+
+def respelled(model: onnx.ModelProto, spell: Spell) -> onnx.ModelProto | None:
+    """The model with nodes spelled in another way, those in bodies too; None where `spell` leaves each."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    types = value_types(result)  # which replaces the graph
+    return result if _respell(result.graph, types, spell) else None
+
+
+def _respell(graph: onnx.GraphProto, types: dict[str, int], spell: Spell) -> bool:
+    changed, made = False, []
+    for number, node in enumerate(graph.node):
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.GRAPH:
+                inner = {each.name: each.type.tensor_type.elem_type for each in attribute.g.value_info}
+                changed = _respell(attribute.g, {**types, **inner}, spell) or changed
+        nodes = spell(node, types.get(node.input[0], 0) if node.input else 0, f"{node.output[0]}/{number}")
+        changed = changed or nodes is not None
+        made += [node] if nodes is None else nodes
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in made]
+    del graph.node[:]
+    graph.node.extend(copies)
+    return changed
 
 
 def _own_types(graph: onnx.GraphProto) -> dict[str, int]:

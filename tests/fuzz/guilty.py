@@ -9,7 +9,8 @@ from ortplugin.ops.decompose import MINIMUM_OPSET
 from ortplugin.upgrade import opset
 
 from .generate import Case
-from .judge import Finding, optimize
+from .judge import optimize
+from .reference import Finding
 from .worker import Worker
 
 

@@ -6,40 +6,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import onnx
 
 import ortplugin
-from ortplugin.compare import compare
 from ortplugin.errors import ModelError, OrtPluginError, one_line
 from ortplugin.modelcheck import walk_nodes
 
-from . import oracle
-from .emulate import emulated
-from .evaluate import OURS, UnfitError, make_session, run
+from .evaluate import OURS, UnfitError
 from .generate import Case
-from .graph import HALVES
 from .maxima import definite
 from .providers import Provider
+from .reference import Finding, Reference, references_of
 
 Tell = Callable[[str], None]
-Outputs = dict[str, Any]
-
-
-@dataclass
-class Finding:
-    """What is wrong: `kind` is exception, load, run, form, values, again or restore; `guilty` the pass to blame."""
-
-    kind: str
-    message: str
-    guilty: str = ""
 
 
 @dataclass
 class Verdict:
-    """What became of a case: "same", "unfit" (nothing to compare with), "refused" or "finding".
+    """What became of a case: "same", "unfit" (nothing to compare with), "refused", "finding", or "unrepeated".
 
-    `captured`: whether it ran under a CUDA graph.
+    The last is what a GPU got wrong once and then no more. `captured`: whether it ran under a CUDA graph.
     """
 
     what: str
@@ -60,18 +46,9 @@ class Judge:
         """The verdict on a case, without looking for the guilty pass."""
         self.tell("original")
         try:
-            references = [Reference(case, feeds) for feeds in case.feeds[:1]]
-            references[0].wanted  # noqa: B018, which runs the original
-            if case.dtype in HALVES:
-                references[0].narrow()
+            references = references_of(case)
         except Exception as error:  # ONNX Runtime's own classes have no common base
             return Verdict("unfit", one_line(error))
-        for feeds in case.feeds[1:]:  # of other values and sizes
-            try:
-                references.append(Reference(case, feeds))
-                references[-1].wanted  # noqa: B018
-            except Exception:  # as above
-                references.pop()
         self.tell("optimize")
         try:
             made, report = optimize(case)
@@ -99,21 +76,19 @@ class Judge:
         except UnfitError:
             raise
         except Exception as error:  # ONNX Runtime's own classes have no common base
-            if self.provider.lacks(case, references[0]):
-                raise UnfitError(str(error)) from error
             return Finding("load", one_line(error))
         self.tell("run")
         for reference in references:
             try:
                 got = self.provider.run(session, reference.feeds_of(made))
             except Exception as error:  # as above
-                if self.provider.lacks(case, reference) or "data type is not supported" in str(error):
+                if "data type is not supported" in str(error):
                     raise UnfitError(str(error)) from error
                 ran = [bool(each) for each in reference.trials()]
                 if any(ran) and not all(ran):
                     raise UnfitError("whether the original runs depends on rounding") from error
                 return Finding("run", one_line(error))
-            problem = self._problem(case, reference, made, got)
+            problem = self.problem(case, reference, made, got)
             if problem:
                 if ort and not self._differs(case, reference, made):
                     return None  # ONNX Runtime's own optimizations did it
@@ -122,13 +97,21 @@ class Judge:
 
     def _differs(self, case: Case, reference: Reference, made: onnx.ModelProto) -> bool:
         session = self.provider.session(made, False)
-        return self._problem(case, reference, made, self.provider.run(session, reference.feeds_of(made))) is not None
+        return self.problem(case, reference, made, self.provider.run(session, reference.feeds_of(made))) is not None
 
-    def _problem(
-        self, case: Case, reference: Reference, made: onnx.ModelProto, got: Mapping[str, Any]
+    def problem(
+        self,
+        case: Case,
+        reference: Reference,
+        made: onnx.ModelProto,
+        got: Mapping[str, Any],
+        names: Sequence[str] | None = None,
     ) -> Finding | None:
-        """What is wrong with the outputs, but for what ONNX leaves open and ONNX Runtime does in several ways."""
-        problem = reference.problem(got, self.provider)
+        """What is wrong with the outputs, but for what ONNX leaves open and ONNX Runtime does in several ways.
+
+        `names`: those to look at; None: all.
+        """
+        problem = reference.problem(got, names)
         if problem is None or problem.kind != "values":
             return problem
         model, wide = definite(case.model), None if case.wide is None else definite(case.wide)
@@ -138,7 +121,7 @@ class Judge:
         try:
             same = Reference(replace(case, model=model, wide=wide), reference.feeds)
             session = self.provider.session(definite(made) or made, False)
-            return same.problem(self.provider.run(session, reference.feeds_of(made)), self.provider)
+            return same.problem(self.provider.run(session, reference.feeds_of(made)), names)
         except Exception:  # what does not run in that form is judged as it is
             return problem
 
@@ -165,7 +148,7 @@ class Judge:
                 if "data type is not supported" in str(error):
                     return None  # of ONNX Runtime's own kernels in fp16
                 return Finding("restore", f"{type(error).__name__}: {one_line(error)}")
-            problem = self._problem(case, references[0], restored, got)
+            problem = self.problem(case, references[0], restored, got)
             if problem:
                 return Finding("restore", problem.message)
         return None
@@ -174,83 +157,3 @@ class Judge:
 def optimize(case: Case, **more: Any) -> tuple[onnx.ModelProto, Any]:
     """`ortplugin.optimize` with the case's options."""
     return ortplugin.optimize(case.model, **{**case.options, **more})
-
-
-class Reference:
-    """What the original gives for some feeds, in several ways, each computed when it is first asked for."""
-
-    def __init__(self, case: Case, feeds: Mapping[str, Any]) -> None:
-        self.case = case
-        self.feeds = feeds
-        self.names = [each.name for each in case.model.graph.output]
-        self._wanted: Outputs | None = None
-        self._candidates: list[Outputs] | None = None
-        self._trials: list[Outputs] | None = None
-
-    @property
-    def wanted(self) -> Outputs:
-        """The oracle's outputs."""
-        if self._wanted is None:
-            self._wanted = run(make_session(self.case.oracle.SerializeToString()), self.feeds, self.names)
-        return self._wanted
-
-    def narrow(self) -> Outputs:
-        """The outputs of the model itself where the oracle is another."""
-        model = emulated(self.case.model) if self.case.dtype == "bf16" else self.case.model
-        return run(make_session(model.SerializeToString()), self.case.narrowed(self.feeds), self.names)
-
-    def feeds_of(self, made: onnx.ModelProto) -> dict[str, Any]:
-        """The feeds in the dtypes that the optimized model takes."""
-        from ortplugin.inputs import as_wanted
-
-        return as_wanted(self.case.narrowed(self.feeds), made)
-
-    def problem(self, got: Mapping[str, Any], provider: Provider) -> Finding | None:
-        """What is wrong with an optimized model's outputs."""
-        dtypes = {each.name: each.type.tensor_type.elem_type for each in self.case.model.graph.output}
-        for name in self.names:
-            wanted, have = self.wanted[name], got[name]
-            if not isinstance(wanted, np.ndarray) or wanted.dtype.kind == "O":  # a sequence, say
-                result = compare(name, wanted, have)
-                if not result.passed:
-                    return Finding("values", f"'{name}': {result.message}")
-                continue
-            half = self.case.wide is not None
-            expected = onnx.helper.tensor_dtype_to_np_dtype(dtypes[name]) if half else wanted.dtype
-            if have.dtype != expected and "precision_io" not in self.case.options:
-                return Finding("form", f"'{name}' is {have.dtype} and not {expected}")
-            dtype = self._dtype(wanted, have)
-            message = oracle.quick(wanted, have, dtype)
-            if message and self._fails(name, have, dtype, provider):
-                kind = "form" if message.startswith("shape") else "values"
-                return Finding(kind, f"'{name}': {message}")
-        return None
-
-    def _dtype(self, wanted: Any, have: Any) -> str:
-        """The name of the coarsest dtype that the output went through."""
-        through = [oracle.NAMES[self.case.dtype], oracle.NAMES[self.case.options.get("precision", self.case.dtype)]]
-        through += [each.dtype.name for each in (wanted, have) if each.dtype.name in oracle.TOLERANCE]
-        if any(node.op_type in oracle.ROUGH_IN_DOUBLE for node in walk_nodes(self.case.model)):
-            through.append("float32")
-        return max(through, key=lambda name: oracle.TOLERANCE[name])
-
-    def trials(self) -> list[Outputs]:
-        """The oracle's outputs where every value is off by a little; {} where it does not run then."""
-        if self._trials is None:
-            unit = max((oracle.NAMES[self.case.dtype], oracle.NAMES[self.case.options.get("precision", "fp64")]),
-                       key=lambda each: oracle.UNIT[each])  # fmt: skip
-            self._trials = oracle.trials(self.case.oracle, self.feeds, "float32" if unit == "float64" else unit,
-                                         self.names, self.case.seed)  # fmt: skip
-        return self._trials
-
-    def _fails(self, name: str, have: Any, dtype: str, provider: Provider) -> bool:
-        if self._candidates is None:
-            self._candidates = [self.wanted]
-            for other in (self.narrow, lambda: provider.original(self.case, self)):
-                try:
-                    self._candidates.append(other())
-                except Exception:  # what does not run explains nothing
-                    continue
-            self._candidates += self.trials()
-        candidates = [np.asarray(each[name]) for each in self._candidates if each]
-        return bool(oracle.explained(candidates, have, dtype))

@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import onnx
-from onnx import AttributeProto, TensorProto, helper
+from onnx import TensorProto, helper
 
-from .emulate import value_types
+from .emulate import respelled
 
 POOLS = ("MaxPool", "GlobalMaxPool")
 SCATTERS = ("ScatterND", "ScatterElements")
@@ -29,29 +29,9 @@ FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProt
 
 def definite(model: onnx.ModelProto) -> onnx.ModelProto | None:
     """The model with pools and scatters that propagate NaN; None if it has none whose dtype is known."""
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    types = value_types(result)  # which replaces the graph
-    return result if _graph(result.graph, types) else None
-
-
-def _graph(graph: onnx.GraphProto, types: dict[str, int]) -> bool:
-    changed, made = False, []
-    for number, node in enumerate(graph.node):
-        for attribute in node.attribute:
-            if attribute.type == AttributeProto.GRAPH:
-                inner = {each.name: each.type.tensor_type.elem_type for each in attribute.g.value_info}
-                changed = _graph(attribute.g, {**types, **inner}) or changed
-        dtype = types.get(node.input[0], 0) if node.input else 0
-        if _is_open(node) and dtype in FLOATS:
-            made += _propagating(node, dtype, f"{node.output[0]}/{number}")
-            changed = True
-        else:
-            made.append(node)
-    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in made]
-    del graph.node[:]
-    graph.node.extend(copies)
-    return changed
+    return respelled(
+        model, lambda node, dtype, name: _propagating(node, dtype, name) if dtype in FLOATS and _is_open(node) else None
+    )
 
 
 def _is_open(node: onnx.NodeProto) -> bool:

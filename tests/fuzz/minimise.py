@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from .generate import Case
-from .judge import Finding
+from .reference import Finding
 from .smaller import (
     bypassed,
     copy,

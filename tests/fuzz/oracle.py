@@ -34,8 +34,6 @@ UNIT = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16
 ELEMENT = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
 NAMES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64", "tf32": "float16"}
 SPREAD, TRIALS = 8.0, 8
-# ONNX Runtime computes Shrink of double in float32, and has the constants of the other's tanh in float32.
-ROUGH_IN_DOUBLE = ("Shrink", "Gelu", "FastGelu")
 
 
 def quick(wanted: Array, got: Array, dtype: str) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import sys
+import gc
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,47 +10,56 @@ import onnx
 
 import ortplugin
 
+from .doubles import in_double
 from .emulate import emulated
 from .evaluate import make_session, run
+
+NAMES = ("cpu", "cuda", "cuda-graph")
+
+
+class LostError(BaseException):
+    """No later call of this process can succeed on the GPU. Not an Exception: nothing but the process answers it."""
 
 
 class Provider:
     """The CPU."""
 
     is_cpu = True
+    where = "on the CPU"
     captured = False  # whether the last run was that of a CUDA graph
 
     def session(self, model: onnx.ModelProto, optimize: bool) -> Any:
         """A session of a model. UnfitError where this provider can't have one for a reason of its own."""
-        return make_session(emulated(model).SerializeToString(), optimize=optimize)
+        return make_session(emulated(in_double(model)).SerializeToString(), optimize=optimize)
 
     def run(self, session: Any, feeds: dict[str, Any]) -> dict[str, Any]:
         """The outputs by name, as NumPy arrays."""
         return run(session, feeds)
 
-    def original(self, case: Any, reference: Any) -> dict[str, Any]:
-        """The original on this provider; the CPU has been asked already."""
-        return {}
-
-    def lacks(self, case: Any, reference: Any) -> bool:
-        """Whether the original fails here, too."""
-        return False
+    def plain(self) -> Provider | None:
+        """The same without a CUDA graph; None if this one has none."""
+        return None
 
 
 class Cuda(Provider):
     """CUDA; `graph`: what `ortplugin.run` runs is captured and replayed, where ONNX Runtime can capture the model.
 
-    fp32 products are not rounded to TF32. An error after which the GPU is lost to this process ends it.
+    fp32 products are not rounded to TF32. LostError where the GPU is lost to this process.
     """
 
     is_cpu = False
 
     def __init__(self, graph: bool = False) -> None:
         self.graph = graph
+        self.where = "under a CUDA graph" if graph else "on CUDA"
+
+    def plain(self) -> Provider | None:
+        """The same without a CUDA graph; None if this one has none."""
+        return Cuda() if self.graph else None
 
     def session(self, model: onnx.ModelProto, optimize: bool) -> Any:
         """A session on the GPU, silent, with the model, for one without a graph."""
-        data = model.SerializeToString()
+        data = in_double(model).SerializeToString()
         if self.graph:
             try:
                 return _Session(data, _cuda_session(data, True), True)
@@ -65,32 +73,32 @@ class Cuda(Provider):
 
     def run(self, session: Any, feeds: dict[str, Any]) -> dict[str, Any]:
         """The outputs on the host; under a graph those of a second run, which replays what the first captured."""
+        self.captured = session.graph
         try:
-            self.captured = session.graph
             return _on_gpu(session.ort, feeds, 2 if session.graph else 1)
         except Exception as error:  # as above
             _check_gpu(error)
             if not session.graph or "ortplugin" in str(error):
                 raise
-        self.captured = False
-        return _on_gpu(_cuda_session(session.data, False), feeds, 1)
-
-    def original(self, case: Any, reference: Any) -> dict[str, Any]:
-        """The original there, in its own dtype."""
-        session = _cuda_session(case.model.SerializeToString(), False)
-        return _on_gpu(session, case.narrowed(reference.feeds), 1)
-
-    def lacks(self, case: Any, reference: Any) -> bool:
-        """Whether the original fails here, too."""
+        # A capture that failed stays open until its stream goes, which its session owns, and while it is open CUDA
+        # refuses calls of others.
+        self.captured = session.graph = False
+        session.ort = None
+        gc.collect()
         try:
-            self.original(case, reference)
+            session.ort = _cuda_session(session.data, False)
+            return _on_gpu(session.ort, feeds, 1)
         except Exception as error:  # as above
             _check_gpu(error)
-            return True
-        return False
+            raise
 
 
-@dataclass(frozen=True)
+def provider_of(name: str) -> Provider:
+    """The provider of one of NAMES."""
+    return Provider() if name == "cpu" else Cuda(graph=name == "cuda-graph")
+
+
+@dataclass
 class _Session:
     data: bytes
     ort: Any
@@ -103,10 +111,9 @@ LOST = ("illegal memory access", "cudaErrorIllegalAddress", "unspecified launch 
 
 
 def _check_gpu(error: Exception) -> None:
-    """Ends the process if no later call could succeed; whoever asked sees a crash, and starts another process."""
+    """Raises LostError if no later call could succeed; whoever asked sees a crash, and starts another process."""
     if any(words in str(error) for words in LOST):
-        print(f"the GPU is lost: {error}", file=sys.stderr, flush=True)
-        os._exit(70)
+        raise LostError(str(error)) from error
 
 
 def _cuda_session(model: bytes, graph: bool) -> Any:
@@ -115,7 +122,9 @@ def _cuda_session(model: bytes, graph: bool) -> Any:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    settings = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC", "arena_extend_strategy": "kSameAsRequested"}
+    # Not "arena_extend_strategy": "kSameAsRequested", with which ONNX Runtime frees pinned memory in a callback of
+    # CUDA, where no call of CUDA is allowed.
+    settings = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}
     return ortplugin.session(model, [("cuda", settings)], cuda_graph=graph, session_options=options)
 
 

@@ -20,15 +20,15 @@ from pathlib import Path
 
 from ortplugin.session import resolve_provider
 
+from .confirm import ORIGINAL
 from .corpus import known, to_text
 from .evaluate import Evaluator
 from .generate import Case, make_case
 from .guilty import find_guilty
-from .judge import Finding
 from .minimise import Minimiser
+from .providers import NAMES as PROVIDERS
+from .reference import Finding
 from .worker import ALONE, Worker
-
-PROVIDERS = ("cpu", "cuda", "cuda-graph")
 
 
 @dataclass
@@ -87,7 +87,7 @@ def fuzz(
                     result.counts[verdict.what] += 1
                     result.rewrites.update(verdict.rewrites)
                     result.captured += verdict.captured
-                    if verdict.message.startswith(ALONE):  # each is to be explained
+                    if verdict.message.startswith(ALONE) or verdict.what == "unrepeated":  # each is to be explained
                         result.reasons[f"{verdict.what}: {verdict.message} with seed {seed}"] += 1
                     elif verdict.message:
                         result.reasons[f"{verdict.what}: {verdict.message[:160]}"] += 1
@@ -160,10 +160,10 @@ def main() -> int:
     end = time.monotonic() + 60 * (arguments.minutes or float("inf"))
     late = lambda _: time.monotonic() > end  # noqa: E731
     result = fuzz(seeds, jobs, arguments.provider, arguments.minimise, show, late, ignore)
-    for kind in ("unfit", "refused", "broken") if arguments.reasons else ("broken", f"unfit: {ALONE}"):
-        for reason, count in result.reasons.most_common():
-            if reason.startswith(kind):
-                print(f"{count:5} {reason}")
+    always = ("broken", "unrepeated", f"unfit: {ALONE}", f"unfit: {ORIGINAL}")
+    for reason, count in result.reasons.most_common():
+        if arguments.reasons or reason.startswith(always):
+            print(f"{count:5} {reason}")
     guilty = Counter(f"{finding.guilty or '?'} ({finding.kind})" for _, _, finding in result.findings)
     for name, count in guilty.most_common():
         print(f"{count:5} findings: {name}")

@@ -10,15 +10,21 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from .confirm import ORIGINAL, Doubt, is_doubtful
 from .generate import Case
-from .judge import Finding, Verdict
+from .judge import Verdict
+from .providers import LostError, Provider, provider_of
+from .reference import Finding
 
 TESTS = Path(__file__).resolve().parent.parent
 RENEW = 1500  # tasks after which a process makes way for a new one, whatever memory it has lost
 MEMORY = 6 << 30
+LOST_STATUS = 70  # with which a process ends that has lost its GPU
 ALONE = "ONNX Runtime alone"
 BEFORE = ("start", "generate", "original")  # stages in which only ONNX Runtime works
 
@@ -32,22 +38,31 @@ def _write(stream: BinaryIO, thing: Any) -> None:
 class Worker:
     """Asks a process of its own; where that dies or takes too long, the verdict says so, and the next is started."""
 
-    def __init__(self, provider: str = "cpu", seconds: float = 60, mistake: str = "") -> None:
+    def __init__(
+        self, provider: str = "cpu", seconds: float = 60, mistake: str = "", module: str = "fuzz.worker"
+    ) -> None:
         self.provider = provider
         self.mistake = mistake
         self.seconds = seconds
+        self.module = module
         self._process: subprocess.Popen[bytes] | None = None
         self._tasks = 0
 
     def ask(self, task: int | Case) -> Verdict:
-        """The verdict on a seed or a case."""
+        """The verdict on a seed or a case. On a GPU a finding is one that the original does not give, too."""
+        verdict = self._ask(task)
+        if self.provider == "cpu" or verdict.finding is None or not is_doubtful(verdict.finding):
+            return verdict
+        return replace(self._ask(Doubt(task, verdict.finding)), rewrites=verdict.rewrites, captured=verdict.captured)
+
+    def _ask(self, task: int | Case | Doubt) -> Verdict:
         if self._process is None or self._tasks >= RENEW:
             self.close()
             self._start()
         assert self._process is not None
         assert self._process.stdin is not None
         self._tasks += 1
-        stage = "start"
+        stage, words = "start", ""
         try:
             _write(self._process.stdin, task)
             end = time.monotonic() + self.seconds
@@ -55,7 +70,10 @@ class Worker:
                 kind, value = self._read(end)
                 if kind == "done":
                     return value  # type: ignore[no-any-return]
-                stage = value
+                if kind == "stage":
+                    stage = value
+                else:
+                    words = f' "{value}"'  # its last
         except TimeoutError:
             self.close()
             what = f"it takes more than {self.seconds:g} s"
@@ -64,7 +82,7 @@ class Worker:
             status = self._process.wait()
             self.close()
             what = f"the process died with status {status}"
-            return _unfit(stage, what) or Verdict("finding", finding=Finding("crash", f"{what} in '{stage}'"))
+            return _unfit(stage, what) or Verdict("finding", finding=Finding("crash", f"{what} in '{stage}'{words}"))
 
     def close(self) -> None:
         """Ends the process."""
@@ -77,7 +95,7 @@ class Worker:
             self._process = None
 
     def _start(self) -> None:
-        module = ["fuzz.mistaken_worker", self.mistake] if self.mistake else ["fuzz.worker"]
+        module = ["fuzz.mistaken_worker", self.mistake] if self.mistake else [self.module]
         command = [sys.executable, "-m", *module, self.provider]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, cwd=TESTS, env=_environment()
@@ -104,6 +122,8 @@ class Worker:
 
 
 def _unfit(stage: str, what: str) -> Verdict | None:
+    if stage.startswith(ORIGINAL):
+        return Verdict("unfit", f"{stage}: {what}")
     return Verdict("unfit", f"{ALONE}: {what} in '{stage}'") if stage in BEFORE else None
 
 
@@ -113,17 +133,20 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
-def main() -> None:
+def main(make_provider: Callable[[str], Provider] = provider_of) -> None:
     """Answers tasks until the pipe is closed."""
     out = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what libraries print is no answer
 
+    import onnxruntime
+
+    from .confirm import confirm
     from .evaluate import Evaluator
     from .generate import make_case
     from .judge import Judge
-    from .providers import Cuda, Provider
 
-    provider = Provider() if sys.argv[1] == "cpu" else Cuda(graph=sys.argv[1] == "cuda-graph")
+    onnxruntime.set_default_logger_severity(4)  # what kernels say goes to this logger, not to their session's
+    provider = make_provider(sys.argv[1])
     if provider.is_cpu:  # a GPU's driver reserves more addresses than there is memory
         import resource
 
@@ -137,8 +160,12 @@ def main() -> None:
         task = pickle.loads(sys.stdin.buffer.read(struct.unpack("<Q", header)[0]))
         try:
             judge.tell("generate")
-            case = make_case(task, evaluator) if isinstance(task, int) else task
-            verdict = judge.judge(case)
+            what = task.what if isinstance(task, Doubt) else task
+            case = make_case(what, evaluator) if isinstance(what, int) else what
+            verdict = confirm(judge, case, task.finding) if isinstance(task, Doubt) else judge.judge(case)
+        except LostError as error:
+            _write(out, ("lost", " ".join(str(error).replace('"', "'").split())))
+            os._exit(LOST_STATUS)
         except Exception as error:  # a defect of the fuzzer, which must be seen
             verdict = Verdict("broken", "".join(traceback.format_exception(error)))
         _write(out, ("done", verdict))

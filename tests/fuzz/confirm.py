@@ -1,0 +1,174 @@
+"""Whether a finding on a GPU is ortplugin's: ONNX Runtime has faults of its own there.
+
+Under a CUDA graph a node whose host side reads a value (NonZero, Compress, If) reads one that the capture has not
+computed, random numbers repeat, and some of it loses the GPU; without one, a node that has no CUDA kernel reads now and
+then what an earlier run left. So a finding counts only where the original, as it is, in its own dtype and in the same
+mode, gives the reference's outputs in every one of some runs, and the optimized model in as many does not.
+
+A model runs in ROUNDS sessions, PASSES times over the feeds in each. Before each of these runs comes one on other
+numbers, others each time, whose outputs nobody looks at: what is left of it, or what a capture took from it, is wrong.
+
+What is told apart is no finding and is counted with its reason: "unfit" where the original is at fault, "unrepeated"
+where the optimized model is right each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ortplugin.compare import compare
+from ortplugin.errors import one_line
+
+from .generate import Case
+from .judge import Judge, Tell, Verdict, optimize
+from .providers import Provider
+from .reference import Finding, Outputs, Reference, references_of
+
+ROUNDS, PASSES = 3, 2
+ORIGINAL = "the original "  # begins each reason that it is at fault, and the stage in which it runs
+NOT_CAPTURED = f"{ORIGINAL}is not captured in a CUDA graph, and without one the optimized model is right"
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """A finding that is to be confirmed, of a seed or a case."""
+
+    what: int | Case
+    finding: Finding
+
+
+@dataclass
+class _Runs:
+    """What a model gave: for each of the references, the outputs of each run. `captured`: all in CUDA graphs."""
+
+    outputs: list[list[Outputs]]
+    captured: bool
+
+
+def is_doubtful(finding: Finding) -> bool:
+    """Whether the GPU has a part in it."""
+    in_optimizer = finding.kind in ("crash", "hang") and "optimize" in finding.message
+    return finding.kind not in ("exception", "again", "restore") and not in_optimizer
+
+
+def confirm(judge: Judge, case: Case, finding: Finding) -> Verdict:
+    """The verdict on a case that a first run on the judge's provider found something in."""
+    judge.tell("original")
+    references = references_of(case)
+    provider: Provider | None = judge.provider
+    skipped = False  # whether the original is not captured
+    while provider is not None:
+        judge.tell(f"{ORIGINAL}{provider.where}")
+        plain = provider.plain()
+        try:
+            original = _runs(provider, case.model, references)
+        except Exception as error:  # ONNX Runtime's own classes have no common base
+            return Verdict("unfit", f"{ORIGINAL}fails {provider.where}: {one_line(error)[:80]}")
+        if plain is not None and not original.captured:
+            provider, skipped = plain, True
+            continue
+        here = Judge(provider)  # silent: whatever dies, does so in the stage that is told here
+        faults = _faults(here, case, references, original)
+        _learn(references, original, faults)
+        verdict = _optimized(here, judge.tell, case, references, finding, faults, plain is not None)
+        if verdict is None:
+            provider = plain
+            continue
+        return Verdict("unfit", NOT_CAPTURED) if skipped and verdict.what == "unrepeated" else verdict
+    raise AssertionError("a provider without a CUDA graph gives a verdict")
+
+
+def _optimized(
+    judge: Judge,
+    tell: Tell,
+    case: Case,
+    references: Sequence[Reference],
+    finding: Finding,
+    faults: dict[str, str],
+    captured: bool,
+) -> Verdict | None:
+    """The verdict on its runs; None if they should be `captured` and are not."""
+    right = [name for name in references[0].names if name not in faults]
+    by_values = finding.kind in ("values", "form")
+    if faults and (not right or not by_values):  # what it computes may be what it fails by
+        return Verdict("unfit", next(iter(faults.values())))
+    tell("optimize")
+    made, _ = optimize(case)
+    tell("load" if "'load'" in finding.message else "run")  # so that one fault has one signature
+    try:
+        runs = _runs(judge.provider, made, references)
+    except Exception as error:  # ONNX Runtime's own classes have no common base
+        kind = "load" if finding.kind == "load" else "run"
+        return Verdict("finding", finding=Finding(kind, one_line(error)))
+    if captured and not runs.captured:
+        return None
+    for reference, outputs in zip(references, runs.outputs, strict=True):
+        for got in outputs:
+            problem = judge.problem(case, reference, made, got, right)
+            if problem is not None:
+                return Verdict("finding", finding=problem)
+    if faults:
+        return Verdict("unfit", next(iter(faults.values())))
+    count = sum(len(each) for each in runs.outputs)
+    return Verdict("unrepeated", f"{finding.kind}, and then right in {count} runs {judge.provider.where}")
+
+
+def _runs(provider: Provider, model: onnx.ModelProto, references: Sequence[Reference]) -> _Runs:
+    result = _Runs([[] for _ in references], True)
+    for _ in range(ROUNDS):
+        session = provider.session(model, False)
+        for _ in range(PASSES):
+            for number, reference in enumerate(references):
+                feeds = reference.feeds_of(model)
+                with contextlib.suppress(Exception):  # the model need not run on these
+                    provider.run(session, _other_numbers(feeds, sum(map(len, result.outputs))))
+                result.outputs[number].append(provider.run(session, feeds))
+                result.captured = result.captured and provider.captured
+    return result
+
+
+def _other_numbers(feeds: dict[str, Any], number: int) -> dict[str, Any]:
+    """Feeds with other floats, within the range of theirs and in other places: those may be computed from them."""
+
+    def other(array: Any) -> Any:
+        factor = array.dtype.type(1 / (number + 2))
+        return np.asarray(np.roll(array, number + 1) * factor, array.dtype)
+
+    return {name: other(array) if _is_floating(array) else array for name, array in feeds.items()}
+
+
+def _is_floating(array: Any) -> bool:
+    return isinstance(array, np.ndarray) and (array.dtype.kind == "f" or "float" in array.dtype.name)
+
+
+def _faults(judge: Judge, case: Case, references: Sequence[Reference], runs: _Runs) -> dict[str, str]:
+    """What is wrong with the original's outputs, by name."""
+    found: dict[str, str] = {}
+    for reference in references:
+        reference.others = []  # nothing that it gave explains what it gives
+    for name in references[0].names:
+        wrong, same = 0, True
+        for reference, outputs in zip(references, runs.outputs, strict=True):
+            wrong += sum(judge.problem(case, reference, case.model, got, [name]) is not None for got in outputs)
+            same = same and all(_same(outputs[0][name], got[name]) for got in outputs)
+        if wrong:
+            found[name] = f"{ORIGINAL}is not {'right' if same else 'steady'} {judge.provider.where}"
+    return found
+
+
+def _same(first: Any, second: Any) -> bool:
+    if isinstance(first, np.ndarray) and isinstance(second, np.ndarray) and first.dtype.kind != "O":
+        return (first.dtype, first.shape, first.tobytes()) == (second.dtype, second.shape, second.tobytes())
+    return bool(compare("", first, second).passed)
+
+
+def _learn(references: Sequence[Reference], runs: _Runs, faults: dict[str, str]) -> None:
+    """What the original gives there, where that is right, is one way to compute it."""
+    for reference, outputs in zip(references, runs.outputs, strict=True):
+        reference.others = [{name: array for name, array in outputs[0].items() if name not in faults}]

@@ -1,0 +1,76 @@
+"""Operators that ONNX Runtime computes in double with the precision of float32: the form in which they are judged.
+
+Its Shrink of double computes in float32, and the constants of its Gelu by tanh and FastGelu are float32 numbers
+(1.31.1). Ours compute in double throughout. A tolerance of float32 for what hangs on such a node would hide any other
+mistake in double, so the node is spelled out, in the original as well as where the optimized model has it still:
+
+    Shrink:          y = x < -lambd ? x + bias : x > lambd ? x - bias : 0
+    Gelu, FastGelu:  y = 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import onnx
+from onnx import TensorProto, helper
+
+from ortplugin.modelcheck import walk_nodes
+
+from .emulate import respelled
+from .evaluate import CONTRIB
+
+
+def in_double(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with these operators in double throughout; the model itself if it has none of them in double."""
+    if not any(_is_rough(node) for node in walk_nodes(model)):
+        return model
+    return respelled(model, _spell) or model
+
+
+def _is_rough(node: onnx.NodeProto) -> bool:
+    if node.op_type == "Gelu" and node.domain == "":
+        return any(each.name == "approximate" and each.s == b"tanh" for each in node.attribute)
+    return (node.domain, node.op_type) in (("", "Shrink"), (CONTRIB, "FastGelu"))
+
+
+def _spell(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto] | None:
+    if dtype != TensorProto.DOUBLE or not _is_rough(node):
+        return None
+    return _shrink(node, name) if node.op_type == "Shrink" else _gelu(node, name)
+
+
+def _constant(name: str, value: float) -> onnx.NodeProto:
+    return helper.make_node("Constant", [], [name], value=helper.make_tensor("value", TensorProto.DOUBLE, [], [value]))
+
+
+def _shrink(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
+    given = {each.name: each.f for each in node.attribute}
+    x, bias, lambd = node.input[0], given.get("bias", 0.0), given.get("lambd", 0.5)
+    for which, value in (("zero", 0.0), ("bias", bias), ("low", -lambd), ("high", lambd)):
+        yield _constant(f"{name}/{which}", value)
+    yield helper.make_node("Less", [x, f"{name}/low"], [f"{name}/below"])
+    yield helper.make_node("Greater", [x, f"{name}/high"], [f"{name}/above"])
+    yield helper.make_node("Add", [x, f"{name}/bias"], [f"{name}/more"])
+    yield helper.make_node("Sub", [x, f"{name}/bias"], [f"{name}/less"])
+    yield helper.make_node("Where", [f"{name}/above", f"{name}/less", f"{name}/zero"], [f"{name}/right"])
+    yield helper.make_node("Where", [f"{name}/below", f"{name}/more", f"{name}/right"], [node.output[0]])
+
+
+def _gelu(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
+    x = node.input[0]
+    if len(node.input) > 1 and node.input[1]:
+        yield helper.make_node("Add", [x, node.input[1]], [f"{name}/x"])
+        x = f"{name}/x"
+    for which, value in (("half", 0.5), ("one", 1.0), ("cubic", 0.044715), ("root", math.sqrt(2 / math.pi))):
+        yield _constant(f"{name}/{which}", value)
+    for op, left, right, made in (
+        ("Mul", x, x, "square"), ("Mul", f"{name}/square", x, "cube"), ("Mul", f"{name}/cube", f"{name}/cubic", "rest"),
+        ("Add", x, f"{name}/rest", "sum"), ("Mul", f"{name}/sum", f"{name}/root", "scaled"),
+    ):  # fmt: skip
+        yield helper.make_node(op, [left, right], [f"{name}/{made}"])
+    yield helper.make_node("Tanh", [f"{name}/scaled"], [f"{name}/tanh"])
+    yield helper.make_node("Add", [f"{name}/tanh", f"{name}/one"], [f"{name}/gate"])
+    yield helper.make_node("Mul", [x, f"{name}/half"], [f"{name}/halved"])
+    yield helper.make_node("Mul", [f"{name}/halved", f"{name}/gate"], [node.output[0]])

@@ -1,0 +1,131 @@
+"""What the original gives, and what is wrong with outputs that should be the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ortplugin.compare import compare
+
+from . import oracle
+from .doubles import in_double
+from .emulate import emulated
+from .evaluate import make_session, run
+from .generate import Case
+from .graph import HALVES
+
+Outputs = dict[str, Any]
+
+
+@dataclass
+class Finding:
+    """What is wrong: `kind` is exception, load, run, form, values, again, restore, crash or hang.
+
+    `guilty`: the pass to blame.
+    """
+
+    kind: str
+    message: str
+    guilty: str = ""
+
+
+def references_of(case: Case) -> list[Reference]:
+    """One for each of the case's feeds, of those after the first only where the original runs on them.
+
+    Raises what ONNX Runtime raises where the original does not run on the first.
+    """
+    references = [Reference(case, feeds) for feeds in case.feeds[:1]]
+    references[0].wanted  # noqa: B018, which runs the original
+    if case.dtype in HALVES:
+        references[0].narrow()
+    for feeds in case.feeds[1:]:  # of other values and sizes
+        try:
+            references.append(Reference(case, feeds))
+            references[-1].wanted  # noqa: B018
+        except Exception:  # ONNX Runtime's own classes have no common base
+            references.pop()
+    return references
+
+
+class Reference:
+    """What the original gives for some feeds, in several ways, each computed when it is first asked for.
+
+    `others`: outputs of other runs of it that are known to be right; some may be missing.
+    """
+
+    def __init__(self, case: Case, feeds: Mapping[str, Any]) -> None:
+        self.case = case
+        self.feeds = feeds
+        self.others: list[Outputs] = []
+        self.names = [each.name for each in case.model.graph.output]
+        self._wanted: Outputs | None = None
+        self._oracle = in_double(case.oracle)
+        self._narrow: list[Outputs] | None = None
+        self._trials: list[Outputs] | None = None
+
+    @property
+    def wanted(self) -> Outputs:
+        """The oracle's outputs."""
+        if self._wanted is None:
+            self._wanted = run(make_session(self._oracle.SerializeToString()), self.feeds, self.names)
+        return self._wanted
+
+    def narrow(self) -> Outputs:
+        """The outputs of the model itself where the oracle is another."""
+        model = emulated(self.case.model) if self.case.dtype == "bf16" else self.case.model
+        return run(make_session(model.SerializeToString()), self.case.narrowed(self.feeds), self.names)
+
+    def feeds_of(self, made: onnx.ModelProto) -> dict[str, Any]:
+        """The feeds in the dtypes that the optimized model takes."""
+        from ortplugin.inputs import as_wanted
+
+        return as_wanted(self.case.narrowed(self.feeds), made)
+
+    def problem(self, got: Mapping[str, Any], names: Sequence[str] | None = None) -> Finding | None:
+        """What is wrong with an optimized model's outputs, or with those of some names."""
+        dtypes = {each.name: each.type.tensor_type.elem_type for each in self.case.model.graph.output}
+        for name in self.names if names is None else names:
+            wanted, have = self.wanted[name], got[name]
+            if not isinstance(wanted, np.ndarray) or wanted.dtype.kind == "O":  # a sequence, say
+                result = compare(name, wanted, have)
+                if not result.passed:
+                    return Finding("values", f"'{name}': {result.message}")
+                continue
+            half = self.case.wide is not None
+            expected = onnx.helper.tensor_dtype_to_np_dtype(dtypes[name]) if half else wanted.dtype
+            if have.dtype != expected and "precision_io" not in self.case.options:
+                return Finding("form", f"'{name}' is {have.dtype} and not {expected}")
+            dtype = self._dtype(wanted, have)
+            message = oracle.quick(wanted, have, dtype)
+            if message and self._fails(name, have, dtype):
+                kind = "form" if message.startswith("shape") else "values"
+                return Finding(kind, f"'{name}': {message}")
+        return None
+
+    def _dtype(self, wanted: Any, have: Any) -> str:
+        """The name of the coarsest dtype that the output went through."""
+        through = [oracle.NAMES[self.case.dtype], oracle.NAMES[self.case.options.get("precision", self.case.dtype)]]
+        through += [each.dtype.name for each in (wanted, have) if each.dtype.name in oracle.TOLERANCE]
+        return max(through, key=lambda name: oracle.TOLERANCE[name])
+
+    def trials(self) -> list[Outputs]:
+        """The oracle's outputs where every value is off by a little; {} where it does not run then."""
+        if self._trials is None:
+            unit = max((oracle.NAMES[self.case.dtype], oracle.NAMES[self.case.options.get("precision", "fp64")]),
+                       key=lambda each: oracle.UNIT[each])  # fmt: skip
+            self._trials = oracle.trials(self._oracle, self.feeds, "float32" if unit == "float64" else unit,
+                                         self.names, self.case.seed)  # fmt: skip
+        return self._trials
+
+    def _fails(self, name: str, have: Any, dtype: str) -> bool:
+        if self._narrow is None:
+            try:
+                self._narrow = [] if self.case.wide is None else [self.narrow()]
+            except Exception:  # what does not run explains nothing
+                self._narrow = []
+        runs = [self.wanted, *self._narrow, *self.others, *self.trials()]
+        return bool(oracle.explained([np.asarray(each[name]) for each in runs if name in each], have, dtype))

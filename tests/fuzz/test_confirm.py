@@ -1,0 +1,128 @@
+"""What is told apart from findings on a GPU, with a stand-in for it: faults of the original's are no findings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx.parser
+import pytest
+
+from fuzz.generate import Case
+from fuzz.guilty import find_guilty
+from fuzz.judge import Verdict
+from fuzz.minimise import Minimiser
+from fuzz.reference import Finding
+from fuzz.worker import Worker
+
+# CumSum stays as it is; the others become a node of ours, which is to blame for what is wrong with `ortplugin`.
+MODEL = onnx.parser.parse_model("""
+    <ir_version: 8, opset_import: ["": 17]>
+    model (float[2, 3] x) => (float[2, 3] y, float[2, 3] z)
+        <int64 axis = {1}>
+    { y = CumSum(x, axis)  a = Exp(x)  b = Mul(a, x)  c = Add(b, a)  z = Sigmoid(c) }""")
+FEEDS = [{"x": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)}, {"x": np.full((2, 3), 0.5, np.float32)}]
+
+
+def case(feeds: int = 2) -> Case:
+    return Case(0, "fp32", MODEL, None, frozenset(), FEEDS[:feeds])
+
+
+def ask(faults: str, feeds: int = 2) -> Verdict:
+    worker = Worker(faults, 60, module="fuzz.faulty_worker")
+    try:
+        return worker.ask(case(feeds))
+    finally:
+        worker.close()
+
+
+def finding_of(verdict: Verdict) -> Finding:
+    assert verdict.what == "finding", verdict
+    assert verdict.finding is not None
+    return verdict.finding
+
+
+def test_what_is_right_is_the_same() -> None:
+    assert ask("").what == ask("graph").what == "same"
+    assert ask("graph").captured
+    assert not ask("graph,Exp:open,ortplugin:open").captured
+
+
+def test_what_only_the_optimized_model_does_is_a_finding() -> None:
+    assert finding_of(ask("ortplugin:off")).kind == "values"
+    assert finding_of(ask("ortplugin:stale")).kind == "values"
+    found = finding_of(ask("ortplugin:fails"))
+    assert (found.kind, found.message) == ("run", "there is no such kernel")
+
+
+@pytest.mark.parametrize(
+    ("faults", "reason"),
+    [
+        ("CumSum:off", "the original is not right on the stand-in"),
+        ("CumSum:stale", "the original is not steady on the stand-in"),
+        ("CumSum:fails", "the original fails on the stand-in: there is no such kernel"),
+        ("CumSum:lost", "the original on the stand-in: the process died with status 70"),
+        ("CumSum:dies", "the original on the stand-in: the process died with status 9"),
+        ("graph,CumSum:graph/stale", "the original is not steady under a graph"),
+        ("graph,CumSum:graph/off", "the original is not right under a graph"),
+        ("graph,CumSum:graph/lost", "the original under a graph: the process died with status 70"),
+        ("Exp:off,ortplugin:fails", "the original is not right on the stand-in"),
+        ("Exp:stale,ortplugin:dies", "the original is not steady on the stand-in"),
+    ],
+)
+def test_what_the_original_does_is_unfit_with_a_reason(faults: str, reason: str) -> None:
+    verdict = ask(faults)
+    assert verdict.what == "unfit", verdict
+    assert verdict.message.startswith(reason), verdict
+
+
+def test_one_feed_is_enough_to_see_what_an_earlier_run_left() -> None:
+    """The run on other numbers before each is what it leaves."""
+    assert ask("CumSum:stale,ortplugin:off:y", 1).message == "the original is not steady on the stand-in"
+
+
+def test_a_finding_counts_by_the_outputs_that_the_original_has_right() -> None:
+    found = finding_of(ask("CumSum:stale:y,ortplugin:off"))
+    assert found.message.startswith("'z': ")
+    assert ask("CumSum:stale:y").what == "unfit"
+
+
+def test_a_process_that_the_optimized_model_ends() -> None:
+    found = finding_of(ask("ortplugin:lost"))
+    assert found.kind == "crash"
+    assert found.message == (
+        "the process died with status 70 in 'run' \"CUDA error 700: an illegal memory access (kernel 'k')\""
+    )
+    assert finding_of(ask("ortplugin:dies")).message == "the process died with status 9 in 'run'"
+
+
+def test_what_does_not_happen_again_is_counted() -> None:
+    verdict = ask("ortplugin:once")
+    assert (verdict.what, verdict.message) == ("unrepeated", "values, and then right in 12 runs on the stand-in")
+
+
+def test_an_original_that_is_not_captured_is_asked_without_a_graph() -> None:
+    found = finding_of(ask("graph,Exp:open,ortplugin:off"))
+    assert found.kind == "values"
+    told = ask("graph,Exp:open,ortplugin:graph/off")
+    assert told.what == "unfit"
+    assert "not captured" in told.message
+    assert finding_of(ask("graph,ortplugin:graph/off")).kind == "values"
+    # Both without a graph, where the optimized model is not captured.
+    assert ask("graph,ortplugin:open,CumSum:plain/stale").message == "the original is not steady on the stand-in"
+    assert finding_of(ask("graph,ortplugin:open,ortplugin:off")).kind == "values"
+
+
+def test_the_smallest_case_is_a_finding_of_ours_still() -> None:
+    """Models of less than three nodes are not right here as they are: no finding is made as small as that."""
+    worker = Worker("ortplugin:off:z,3:off", module="fuzz.faulty_worker")
+    try:
+        first = replace(case(), checks=("again",))
+        found = finding_of(worker.ask(first))
+        small, finding = Minimiser(lambda each: worker.ask(each).finding, 60).minimise(first, found)
+        assert len(small.model.graph.node) == 3
+        assert not any(node.op_type == "CumSum" for node in small.model.graph.node)
+        assert finding_of(worker.ask(small)).message == finding.message
+        assert find_guilty(small, finding, worker) == "fuse-pointwise"
+    finally:
+        worker.close()

@@ -1,0 +1,98 @@
+"""Shrink, Gelu and FastGelu of double are judged in double, and what stands beside them too."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from fuzz.doubles import in_double
+from fuzz.evaluate import make_session, run
+from fuzz.generate import Case
+from fuzz.judge import Judge, Verdict
+
+NODES = {
+    "Shrink": "y = Shrink <bias = 0.3, lambd = 0.7> (x)",
+    "Shrink without attributes": "y = Shrink (x)",
+    "Gelu": 'y = Gelu <approximate = "tanh"> (x)',
+    "FastGelu": "y = com.microsoft.FastGelu (x)",
+    "FastGelu with a bias": "y = com.microsoft.FastGelu (x, b)",
+}
+
+
+def shrink(x: Any, bias: float, lambd: float) -> Any:
+    bias, lambd = float(np.float32(bias)), float(np.float32(lambd))
+    return np.where(x < -lambd, x + bias, np.where(x > lambd, x - bias, 0))
+
+
+def gelu(x: Any) -> Any:
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+WANTED = {
+    "Shrink": lambda x: shrink(x, 0.3, 0.7),
+    "Shrink without attributes": lambda x: shrink(x, 0, 0.5),
+    "Gelu": gelu,
+    "FastGelu": gelu,
+    "FastGelu with a bias": lambda x: gelu(x + 1 / 3),
+}
+
+
+def model_of(nodes: str, dtype: str = "double") -> onnx.ModelProto:
+    return onnx.parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["": 20, "ortplugin": 1, "com.microsoft": 1]>
+        model ({dtype}[n] x) => ({dtype}[n] y) <{dtype}[1] b = {{0.333333333333333333}}>
+        {{ {nodes} }}""")
+
+
+X = np.append(np.linspace(-3, 3, 91) / 1.1, [-np.inf, np.inf, np.nan])
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_the_form_is_exact_where_onnx_runtime_is_not(name: str) -> None:
+    with np.errstate(invalid="ignore"):
+        wanted = WANTED[name](X)
+    model = model_of(NODES[name])
+    got = {form: run(make_session(each.SerializeToString()), {"x": X})["y"]
+           for form, each in (("as it is", model), ("in double", in_double(model)))}  # fmt: skip
+    np.testing.assert_allclose(got["in double"], wanted, rtol=1e-14, atol=1e-15)
+    assert np.max(np.abs(got["as it is"][:-3] - wanted[:-3])) > 1e-9  # else the form is no longer needed
+
+
+def test_what_stays() -> None:
+    for model in (model_of(NODES["Shrink"], "float"), model_of("y = Sigmoid(x)"), model_of("y = Gelu(x)")):
+        assert in_double(model) == model
+    body = model_of(
+        "t = Constant <value = bool {1}> () "
+        "y = If (t) <then_branch = g () => (double[n] z) { z = Shrink (x) }, "
+        "else_branch = h () => (double[n] z) { z = Neg (x) }>"
+    )
+    got = run(make_session(in_double(body).SerializeToString()), {"x": X})["y"]
+    np.testing.assert_array_equal(got[:-3], shrink(X, 0, 0.5)[:-3])
+
+
+def judge(original: str, optimized: str, monkeypatch: pytest.MonkeyPatch) -> Verdict:
+    class Report:
+        changes: tuple[Any, ...] = ()
+
+    monkeypatch.setattr("fuzz.judge.optimize", lambda case: (model_of(optimized), Report()))
+    return Judge().judge(Case(0, "fp64", model_of(original), None, frozenset(), [{"x": X[:-3]}]))
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_a_mistake_beside_one_is_found(library: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is less than a tolerance of float32."""
+    after = NODES[name].replace("y =", "a =") + " f = Constant <value = double {{{}}}> () y = Mul(a, f)"
+    assert judge(after.format(1), after.format(1), monkeypatch).what == "same"
+    assert judge(after.format(1), after.format("1.0000001"), monkeypatch).what == "finding"
+
+
+@pytest.mark.parametrize(("bias", "what"), [("0.3", "same"), ("0.300001", "finding")])
+def test_ours_in_double(library: Any, bias: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = f"(double a) => (double b) {{ b = Shrink<bias={bias}, lambd=0.7>(a) }}"
+    ours = f'y = ortplugin.FusedPointwise <program = "{program}"> (x)'
+    verdict = judge(NODES["Shrink"], ours, monkeypatch)
+    assert verdict.what == what, verdict
