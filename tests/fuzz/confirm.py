@@ -15,6 +15,7 @@ where the optimized model is right each time.
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,6 +61,7 @@ def is_doubtful(finding: Finding) -> bool:
 def confirm(judge: Judge, case: Case, finding: Finding) -> Verdict:
     """The verdict on a case that a first run on the judge's provider found something in."""
     judge.tell("original")
+    gc.collect()  # of the first run's sessions
     references = references_of(case)
     provider: Provider | None = judge.provider
     skipped = False  # whether the original is not captured

@@ -1,10 +1,12 @@
 """Operators that ONNX Runtime computes in double with the precision of float32: the form in which they are judged.
 
-Its Shrink of double computes in float32, and the constants of its Gelu by tanh and FastGelu are float32 numbers
-(1.31.1). Ours compute in double throughout. A tolerance of float32 for what hangs on such a node would hide any other
-mistake in double, so the node is spelled out, in the original as well as where the optimized model has it still:
+Its Shrink of double computes in float32, and the constants of its Gelu by tanh, FastGelu and HardSwish are float32
+numbers (1.31.1). Ours compute in double throughout. A tolerance of float32 for what hangs on such a node would hide
+any other mistake in double, so the node is spelled out, in the original as well as where the optimized model has it
+still. Each has to load as it is before: the form runs where ONNX Runtime lacks the node's kernel, too.
 
     Shrink:          y = x < -lambd ? x + bias : x > lambd ? x - bias : 0
+    HardSwish:       y = x max(0, min(1, x / 6 + 0.5))
     Gelu, FastGelu:  y = 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
 """
 
@@ -32,13 +34,13 @@ def in_double(model: onnx.ModelProto) -> onnx.ModelProto:
 def _is_rough(node: onnx.NodeProto) -> bool:
     if node.op_type == "Gelu" and node.domain == "":
         return any(each.name == "approximate" and each.s == b"tanh" for each in node.attribute)
-    return (node.domain, node.op_type) in (("", "Shrink"), (CONTRIB, "FastGelu"))
+    return (node.domain, node.op_type) in (("", "Shrink"), ("", "HardSwish"), (CONTRIB, "FastGelu"))
 
 
 def _spell(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto] | None:
     if dtype != TensorProto.DOUBLE or not _is_rough(node):
         return None
-    return _shrink(node, name) if node.op_type == "Shrink" else _gelu(node, name)
+    return {"Shrink": _shrink, "HardSwish": _hard_swish}.get(node.op_type, _gelu)(node, name)
 
 
 def _constant(name: str, value: float) -> onnx.NodeProto:
@@ -56,6 +58,16 @@ def _shrink(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
     yield helper.make_node("Sub", [x, f"{name}/bias"], [f"{name}/less"])
     yield helper.make_node("Where", [f"{name}/above", f"{name}/less", f"{name}/zero"], [f"{name}/right"])
     yield helper.make_node("Where", [f"{name}/below", f"{name}/more", f"{name}/right"], [node.output[0]])
+
+
+def _hard_swish(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
+    for which, value in (("six", 6.0), ("half", 0.5), ("zero", 0.0), ("one", 1.0)):
+        yield _constant(f"{name}/{which}", value)
+    yield helper.make_node("Div", [node.input[0], f"{name}/six"], [f"{name}/sixth"])
+    yield helper.make_node("Add", [f"{name}/sixth", f"{name}/half"], [f"{name}/line"])
+    yield helper.make_node("Min", [f"{name}/line", f"{name}/one"], [f"{name}/below"])
+    yield helper.make_node("Max", [f"{name}/below", f"{name}/zero"], [f"{name}/gate"])
+    yield helper.make_node("Mul", [node.input[0], f"{name}/gate"], [node.output[0]])
 
 
 def _gelu(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:

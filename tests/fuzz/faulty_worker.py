@@ -10,6 +10,7 @@ operator or domain, or if `what` is a number and it has fewer nodes. The faults:
     dies        a run ends the process
     fails       a run raises
     open        the model can't be captured
+    talks       ONNX Runtime has something to say in a run, in no session's log
 
 `graph` alone in the list: runs are captured. A fault with `graph/` before it shows only in runs that are captured, one
 with `plain/` only in those that are not.
@@ -22,11 +23,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import onnx
+import onnx.parser
+import onnxruntime
 
 from ortplugin.modelcheck import walk_nodes
 
 from .providers import LostError, Provider
 from .worker import main
+
+
+def talk() -> None:
+    """ONNX Runtime's default logger gets an error: there is no such core."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 2, 4
+    options.add_session_config_entry("session.intra_op_thread_affinities", "100000")
+    model = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]> g (bool x) => (bool y) { y = Not(x) }')
+    onnxruntime.InferenceSession(model.SerializeToString(), options)
 
 
 @dataclass
@@ -76,6 +88,8 @@ class Faulty(Provider):
                 raise LostError("CUDA error 700: an illegal memory access (kernel 'k')")
             if fault == "dies":
                 os._exit(9)
+            if fault == "talks":
+                talk()
             if fault == "fails":
                 raise RuntimeError("there is no such kernel")
             for name in only or list(made):

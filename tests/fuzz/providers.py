@@ -30,7 +30,10 @@ class Provider:
 
     def session(self, model: onnx.ModelProto, optimize: bool) -> Any:
         """A session of a model. UnfitError where this provider can't have one for a reason of its own."""
-        return make_session(emulated(in_double(model)).SerializeToString(), optimize=optimize)
+        form = in_double(model)
+        if form is not model:
+            make_session(emulated(model).SerializeToString(), optimize=optimize)
+        return make_session(emulated(form).SerializeToString(), optimize=optimize)
 
     def run(self, session: Any, feeds: dict[str, Any]) -> dict[str, Any]:
         """The outputs by name, as NumPy arrays."""
@@ -59,15 +62,21 @@ class Cuda(Provider):
 
     def session(self, model: onnx.ModelProto, optimize: bool) -> Any:
         """A session on the GPU, silent, with the model, for one without a graph."""
-        data = in_double(model).SerializeToString()
+        form = in_double(model)
+        data = form.SerializeToString()
+        if form is not model:
+            self._plain(model.SerializeToString())
         if self.graph:
             try:
                 return _Session(data, _cuda_session(data, True), True)
             except Exception as error:  # ONNX Runtime's own classes have no common base
                 _check_gpu(error)  # what it can't capture runs without a graph
+        return self._plain(data)
+
+    def _plain(self, data: bytes) -> _Session:
         try:
             return _Session(data, _cuda_session(data, False), False)
-        except Exception as error:  # as above
+        except Exception as error:  # ONNX Runtime's own classes have no common base
             _check_gpu(error)
             raise
 
@@ -90,6 +99,8 @@ class Cuda(Provider):
             return _on_gpu(session.ort, feeds, 1)
         except Exception as error:  # as above
             _check_gpu(error)
+            if "when stream is capturing" in str(error):
+                raise LostError(f"a capture that failed is open still: {error}") from error
             raise
 
 

@@ -71,6 +71,8 @@ class Reference:
     def wanted(self) -> Outputs:
         """The oracle's outputs."""
         if self._wanted is None:
+            if self._oracle is not self.case.oracle:
+                run(make_session(self.case.oracle.SerializeToString()), self.feeds, self.names)
             self._wanted = run(make_session(self._oracle.SerializeToString()), self.feeds, self.names)
         return self._wanted
 

@@ -1,4 +1,4 @@
-"""Shrink, Gelu and FastGelu of double are judged in double, and what stands beside them too."""
+"""Shrink, HardSwish, Gelu and FastGelu of double are judged in double, and what stands beside them too."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from fuzz.judge import Judge, Verdict
 NODES = {
     "Shrink": "y = Shrink <bias = 0.3, lambd = 0.7> (x)",
     "Shrink without attributes": "y = Shrink (x)",
+    "HardSwish": "y = HardSwish (x)",
     "Gelu": 'y = Gelu <approximate = "tanh"> (x)',
     "FastGelu": "y = com.microsoft.FastGelu (x)",
     "FastGelu with a bias": "y = com.microsoft.FastGelu (x, b)",
@@ -35,6 +36,7 @@ def gelu(x: Any) -> Any:
 WANTED = {
     "Shrink": lambda x: shrink(x, 0.3, 0.7),
     "Shrink without attributes": lambda x: shrink(x, 0, 0.5),
+    "HardSwish": lambda x: x * np.maximum(0, np.minimum(1, x / 6 + 0.5)),
     "Gelu": gelu,
     "FastGelu": gelu,
     "FastGelu with a bias": lambda x: gelu(x + 1 / 3),
@@ -42,8 +44,9 @@ WANTED = {
 
 
 def model_of(nodes: str, dtype: str = "double") -> onnx.ModelProto:
+    opset = 18 if "HardSwish" in nodes else 20  # later ones lack its kernel of double
     return onnx.parser.parse_model(f"""
-        <ir_version: 9, opset_import: ["": 20, "ortplugin": 1, "com.microsoft": 1]>
+        <ir_version: 9, opset_import: ["": {opset}, "ortplugin": 1, "com.microsoft": 1]>
         model ({dtype}[n] x) => ({dtype}[n] y) <{dtype}[1] b = {{0.333333333333333333}}>
         {{ {nodes} }}""")
 
@@ -88,6 +91,19 @@ def test_a_mistake_beside_one_is_found(library: Any, name: str, monkeypatch: pyt
     after = NODES[name].replace("y =", "a =") + " f = Constant <value = double {{{}}}> () y = Mul(a, f)"
     assert judge(after.format(1), after.format(1), monkeypatch).what == "same"
     assert judge(after.format(1), after.format("1.0000001"), monkeypatch).what == "finding"
+
+
+def test_what_does_not_load_as_it_is(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("a = Sigmoid(x) y = Mul(a, x)")  # of opset 20
+    broken = model_of("a = Sigmoid(x) y = Mul(a, x)")
+    broken.graph.node[0].op_type = "HardSwish"
+    assert in_double(broken) is not broken
+    run(make_session(in_double(broken).SerializeToString()), {"x": X})
+    monkeypatch.setattr(f"{__name__}.model_of", lambda each: {"original": model, "optimized": broken}[each])
+    finding = judge("original", "optimized", monkeypatch).finding
+    assert finding is not None
+    assert finding.kind == "load"
+    assert judge("optimized", "original", monkeypatch).what == "unfit"
 
 
 @pytest.mark.parametrize(("bias", "what"), [("0.3", "same"), ("0.300001", "finding")])

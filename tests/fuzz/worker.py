@@ -98,7 +98,7 @@ class Worker:
         module = ["fuzz.mistaken_worker", self.mistake] if self.mistake else [self.module]
         command = [sys.executable, "-m", *module, self.provider]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, cwd=TESTS, env=_environment()
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, cwd=TESTS, env=environment()
         )
         self._tasks = 0
 
@@ -127,7 +127,7 @@ def _unfit(stage: str, what: str) -> Verdict | None:
     return Verdict("unfit", f"{ALONE}: {what} in '{stage}'") if stage in BEFORE else None
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """This process's, with its search path, so that both use the same ortplugin."""
     paths = [str(TESTS), *(path for path in sys.path if path)]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

@@ -1,0 +1,107 @@
+"""What the fuzzer asks of a GPU, with sessions that are none; what a worker prints."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import weakref
+from typing import Any
+
+import onnx.parser
+import pytest
+
+from fuzz import providers
+from fuzz.providers import Cuda, LostError
+from fuzz.test_confirm import ask
+from fuzz.worker import TESTS, environment
+
+MODEL = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]> g (bool x) => (bool y) { y = Not(x) }')
+
+
+class Session:
+    def __init__(self, graph: bool) -> None:
+        self.graph = graph
+
+
+class Machine:
+    """In place of ONNX Runtime: `errors` by whether a session has a graph, as it is made and as it runs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.loading: dict[bool, str] = {}
+        self.running: dict[bool, str] = {}
+        self.sessions: list[weakref.ref[Session]] = []
+        self.runs: list[tuple[bool, int]] = []
+        monkeypatch.setattr(providers, "_cuda_session", self.session)
+        monkeypatch.setattr(providers, "_on_gpu", self.run)
+
+    def session(self, data: bytes, graph: bool) -> Session:
+        assert all(each() is None for each in self.sessions)  # a capture that failed is open as long as its session
+        if graph in self.loading:
+            raise RuntimeError(self.loading[graph])
+        made = Session(graph)
+        self.sessions.append(weakref.ref(made))
+        return made
+
+    def run(self, session: Session, feeds: dict[str, Any], times: int) -> dict[str, Any]:
+        self.runs.append((session.graph, times))
+        if session.graph in self.running:
+            raise RuntimeError(self.running[session.graph])
+        return {}
+
+
+def test_a_model_that_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, cuda = Machine(monkeypatch), Cuda(graph=True)
+    cuda.run(cuda.session(MODEL, False), {})
+    assert machine.runs == [(True, 2)]  # captured, then replayed
+    assert cuda.captured
+
+
+@pytest.mark.parametrize("when", ["loading", "running"])
+def test_a_model_that_is_not_captured_runs_without_a_graph(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    machine, cuda = Machine(monkeypatch), Cuda(graph=True)
+    getattr(machine, when)[True] = "this can't be captured"
+    session = cuda.session(MODEL, False)
+    cuda.run(session, {})
+    assert machine.runs[-1] == (False, 1)
+    assert not cuda.captured
+    cuda.run(session, {})  # nor is it tried again
+    assert machine.runs[-2:] == [(False, 1), (False, 1)]
+    assert not cuda.captured
+
+
+def test_what_ours_say_of_a_capture_is_not_tried_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, cuda = Machine(monkeypatch), Cuda(graph=True)
+    machine.running[True] = "ortplugin::FusedConv can't be captured"
+    with pytest.raises(RuntimeError, match="FusedConv"):
+        cuda.run(cuda.session(MODEL, False), {})
+
+
+@pytest.mark.parametrize("graph", [True, False])
+@pytest.mark.parametrize("when", ["loading", "running"])
+def test_a_lost_gpu(monkeypatch: pytest.MonkeyPatch, when: str, graph: bool) -> None:
+    machine, cuda = Machine(monkeypatch), Cuda(graph)
+    getattr(machine, when)[graph] = "CUDA failure 700: an illegal memory access was encountered"
+    with pytest.raises(LostError, match="illegal memory access"):
+        cuda.run(cuda.session(MODEL, False), {})
+
+
+def test_a_capture_that_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run without a graph that CUDA refuses for another's capture: so it will be for all that follow."""
+    machine, cuda = Machine(monkeypatch), Cuda(graph=True)
+    machine.running = dict.fromkeys([True, False], "operation not permitted when stream is capturing")
+    with pytest.raises(LostError, match="capturing"):
+        cuda.run(cuda.session(MODEL, False), {})
+
+
+def test_modes() -> None:
+    plain = Cuda(graph=True).plain()
+    assert isinstance(plain, Cuda)
+    assert (plain.graph, plain.plain(), plain.where) == (False, None, "on CUDA")
+
+
+def test_a_worker_does_not_print_what_onnx_runtime_says(capfd: pytest.CaptureFixture[str]) -> None:
+    talk = [sys.executable, "-c", "from fuzz.faulty_worker import talk; talk()"]
+    told = subprocess.run(talk, cwd=TESTS, env=environment(), check=True, capture_output=True, text=True)
+    assert "onnxruntime:Default" in told.stderr
+    assert ask("ortplugin:talks").what == "same"
+    assert "onnxruntime" not in capfd.readouterr().err
