@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import onnx
 import onnx.parser
 import pytest
 
+import ortplugin
 from fuzz.generate import Case
 from fuzz.guilty import find_guilty
 from fuzz.judge import Verdict
@@ -24,14 +26,14 @@ MODEL = onnx.parser.parse_model("""
 FEEDS = [{"x": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)}, {"x": np.full((2, 3), 0.5, np.float32)}]
 
 
-def case(feeds: int = 2) -> Case:
-    return Case(0, "fp32", MODEL, None, frozenset(), FEEDS[:feeds])
+def case(feeds: int = 2, model: onnx.ModelProto = MODEL) -> Case:
+    return Case(0, "fp32", model, None, frozenset(), FEEDS[:feeds])
 
 
-def ask(faults: str, feeds: int = 2) -> Verdict:
+def ask(faults: str, feeds: int = 2, model: onnx.ModelProto = MODEL) -> Verdict:
     worker = Worker(faults, 60, module="fuzz.faulty_worker")
     try:
-        return worker.ask(case(feeds))
+        return worker.ask(case(feeds, model))
     finally:
         worker.close()
 
@@ -74,6 +76,15 @@ def test_what_the_original_does_is_unfit_with_a_reason(faults: str, reason: str)
     verdict = ask(faults)
     assert verdict.what == "unfit", verdict
     assert verdict.message.startswith(reason), verdict
+
+
+@pytest.mark.parametrize(("faults", "kind"), [("ortplugin:off", "values"), ("graph,ortplugin:graph/lost", "crash")])
+def test_what_ours_do_in_the_original_is_a_finding(faults: str, kind: str) -> None:
+    """It is asked without them."""
+    made, _ = ortplugin.optimize(MODEL)
+    assert any(node.domain == "ortplugin" for node in made.graph.node)
+    assert finding_of(ask(faults, model=made)).kind == kind
+    assert ask("CumSum:off,ortplugin:off:y", model=made).message == "the original is not right on the stand-in"
 
 
 def test_one_feed_is_enough_to_see_what_an_earlier_run_left() -> None:
