@@ -8,12 +8,16 @@ still. Each has to load as it is before: the form runs where ONNX Runtime lacks 
     Shrink:          y = x < -lambd ? x + bias : x > lambd ? x - bias : 0
     HardSwish:       y = x max(0, min(1, x / 6 + 0.5))
     Gelu, FastGelu:  y = 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
+
+In float32 some of its kernels have an absolute error of a rounding of 1, however small y is: Sigmoid of -14 is 7.7e-7
+for 8.3e-7, and so Swish, QuickGelu, FastGelu and Elu. Where a whole output is that small, `through_double` decides: the
+same nodes, computed in double and rounded.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import onnx
 from onnx import TensorProto, helper
@@ -23,12 +27,40 @@ from ortplugin.modelcheck import walk_nodes
 from .emulate import respelled
 from .evaluate import CONTRIB
 
+Spelling = Callable[[onnx.NodeProto, str], Iterator[onnx.NodeProto]]  # of a node, with a unique name
+
 
 def in_double(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with these operators in double throughout; the model itself if it has none of them in double."""
     if not any(_is_rough(node) for node in walk_nodes(model)):
         return model
     return respelled(model, _spell) or model
+
+
+def through_double(model: onnx.ModelProto) -> onnx.ModelProto | None:
+    """The model with float32 nodes of small values computed in double; None if it has none."""
+    return respelled(model, _widen)
+
+
+def _widen(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto] | None:
+    spell = _SMALL.get((node.domain, node.op_type))
+    if dtype != TensorProto.FLOAT or spell is None or (node.op_type == "Gelu" and not _is_rough(node)):
+        return None
+    return _in_casts(node, name, spell)
+
+
+def _in_casts(
+    node: onnx.NodeProto, name: str, spell: Callable[..., Iterator[onnx.NodeProto]]
+) -> Iterator[onnx.NodeProto]:
+    wide = onnx.NodeProto()
+    wide.CopyFrom(node)
+    for index, source in enumerate(node.input):
+        if source:
+            wide.input[index] = f"{name}/in{index}"
+            yield helper.make_node("Cast", [source], [wide.input[index]], to=TensorProto.DOUBLE)
+    wide.output[0] = f"{name}/out"
+    yield from spell(wide, name)
+    yield helper.make_node("Cast", [wide.output[0]], [node.output[0]], to=TensorProto.FLOAT)
 
 
 def _is_rough(node: onnx.NodeProto) -> bool:
@@ -70,6 +102,32 @@ def _hard_swish(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
     yield helper.make_node("Mul", [node.input[0], f"{name}/gate"], [node.output[0]])
 
 
+def _sigmoid(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
+    yield helper.make_node("Sigmoid", [node.input[0]], [node.output[0]])
+
+
+def _swish(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
+    """Of ONNX with alpha 1, and QuickGelu with alpha 1.702, where they don't say."""
+    usual = 1.0 if node.op_type == "Swish" else helper.make_attribute("alpha", 1.702).f
+    yield _constant(f"{name}/alpha", next((each.f for each in node.attribute if each.name == "alpha"), usual))
+    yield helper.make_node("Mul", [node.input[0], f"{name}/alpha"], [f"{name}/scaled"])
+    yield helper.make_node("Sigmoid", [f"{name}/scaled"], [f"{name}/gate"])
+    yield helper.make_node("Mul", [node.input[0], f"{name}/gate"], [node.output[0]])
+
+
+def _elu(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
+    """x > 0 ? x : alpha (e^x - 1)"""
+    alpha = next((each.f for each in node.attribute if each.name == "alpha"), 1.0)
+    for which, value in (("zero", 0.0), ("one", 1.0), ("alpha", alpha)):
+        yield _constant(f"{name}/{which}", value)
+    x = node.input[0]
+    yield helper.make_node("Exp", [x], [f"{name}/exp"])
+    yield helper.make_node("Sub", [f"{name}/exp", f"{name}/one"], [f"{name}/less"])
+    yield helper.make_node("Mul", [f"{name}/less", f"{name}/alpha"], [f"{name}/negative"])
+    yield helper.make_node("Greater", [x, f"{name}/zero"], [f"{name}/above"])
+    yield helper.make_node("Where", [f"{name}/above", x, f"{name}/negative"], [node.output[0]])
+
+
 def _gelu(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
     x = node.input[0]
     if len(node.input) > 1 and node.input[1]:
@@ -86,3 +144,7 @@ def _gelu(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
     yield helper.make_node("Add", [f"{name}/tanh", f"{name}/one"], [f"{name}/gate"])
     yield helper.make_node("Mul", [x, f"{name}/half"], [f"{name}/halved"])
     yield helper.make_node("Mul", [f"{name}/halved", f"{name}/gate"], [node.output[0]])
+
+
+_SMALL = {("", "Sigmoid"): _sigmoid, ("", "Swish"): _swish, (CONTRIB, "QuickGelu"): _swish, ("", "Elu"): _elu,
+          ("", "Gelu"): _gelu, (CONTRIB, "FastGelu"): _gelu}  # fmt: skip

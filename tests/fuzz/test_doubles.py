@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from fuzz.doubles import in_double
+from fuzz.doubles import in_double, through_double
 from fuzz.evaluate import make_session, run
 from fuzz.generate import Case
 from fuzz.judge import Judge, Verdict
@@ -77,12 +77,15 @@ def test_what_stays() -> None:
     np.testing.assert_array_equal(got[:-3], shrink(X, 0, 0.5)[:-3])
 
 
-def judge(original: str, optimized: str, monkeypatch: pytest.MonkeyPatch) -> Verdict:
+def judge(original: str, optimized: str, monkeypatch: pytest.MonkeyPatch, x: np.ndarray[Any, Any] = X[:-3]) -> Verdict:
+    names = {"double": "fp64", "float": "fp32"}
+    dtype = "float" if x.dtype == np.float32 else "double"
+
     class Report:
         changes: tuple[Any, ...] = ()
 
-    monkeypatch.setattr("fuzz.judge.optimize", lambda case: (model_of(optimized), Report()))
-    return Judge().judge(Case(0, "fp64", model_of(original), None, frozenset(), [{"x": X[:-3]}]))
+    monkeypatch.setattr("fuzz.judge.optimize", lambda case: (model_of(optimized, dtype), Report()))
+    return Judge().judge(Case(0, names[dtype], model_of(original, dtype), None, frozenset(), [{"x": x}]))
 
 
 @pytest.mark.parametrize("name", NODES)
@@ -99,7 +102,7 @@ def test_what_does_not_load_as_it_is(library: Any, monkeypatch: pytest.MonkeyPat
     broken.graph.node[0].op_type = "HardSwish"
     assert in_double(broken) is not broken
     run(make_session(in_double(broken).SerializeToString()), {"x": X})
-    monkeypatch.setattr(f"{__name__}.model_of", lambda each: {"original": model, "optimized": broken}[each])
+    monkeypatch.setattr(f"{__name__}.model_of", lambda each, dtype: {"original": model, "optimized": broken}[each])
     finding = judge("original", "optimized", monkeypatch).finding
     assert finding is not None
     assert finding.kind == "load"
@@ -112,3 +115,36 @@ def test_ours_in_double(library: Any, bias: str, what: str, monkeypatch: pytest.
     ours = f'y = ortplugin.FusedPointwise <program = "{program}"> (x)'
     verdict = judge(NODES["Shrink"], ours, monkeypatch)
     assert verdict.what == what, verdict
+
+
+SMALL = {
+    "Sigmoid": ("Sigmoid (x)", "Sigmoid(a)", lambda x: 1 / (1 + np.exp(-x))),
+    "QuickGelu": ("com.microsoft.QuickGelu (x)", "QuickGelu<alpha=1.702>(a)", lambda x: x / (1 + np.exp(-1.702 * x))),
+    "Elu": ("Elu <alpha = 0.5> (x)", "Elu<alpha=0.5>(a)", lambda x: np.where(x > 0, x, 0.5 * np.expm1(x))),
+    "FastGelu": ("com.microsoft.FastGelu (x)", 'Gelu<approximate="tanh">(a)', gelu),
+}
+
+
+RANGES = {"Sigmoid": (-15, -10), "QuickGelu": (-9, -7), "Elu": (-1e-6, 1e-6), "FastGelu": (-4.6, -4.3)}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_values_of_float32(library: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours have them to a few roundings. That ONNX Runtime has not is no finding, and what is wrong by more is one."""
+    node, ours, wanted = SMALL[name]
+    x = np.linspace(*RANGES[name], 30).astype(np.float32)
+    model, form = model_of(f"y = {node}", "float"), through_double(model_of(f"y = {node}", "float"))
+    assert form is not None
+    right = wanted(x.astype(np.float64))
+    got = [run(make_session(each.SerializeToString()), {"x": x})["y"] for each in (model, form)]
+    np.testing.assert_allclose(got[1], right, rtol=1e-6)
+    assert np.max(np.abs(got[0] / right - 1)) > 1e-3
+    for factor, what in ((1, "same"), (1.1, "finding")):
+        program = f"(float a) => (float b) {{ s = {ours} b = Mul(s, {factor}) }}".replace('"', '\\"')
+        verdict = judge(f"y = {node}", f'y = ortplugin.FusedPointwise <program = "{program}"> (x)', monkeypatch, x)
+        assert verdict.what == what, verdict
+
+
+def test_small_values_of_other_dtypes_stay() -> None:
+    assert through_double(model_of("y = Sigmoid(x)")) is None
+    assert through_double(model_of("y = Gelu(x)", "float")) is None
