@@ -10,8 +10,8 @@ still. Each has to load as it is before: the form runs where ONNX Runtime lacks 
     Gelu, FastGelu:  y = 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
 
 In float32 some of its kernels have an absolute error of a rounding of 1, however small y is: Sigmoid of -14 is 7.7e-7
-for 8.3e-7, and so Swish, QuickGelu, FastGelu and Elu. Where a whole output is that small, `through_double` decides: the
-same nodes, computed in double and rounded.
+for 8.3e-7, and so Swish, QuickGelu, FastGelu and Elu. Where a whole output is that small, what it gives with these
+nodes computed in double (`through_double`) tells how far off the original is itself.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import onnx
 from ortplugin.compare import compare
 
 from . import oracle
-from .doubles import in_double
+from .doubles import in_double, through_double
 from .emulate import emulated
 from .evaluate import make_session, run
 from .generate import Case
@@ -64,7 +64,7 @@ class Reference:
         self.names = [each.name for each in case.model.graph.output]
         self._wanted: Outputs | None = None
         self._oracle = in_double(case.oracle)
-        self._narrow: list[Outputs] | None = None
+        self._ways: list[Outputs] | None = None
         self._trials: list[Outputs] | None = None
 
     @property
@@ -123,11 +123,20 @@ class Reference:
                                          self.names, self.case.seed)  # fmt: skip
         return self._trials
 
+    def _in_dtype(self) -> list[Outputs]:
+        return [] if self.case.wide is None else [self.narrow()]
+
+    def _in_double(self) -> list[Outputs]:
+        form = through_double(self._oracle)
+        return [] if form is None else [run(make_session(form.SerializeToString()), self.feeds, self.names)]
+
     def _fails(self, name: str, have: Any, dtype: str) -> bool:
-        if self._narrow is None:
-            try:
-                self._narrow = [] if self.case.wide is None else [self.narrow()]
-            except Exception:  # what does not run explains nothing
-                self._narrow = []
-        runs = [self.wanted, *self._narrow, *self.others, *self.trials()]
+        if self._ways is None:
+            self._ways = []
+            for other in (self._in_dtype, self._in_double):
+                try:
+                    self._ways += other()
+                except Exception:  # what does not run explains nothing
+                    continue
+        runs = [self.wanted, *self._ways, *self.others, *self.trials()]
         return bool(oracle.explained([np.asarray(each[name]) for each in runs if name in each], have, dtype))

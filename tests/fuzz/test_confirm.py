@@ -87,6 +87,20 @@ def test_what_ours_do_in_the_original_is_a_finding(faults: str, kind: str) -> No
     assert ask("CumSum:off,ortplugin:off:y", model=made).message == "the original is not right on the stand-in"
 
 
+def test_what_onnx_leaves_open_hides_nothing_that_comes_and_goes() -> None:
+    """A pool's form that propagates NaN is run anew, and that run is right."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]>
+        model (float[1, 2, 3] x) => (float[1, 2, 1] y, float[1, 2, 3] z)
+        { y = GlobalMaxPool(x)  a = Exp(x)  b = Mul(a, x)  c = Add(b, a)  z = Sigmoid(c) }""")
+    feeds = [{"x": each["x"].reshape(1, 2, 3)} for each in FEEDS]
+    worker = Worker("ortplugin:stale", module="fuzz.faulty_worker")
+    try:
+        assert finding_of(worker.ask(Case(0, "fp32", model, None, frozenset(), feeds))).kind == "values"
+    finally:
+        worker.close()
+
+
 def test_one_feed_is_enough_to_see_what_an_earlier_run_left() -> None:
     """The run on other numbers before each is what it leaves."""
     assert ask("CumSum:stale,ortplugin:off:y", 1).message == "the original is not steady on the stand-in"

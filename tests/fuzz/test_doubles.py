@@ -139,7 +139,7 @@ def test_small_values_of_float32(library: Any, name: str, monkeypatch: pytest.Mo
     got = [run(make_session(each.SerializeToString()), {"x": x})["y"] for each in (model, form)]
     np.testing.assert_allclose(got[1], right, rtol=1e-6)
     assert np.max(np.abs(got[0] / right - 1)) > 1e-3
-    for factor, what in ((1, "same"), (1.1, "finding")):
+    for factor, what in ((1, "same"), (1.5, "finding")):
         program = f"(float a) => (float b) {{ s = {ours} b = Mul(s, {factor}) }}".replace('"', '\\"')
         verdict = judge(f"y = {node}", f'y = ortplugin.FusedPointwise <program = "{program}"> (x)', monkeypatch, x)
         assert verdict.what == what, verdict
