@@ -25,7 +25,7 @@ Verdicts:
 
 What is wrong or fails, and what ends its process, is measured a second time when all else is done, in a new process
 that has the GPU nearly to itself; where that goes another way the table says how it went at first. What fails for want
-of memory then, too, is no row: `--missing` tries it again.
+of memory then, too, or has no time for it is no row: `--missing` tries it again.
 """
 
 from __future__ import annotations
@@ -232,7 +232,8 @@ def sweep(
     gpus: int = 1,
     function: Measure = measure,
 ) -> Iterator[Row]:
-    """The rows, as they are done, those that are measured again last. After `seconds` what is not done is left out.
+    """The rows, as they are done, those that are measured again last. After `seconds` what is not done is left out, and
+    what waits to be measured again.
 
     Args:
         todo: what to measure, in this order.
@@ -284,7 +285,6 @@ def sweep(
         finally:
             for worker in crew:
                 worker.close()
-        yield from (row for row in second if verdict(row) != AGAIN)  # no time was left for another look
 
 
 def job_of(row: Mapping[str, Any]) -> Job:

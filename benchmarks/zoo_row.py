@@ -299,8 +299,17 @@ class Runner:
         self.output.fill_(float("nan"))
 
     def queue(self) -> None:
-        """Queues a run on the stream, without waiting for it."""
+        """Queues a run on the stream, without waiting for it.
+
+        What such runs keep on the host is freed by the next one that waits. It must not be left to the session's end:
+        ONNX Runtime 1.31 frees its pinned memory in a callback of CUDA then, which CUDA forbids, and the process dies.
+        """
         self.session.run_with_iobinding(self._binding, self._options)
+
+    def run(self) -> None:
+        """Runs and waits."""
+        self.session.run_with_iobinding(self._binding)
+        self.stream.synchronize()
 
     def outputs(self, variants: Sequence[Sequence[Any]]) -> list[Any]:
         """The output for each of the inputs, waited for."""
@@ -310,7 +319,7 @@ class Runner:
         for inputs in variants:
             with torch.cuda.stream(self.stream):
                 self.put(inputs)
-                self.queue()
+                self.run()
                 found.append(self.output.clone())
             self.stream.synchronize()
         return found
@@ -523,6 +532,8 @@ def _measure(job: Job, setting: Setting, found: Mapping[str, Any], report: Tell)
             queues["us_compile"] = compile_queue(compiled, variants[0], session.stream)
     with stage("times", report, ""), gate.alone():
         report(gpu_microseconds(queues, session.stream))
+        for each in timed.values():
+            each.run()
 
 
 def _widened(inputs: Sequence[Any]) -> tuple[Any, ...]:

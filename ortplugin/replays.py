@@ -242,7 +242,7 @@ class GraphSession:
                     trial.bind_output(name, "cuda", self._device_id)
                 if number:
                     gpu.disturb(self._other, 64 * number, _LONGEST)
-                session.run_with_iobinding(trial, self._options("-1"))
+                session.run_with_iobinding(trial, self._options("-1", wait=True))
                 gpu.synchronize(self._stream)
                 values = dict(zip(given, trial.get_outputs(), strict=True))
                 found = {name: (tuple(value.shape()), given[name][1]) for name, value in values.items()}
@@ -274,7 +274,11 @@ class GraphSession:
         return bound, tuple(plain), frozenset(unsteady)
 
     def _options(self, graph: str = "", wait: bool = False) -> Any:
-        """Options of a run: of the newest graph, or of `graph`, where "-1" is none."""
+        """Options of a run: of the newest graph, or of `graph`, where "-1" is none.
+
+        `wait`: needed where kernels run one by one. What they keep on the host is freed by a run that waits, or else as
+        the session ends; ONNX Runtime 1.31 does that in a callback of CUDA, where CUDA refuses it: the process dies.
+        """
         options = onnxruntime().RunOptions()
         options.add_run_config_entry("gpu_graph_id", graph or str(self._graphs))
         if not wait:

@@ -164,9 +164,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   };
   if (exists()) load();
   await_all();
-#if SPLIT > 1
-  __syncthreads();  // for racecheck alone, which does not see the cluster's barrier behind those of the warpgroups
-#endif
 #pragma unroll 1
   for (; item < SHARE * (COLUMNS / VECTOR); item += THREADS) {
     if (!exists()) continue;
