@@ -1,0 +1,58 @@
+"""On a GPU, what is not finite behind a convolution is not compared; all else is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+import ortplugin
+from fuzz.generate import Case
+from fuzz.judge import Judge
+from fuzz.providers import Provider
+from fuzz.reference import Reference
+
+MODEL = onnx.parser.parse_model("""
+    <ir_version: 8, opset_import: ["": 17]>
+    model (float[1, 2, 2, 2] x) => (float[1, 2, 2, 2] y, int64[4] s) <float[2, 1, 1, 1] w = {1, 2}>
+    { c = Conv <group = 2, kernel_shape = [1, 1]> (x, w)  y = Sigmoid(c)  s = Shape(y) }""")
+NORM = onnx.parser.parse_model("""
+    <ir_version: 8, opset_import: ["": 17]>
+    model (float[1, 2, 2, 2] x) => (float[1, 2, 2, 2] y, int64[4] s) <float[2] w = {1, 2}>
+    { y = LayerNormalization(x, w)  s = Shape(y) }""")
+
+
+class Gpu(Provider):
+    is_cpu = False
+
+
+def problem(model: onnx.ModelProto, first: float, **changes: float) -> Any:
+    """Of outputs that differ from the right ones at the elements `e0`, `e1`, .."""
+    feeds = {"x": np.array([first, 1, 2, 3, -1, -2, -3, 0.5], np.float32).reshape(1, 2, 2, 2)}
+    case = Case(0, "fp32", model, None, frozenset(), [feeds])
+    reference = Reference(case, feeds)
+    got = {name: np.array(value) for name, value in reference.wanted.items()}
+    for name, value in changes.items():
+        got["y"].ravel()[int(name[1:])] = value
+    return Judge(Gpu()).problem(case, reference, ortplugin.optimize(model)[0], got)
+
+
+@pytest.mark.parametrize("first", [np.inf, np.nan])
+def test_only_what_is_not_finite_is_left_open(first: float) -> None:
+    assert problem(MODEL, first) is None
+    assert problem(MODEL, first, e5=np.nan) is None
+    assert problem(MODEL, first, e6=0.75) is not None
+
+
+def test_what_is_finite_to_begin_with_stays_so() -> None:
+    assert problem(MODEL, 0.0) is None
+    assert problem(MODEL, 0.0, e5=np.nan) is not None
+    assert problem(MODEL, 0.0, e5=0.75) is not None
+
+
+def test_other_operators_have_nothing_open() -> None:
+    assert problem(NORM, np.nan) is None
+    assert problem(NORM, np.nan, e5=np.nan) is not None
