@@ -83,13 +83,15 @@ class Place:
 @dataclass(frozen=True)
 class _Job:
     """One measurement: a node, what might stand in its place by name, and the arrays that both read. Where a choice is
-    made, the candidates beside it are added."""
+    made, the candidates beside it are added. `outputs`: their dtypes, which ONNX Runtime does not infer where an input
+    is a scalar."""
 
     node: NodeProto
     variants: Sequence[Mapping[str, Any]]
     candidates: dict[str, list[NodeProto]]
     inputs: Mapping[str, Any]
     weights: Sequence[onnx.TensorProto]
+    outputs: Mapping[str, np.dtype[Any] | None]
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,10 @@ def tune(
         for key, (node, operator, inputs) in alike.items():
             variants = [*operator.variants(node), *asked[key].result()]
             weights = [initializers[name] for name in dict.fromkeys(node.input) if name in initializers]
-            jobs[key] = _Job(node, variants, _candidates(operator, node, opset, variants), inputs, weights)
+            made = operator.infer_shapes(node, _types(node, inputs, initializers))
+            outputs = {name: each.dtype for name, each in zip(node.output, made, strict=False) if name}
+            candidates = _candidates(operator, node, opset, variants)
+            jobs[key] = _Job(node, variants, candidates, inputs, weights, outputs)
     if place.is_cuda:
         if progress is not None:
             progress(f"compiling {sum(len(job.candidates) for job in jobs.values())} candidates")
@@ -186,14 +191,24 @@ def _device_variants(
     """What the GPU offers for a node's inputs; none where a node leaves out an input, or off CUDA."""
     if not place.is_cuda or not all(node.input):
         return ()
+    types = _types(node, inputs, initializers)
+    return operator.device_variants(node, types, [name in initializers for name in node.input], place.device_id)
+
+
+def _types(
+    node: NodeProto, inputs: Mapping[str, Any], initializers: Mapping[str, onnx.TensorProto]
+) -> list[TensorType]:
+    """Of the node's inputs; one that it leaves out has neither dtype nor shape."""
     types = []
     for name in node.input:
         if name in initializers:
             tensor = initializers[name]
             types.append(TensorType(helper.tensor_dtype_to_np_dtype(tensor.data_type), tuple(tensor.dims)))
-        else:
+        elif name:
             types.append(TensorType(inputs[name].dtype, inputs[name].shape))
-    return operator.device_variants(node, types, [name in initializers for name in node.input], place.device_id)
+        else:
+            types.append(TensorType(None, None))
+    return types
 
 
 def _candidates(
@@ -288,7 +303,8 @@ def _inputs_of(model: ModelProto, nodes: Sequence[NodeProto], feeds: Mapping[str
     probe.CopyFrom(model)
     produced = [name for name in wanted if name not in values]
     present = {value.name for value in probe.graph.output}
-    probe.graph.output.extend(ValueInfoProto(name=name) for name in produced if name not in present)
+    known = {value.name: value for value in probe.graph.value_info}
+    probe.graph.output.extend(known.get(name, ValueInfoProto(name=name)) for name in produced if name not in present)
     if produced:
         session = _session(probe, place)
         values.update(run_on_host(session, feeds, produced))
@@ -401,7 +417,12 @@ def _copies(model: ModelProto, job: _Job, name: str, count: int) -> ModelProto:
             helper.make_tensor_value_info(f"{value}#{copy}", helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
             for value, array in job.inputs.items()
         ]
-        results += [ValueInfoProto(name=f"{value}#{copy}") for value in job.node.output if value]
+        results += [
+            ValueInfoProto(name=f"{value}#{copy}")
+            if dtype is None
+            else helper.make_tensor_value_info(f"{value}#{copy}", helper.np_dtype_to_tensor_dtype(dtype), None)
+            for value, dtype in job.outputs.items()
+        ]
     graph = helper.make_graph(nodes, "tune", values, results, list(job.weights))
     return helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
 

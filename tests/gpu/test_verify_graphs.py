@@ -312,7 +312,7 @@ def test_tuning_judges_replays(library: Path, monkeypatch: pytest.MonkeyPatch, r
     imports = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
     model = helper.make_model(graph, opset_imports=imports, ir_version=8)
     feeds = {"x": rng.standard_normal((64, 64)).astype(np.float32), "g": np.ones(64, np.float32)}
-    job = tune._Job(node, (), {"": [node]}, feeds, ())
+    job = tune._Job(node, (), {"": [node]}, feeds, (), dict.fromkeys(node.output))
     place = tune.Place(CUDA, 0)
     assert tune._agrees(model, job, "", place)
     real = tune.make_session

@@ -153,7 +153,7 @@ def test_outputs_are_compared_without_a_cuda_graph(monkeypatch: pytest.MonkeyPat
     """ONNX Runtime's replays of one give the host nothing: what it compared then would be equal whatever it is."""
     model, feeds = two_scatters()
     node = model.graph.node[0]
-    job = tune._Job(node, (), {"": [node]}, {name: feeds[name] for name in node.input}, ())
+    job = tune._Job(node, (), {"": [node]}, {name: feeds[name] for name in node.input}, (), dict.fromkeys(node.output))
     graphs = []
 
     def session(model: bytes, providers: Any, *, cuda_graph: bool, **rest: Any) -> Any:
@@ -181,7 +181,9 @@ def test_float_that_may_be_rounded_has_the_tolerance_of_tf32(monkeypatch: pytest
         allowing = NodeProto()
         allowing.CopyFrom(node)
         allowing.attribute.append(helper.make_attribute("allow_tf32", allowed))
-        job = tune._Job(allowing, (), {"": [node]}, {name: feeds[name] for name in node.input}, ())
+        job = tune._Job(
+            allowing, (), {"": [node]}, {name: feeds[name] for name in node.input}, (), dict.fromkeys(node.output)
+        )
         assert tune._agrees(model, job, "", tune.Place(CPU)) == bool(allowed)
 
 

@@ -283,7 +283,7 @@ def test_tuning_takes_nothing_whose_replays_differ(monkeypatch: pytest.MonkeyPat
 
     model, feeds = two_scatters()
     node = model.graph.node[0]
-    job = tune._Job(node, (), {"": [node]}, {name: feeds[name] for name in node.input}, ())
+    job = tune._Job(node, (), {"": [node]}, {name: feeds[name] for name in node.input}, (), dict.fromkeys(node.output))
     real, asked, wrong = tune.make_session, [], False
 
     def make(model: bytes, providers: Any, **rest: Any) -> Any:
