@@ -98,7 +98,6 @@ def replay(session: Any, feeds: Mapping[str, Any]) -> Callable[[], None]:
     with cupy.cuda.Device(state.device_id), state.lock:
         arrays = {name: _device_array(cupy, state, name, value) for name, value in feeds.items()}
         captured = _capture(cupy, session, state, arrays, list(state.outputs))
-        _settle(cupy)
         session.run_with_iobinding(captured.binding, captured.run_options)
         # The graph's number must not be given to another one.
         state.graphs[("replay", len(state.graphs))] = captured

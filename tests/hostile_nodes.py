@@ -321,21 +321,12 @@ def _large() -> Iterator[Node]:
     yield replace(by_name["norm"], name="norm: 2^40 elements", inputs=wide, wrong="program", attributes={
         "program": "(float x, float r) => (float y) { s = Add(x, r) y = LayerNormalization<axis=-1, epsilon=1e-05>(s) }"
     })  # fmt: skip
-    yield replace(
-        by_name["sum"],
-        name="sum: 2^40 elements",
-        inputs=wide,
-        wrong="program",
-        attributes={"program": '(float a, float b) => (float y, float s) { y = Mul(a, b) s = SumTo<axes="0">(y) }'},
-    )
     nothing = (Input("float", (0, 2**40)), Input("float", (1, 1)))
-    yield replace(
-        by_name["sum"],
-        name="sum: of nothing, 2^40 times",
-        inputs=nothing,
-        wrong="program",
-        attributes={"program": '(float a, float b) => (float y, float s) { y = Mul(a, b) s = SumTo<axes="0">(y) }'},
-    )
+    summed = '(float a, float b) => (float y, float s) { y = Mul(a, b) s = SumTo<axes="0">(y) }'
+    for name, inputs in (("2^40 elements", wide), ("of nothing, 2^40 times", nothing)):
+        yield replace(
+            by_name["sum"], name=f"sum: {name}", inputs=inputs, wrong="program", attributes={"program": summed}
+        )
     given = {**GRAD, "gradients": "dX", "operands": "W", "strides": [32768, 32768]}
     yield replace(by_name["grad of X alone"], name="grad: strides of 32768", attributes=given, wrong="strides")
 
