@@ -20,18 +20,14 @@ from collections.abc import Iterator
 import onnx
 from onnx import TensorProto, helper
 
-from .emulate import respelled
-
 POOLS = ("MaxPool", "GlobalMaxPool")
 SCATTERS = ("ScatterND", "ScatterElements")
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
 
 
-def definite(model: onnx.ModelProto) -> onnx.ModelProto | None:
-    """The model with pools and scatters that propagate NaN; None if it has none whose dtype is known."""
-    return respelled(
-        model, lambda node, dtype, name: _propagating(node, dtype, name) if dtype in FLOATS and _is_open(node) else None
-    )
+def propagating(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto] | None:
+    """The nodes in place of one whose maximum of NaN is open; None for any other, and where the dtype is unknown."""
+    return _spelled(node, dtype, name) if dtype in FLOATS and _is_open(node) else None
 
 
 def _is_open(node: onnx.NodeProto) -> bool:
@@ -43,7 +39,7 @@ def _is_open(node: onnx.NodeProto) -> bool:
     return node.op_type in SCATTERS and reductions in ([b"max"], [b"min"])
 
 
-def _propagating(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto]:
+def _spelled(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto]:
     """The nodes in place of one. Greater, Less and Or are in every opset, IsNaN and Where from 9 on."""
     for value in (0, 1):
         constant = helper.make_tensor("value", TensorProto.FLOAT, [], [value])

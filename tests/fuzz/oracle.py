@@ -34,6 +34,7 @@ UNIT = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16
 ELEMENT = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
 NAMES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64", "tf32": "float16"}
 SPREAD, TRIALS = 8.0, 8
+SHAPE_TRIALS = 64  # for a shape that values decide, such as Unique's: whether two are equal is rare
 
 
 def quick(wanted: Array, got: Array, dtype: str) -> str:
@@ -93,7 +94,12 @@ def explained(candidates: Sequence[Array], got: Array, dtype: str) -> str:
 
 
 def trials(
-    model: onnx.ModelProto, feeds: Mapping[str, Any], dtype: str, names: Sequence[str], seed: int
+    model: onnx.ModelProto,
+    feeds: Mapping[str, Any],
+    dtype: str,
+    names: Sequence[str],
+    seed: int,
+    numbers: range = range(TRIALS),
 ) -> list[dict[str, Any]]:
     """The outputs of the model in runs in which each value is off by a little; {} for those that fail.
 
@@ -101,7 +107,7 @@ def trials(
     """
     found = []
     values = _all_values(model, feeds)
-    for number in range(TRIALS):
+    for number in numbers:
         rng = np.random.default_rng([seed, number])
         try:
             size = 2.0 if number else 0.0  # the first only rounds
@@ -122,6 +128,24 @@ def _all_values(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> dict[str, A
         known.update(node.output)
     found = run(make_session(whole.SerializeToString()), feeds)
     return {name: value for name, value in found.items() if isinstance(value, np.ndarray)}
+
+
+def has_unwritten(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> bool:
+    """Whether a Concat joins an empty tensor to others that it does not fit.
+
+    ONNX Runtime (1.31) leaves empty tensors out of its check, and then sizes the result by the first: part of it is
+    what was in memory before.
+    """
+    values = {**feeds, **{each.name: numpy_helper.to_array(each) for each in model.graph.initializer}}
+    values.update(_all_values(model, feeds))
+    for node in model.graph.node:
+        if node.op_type != "Concat":
+            continue
+        axis = next(each.i for each in node.attribute if each.name == "axis")
+        shapes = {tuple(np.delete(np.shape(values[name]), axis)) for name in node.input if name in values}
+        if len(shapes) > 1:
+            return True
+    return False
 
 
 def _noisy(
@@ -146,18 +170,16 @@ def _noisy(
         name = f"noise/{next(number)}"
         unit = UNIT[dtype] if array.dtype == FLOAT else UNIT["float32"] if dtype in ELEMENT else UNIT["float64"]
         if size:  # of the value's shape, which another run may find to be another
-            seed = float(rng.integers(1, 1 << 20))
-            for constant, value in (("size", size * unit), ("one", 1.0)):
+            constants = {"size": size * unit, "one": 1.0}
+            made = _random(source, name, opset, float(rng.integers(1, 1 << 20)), array.dtype)
+            for constant, value in constants.items():
                 graph.initializer.append(numpy_helper.from_array(np.asarray(value, array.dtype), f"{name}/{constant}"))
-            graph.node.extend(
-                helper.make_node(op, inputs, [made], **attributes)
-                for op, inputs, made, attributes in (
-                    ("RandomUniformLike", [source], f"{name}/random", {"seed": seed, "low": -1.0, "high": 1.0}),
-                    ("Mul", [f"{name}/random", f"{name}/size"], f"{name}/small", {}),
-                    ("Add", [f"{name}/small", f"{name}/one"], f"{name}/factor", {}),
-                    ("Mul", [source, f"{name}/factor"], f"{name}/moved", {}),
-                )
-            )
+            made += [
+                helper.make_node("Mul", [f"{name}/random", f"{name}/size"], [f"{name}/small"]),
+                helper.make_node("Add", [f"{name}/small", f"{name}/one"], [f"{name}/factor"]),
+                helper.make_node("Mul", [source, f"{name}/factor"], [f"{name}/moved"]),
+            ]
+            graph.node.extend(made)
             source = f"{name}/moved"
         if rounds and array.dtype == FLOAT and dtype == "bfloat16" and opset < 13:  # where no Cast makes it
             split = numpy_helper.from_array(np.asarray(2.0**16 + 1, array.dtype), f"{name}/split")
@@ -195,6 +217,31 @@ def _noisy(
             noise(*each)
     del graph.value_info[:]
     return result, given
+
+
+def _random(source: str, name: str, opset: int, seed: float, dtype: np.dtype[Any]) -> list[onnx.NodeProto]:
+    """Nodes that make `name`/random of numbers from -1 to 1, of the shape of `source` and of its dtype.
+
+    ONNX Runtime (1.31) has no RandomUniformLike of opset 22: from there on the numbers are sines of large steps.
+    """
+    if opset < 22:
+        return [helper.make_node("RandomUniformLike", [source], [f"{name}/random"], seed=seed, low=-1.0, high=1.0)]
+    element = helper.np_dtype_to_tensor_dtype(dtype)
+    first = int(seed) % 1000
+    return [
+        helper.make_node("Constant", [], [f"{name}/step"], value_float=12345.678),
+        helper.make_node("Constant", [], [f"{name}/first"], value_int=first),
+        helper.make_node("Constant", [], [f"{name}/next"], value_int=1),
+        helper.make_node("Size", [source], [f"{name}/count"]),
+        helper.make_node("Add", [f"{name}/first", f"{name}/count"], [f"{name}/end"]),
+        helper.make_node("Range", [f"{name}/first", f"{name}/end", f"{name}/next"], [f"{name}/numbers"]),
+        helper.make_node("Cast", [f"{name}/numbers"], [f"{name}/floats"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", [f"{name}/floats", f"{name}/step"], [f"{name}/angles"]),
+        helper.make_node("Sin", [f"{name}/angles"], [f"{name}/sines"]),
+        helper.make_node("Cast", [f"{name}/sines"], [f"{name}/row"], to=element),
+        helper.make_node("Shape", [source], [f"{name}/shape"]),
+        helper.make_node("Reshape", [f"{name}/row", f"{name}/shape"], [f"{name}/random"], allowzero=1),
+    ]
 
 
 def _move_weights(

@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 import pytest
 
+from fuzz.definite import definite
 from fuzz.evaluate import make_session, run
 from fuzz.generate import Case
 from fuzz.judge import Judge
-from fuzz.maxima import definite
 
 POOL = "y = MaxPool <kernel_shape = [2], strides = [2], pads = [1, 1]> (x)"
 SCATTER = 'y = ScatterElements <axis = 2, reduction = "{}"> (x, i, u)'

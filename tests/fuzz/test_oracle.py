@@ -1,0 +1,99 @@
+"""The oracle: how far rounding moves an output, in every opset, and what the original leaves unwritten."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from fuzz import oracle
+from fuzz.evaluate import make_session, run
+from fuzz.generate import Case
+from fuzz.judge import REUSED, Judge
+from fuzz.reference import Reference
+
+
+def model_of(text: str, opset: int = 17) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> model {text}')
+
+
+@pytest.mark.parametrize("opset", [7, 13, 21, 22, 25])
+@pytest.mark.parametrize("dtype", ["float", "double"])
+def test_trials_move_every_element(opset: int, dtype: str) -> None:
+    """ONNX Runtime lacks operators of new opsets, and trials that fail explain nothing."""
+    model = model_of(f"({dtype}[2, 3] x) => ({dtype}[2, 3] y) {{ y = Abs(x) }}", opset)
+    x = np.linspace(1, 2, 6).reshape(2, 3).astype("float32" if dtype == "float" else "float64")
+    found = oracle.trials(model, {"x": x}, "float32", ["y"], 3)
+    assert all(found)
+    off = np.array([each["y"] / x - 1 for each in found[1:]]).astype(np.float64)
+    unit = oracle.UNIT[x.dtype.name]
+    assert np.all(off.max(axis=0) > 0)
+    assert np.all(off.min(axis=0) < 0)
+    assert np.abs(off).max() <= 5 * unit  # two of the input's, two of the output's, and what these are rounded by
+    assert len(np.unique(off, axis=0)) == len(off)  # no two trials are the same
+
+
+def test_trials_of_an_empty_value_and_a_scalar() -> None:
+    model = model_of("(float[n] x, float s) => (float[n] y, float t) { y = Abs(x) t = Abs(s) }", 22)
+    found = oracle.trials(model, {"x": np.zeros(0, np.float32), "s": np.float32(2)}, "float32", ["y", "t"], 3)
+    assert all(each["y"].shape == (0,) and each["t"].shape == () for each in found)
+
+
+def test_a_shape_that_values_decide() -> None:
+    """Whether two numbers are equal in fp16 is rounding's to say, and few of the trials say that they are."""
+    model = model_of("(float[2] x) => (float[n] y) { a = Sqrt(x) y = Unique<sorted = 1>(a) }")
+    close = np.array([1.0, 1.0034], np.float32)  # their roots are 1.7 units in the last place of fp16 apart
+    case = Case(0, "fp16", model, model, frozenset(), [{"x": close}])
+    got = {"y": np.ones(1, np.float32)}
+    assert Reference(case, {"x": close}).problem(got) is None
+    far = {"x": np.array([1.0, 1.5], np.float32)}
+    assert Reference(case, far).problem(got) is not None
+
+
+CONCAT = "(float[1, n] x) => (float[a, b] y) <float[1, 2] w = {1, 2}> { y = Concat<axis = 0>(x, w) }"
+
+
+@pytest.mark.parametrize(("width", "unwritten"), [(0, True), (2, False)])
+def test_an_empty_tensor_that_does_not_fit(width: int, unwritten: bool) -> None:
+    feeds = {"x": np.zeros((1, width), np.float32)}
+    assert oracle.has_unwritten(model_of(CONCAT), feeds) is unwritten
+
+
+def test_an_empty_tensor_that_fits() -> None:
+    model = model_of("(float[1, n] x) => (float[a, b] y) <float[1, 2] w = {1, 2}> { y = Concat<axis = 1>(x, w) }")
+    assert not oracle.has_unwritten(model, {"x": np.zeros((1, 0), np.float32)})
+
+
+POOLS = """(float[2, 1, 2] x) => (float[2, 1, 0] g, float[2, 1, 1] i) <float[1] c = {0.5}>
+    {
+        f = AveragePool<ceil_mode = 1, kernel_shape = [3], pads = [1, 1], strides = [3]>(x)
+        g = Resize<axes = [2], mode = "nearest">(f, "", c)
+        i = GlobalAveragePool(x)
+    }"""
+IN_FP16 = """(float[2, 1, 2] x) => (float[2, 1, 0] g, float[2, 1, 1] i) <float[1] c = {0.5}>
+    {
+        z = Cast<to = 10>(x)
+        f = AveragePool<ceil_mode = 1, kernel_shape = [3], pads = [1, 1], strides = [3]>(z)
+        e = Resize<axes = [2], mode = "nearest">(f, "", c)
+        h = GlobalAveragePool(z)
+        i = Cast<to = 1>(h)
+        g = Cast<to = 1>(e)
+    }"""
+
+
+def test_memory_planned_by_a_shape_inferred_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime gives a result the memory of an empty one that it infers to have an element."""
+    feeds: dict[str, Any] = {"x": np.ones((2, 1, 2), np.float32)}
+    model = model_of(IN_FP16, 21)
+    with pytest.raises(Exception, match=REUSED):
+        run(make_session(model.SerializeToString()), feeds)
+    case = Case(0, "fp32", model_of(POOLS, 21), None, frozenset(), [feeds])
+
+    class Report:
+        changes: tuple[Any, ...] = ()
+
+    monkeypatch.setattr("fuzz.judge.optimize", lambda case: (model, Report()))
+    assert Judge().judge(case).what == "unfit"
