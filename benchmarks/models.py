@@ -322,8 +322,8 @@ def table(record: Mapping[str, Any]) -> str:
     lines = [
         "| model | ORT default | ORT best | torch.compile | **ortplugin** | "
         + ("tuned | " if is_tuned else "")
-        + "times ORT best | times compile | error | error of PyTorch |",
-        "|---|" + "---:|" * (9 if is_tuned else 8),
+        + "times ORT best | times compile | error, plain | error, graph | replays that differ | error of PyTorch |",
+        "|---|" + "---:|" * (11 if is_tuned else 10),
     ]
     for row in record["rows"]:
         times, errors = row["microseconds"], row["errors"]
@@ -339,13 +339,19 @@ def table(record: Mapping[str, Any]) -> str:
 
         cells = [cell(times.get("default")), cell(ort), cell(torch), cell(times.get("ours")),
                  *([cell(times.get("tuned"))] if is_tuned else []),
-                 ratio(ort), ratio(torch), f"{errors.get('ours', float('nan')):.1e}",
-                 f"{errors['torch']:.1e}"]  # fmt: skip
+                 ratio(ort), ratio(torch), *replay_cells(row["graphs"]["ours"]), f"{errors['torch']:.1e}"]  # fmt: skip
         lines.append(f"| {TITLES[name]}, batch {batch} | " + " | ".join(cells) + " |")
     titles = [f"{TITLES[name]}, batch {batch}" for name, batch in (parse_case(row["case"]) for row in record["rows"])]
     note = timing.older(record["rows"], titles)
     lines += ["", timing.footer("models", "Microseconds", record["environment"], note)]
     return "\n".join(lines)
+
+
+def replay_cells(graph: Mapping[str, Any]) -> list[str]:
+    """The errors of a plain run and of the worst replay, and how many replays differ from others of their input."""
+    if "refused" in graph:
+        return ["", "", "not captured"]
+    return [f"{graph['error_plain']:.1e}", f"{graph['error']:.1e}", f"{graph['differed']} of {graph['replays']}"]
 
 
 def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:

@@ -432,8 +432,9 @@ def replayed_outputs(
     Returns:
         "replays": how many there were. "differed": how many gave other bits than the first of their inputs, of outputs
         whose bits runs without a graph repeat. "plain_error": the largest difference of any replay from a run of the
-        same session without a graph; "error": from `expected`, both over the output's largest magnitude. "wrong": what
-        verification would object to, "" if nothing. Or {"refused": why it can't be captured}.
+        same session without a graph; "error" and "error_plain": those of the replays and of that run from `expected`,
+        all over the output's largest magnitude. "wrong": what verification would object to, "" if nothing. Or
+        {"refused": why it can't be captured}.
     """
     import cupy
     import onnxruntime
@@ -474,6 +475,7 @@ def replayed_outputs(
             for result in found.results[0]
             for name, wanted in expected.items()
         )
+        record["error_plain"] = max(relative_error(found.plain[0][name], wanted) for name, wanted in expected.items())
     return record
 
 

@@ -38,9 +38,6 @@ BFLOAT16_OPSET = 13  # from which on Cast and most other operators take it
 # By operator the inputs that were attributes before opset 11 and have the dtype of the first input. An operator that
 # gets such inputs in an opset that models are upgraded to belongs here.
 TYPED_INPUTS = {"Pad": (2,), "Clip": (1, 2)}
-# Operators whose value gets a new name in the conversion, of which the original model says nothing: Resize in the place
-# of Upsample. Their first input has their dtype.
-REPLACEMENTS = ("Resize",)
 # What ONNX Runtime ran before ONNX had it, and the opset of the standard operator, which is the same.
 EXPERIMENTAL = {"ThresholdedRelu": 10}
 _APART = "ortplugin.upgrade"  # a domain that the conversion passes over
@@ -194,16 +191,25 @@ def _give_dtype(node: NodeProto, body: GraphProto, dtypes: _Dtypes) -> None:
     """
     makers = {each.output[0]: each for each in body.node if each.output}
     name = node.input[0]
-    while (dtype := dtypes.of(name)) is None:
-        replacement = makers.get(name)
-        if replacement is None or replacement.op_type not in REPLACEMENTS:
+    while (dtype := dtypes.of(name)) is None:  # a name that the conversion gave, as to what Upsample or Scatter became
+        if name not in makers:
             return
-        name = replacement.input[0]
+        name = _same_dtype(makers[name])
     for index in TYPED_INPUTS[node.op_type]:
         maker = makers.get(node.input[index]) if index < len(node.input) else None
         for attribute in maker.attribute if maker is not None and maker.op_type == "Constant" else ():
             with np.errstate(over="ignore"):  # a limit beyond the dtype is none
                 attribute.t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(attribute.t).astype(dtype)))
+
+
+def _same_dtype(node: NodeProto) -> str:
+    """An input of the dtype of the node's first output by its definition; '' if there is none."""
+    if node.domain not in ("", "ai.onnx") or not onnx.defs.has(node.op_type, max_inclusive_version=MINIMUM_OPSET):
+        return ""
+    schema = onnx.defs.get_schema(node.op_type, max_inclusive_version=MINIMUM_OPSET)
+    wanted = schema.outputs[0].type_str
+    pairs = zip(node.input, schema.inputs, strict=False)
+    return next((name for name, each in pairs if name and each.type_str == wanted), "")
 
 
 def _keep_types(graph: GraphProto, converted: GraphProto, found: int) -> None:

@@ -69,11 +69,16 @@ def _first(want: Array, have: Array, bad: Array) -> str:
 
 def explained(candidates: Sequence[Array], got: Array, dtype: str) -> str:
     """Why the candidates, of which the first is wanted, do not explain the output; '' if they do."""
-    same = [each for each in candidates if each.shape == got.shape]
-    if not same:
+    shapes = {each.shape for each in [*candidates, got]}
+    if len(shapes) > 1:
+        decided = len({each.shape for each in candidates}) > 1 and len({len(each) for each in shapes}) == 1
+        if decided and all(
+            len({each[axis] for each in shapes}) == 1 or len({each.shape[axis] for each in candidates}) > 1
+            for axis in range(got.ndim)
+        ):
+            return ""  # dims that rounding decides
         return f"shape {list(got.shape)} for {list(candidates[0].shape)}"
-    if len(same) < len(candidates):
-        return ""  # a shape that rounding decides
+    same = candidates
     if not is_floating(got) and not is_floating(candidates[0]):
         low, high = np.min(same, axis=0), np.max(same, axis=0)
         bad = (got < low) | (got > high) if got.dtype.kind != "b" else ~np.any([each == got for each in same], axis=0)

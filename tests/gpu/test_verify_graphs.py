@@ -353,6 +353,7 @@ def test_benchmarks_judge_the_same_way(
     assert record["wrong"] == ""
     assert record["plain_error"] < 1e-5
     assert record["error"] > 1
+    assert record["error_plain"] > 1
     refused = timing.replayed_outputs(
         many_inputs().SerializeToString(), {"x": np.ones((2, 8), np.float32)}, plugin=False
     )

@@ -137,6 +137,9 @@ def test_computes_the_same_in_opset_13(opset: int, text: str, rng: np.random.Gen
             { q = Pad<pads = [0, 0, 2, 0, 0, 0, 0, 2], value = 1.1> (x) }>"""),
         ("float16", 10, "a = Neg (x)  y = Clip<max = 0.3> (a)"),
         ("float16", 7, "y = Clip<min = -0.7, max = 0.3> (x)"),
+        ("double", 9, """i = Constant<value = int64[1, 1, 1, 1] {1}> ()
+            u = Slice<starts = [0, 0, 0, 0], ends = [1, 1, 1, 1]> (x)
+            a = Scatter<axis = 2> (x, i, u)  y = Pad<pads = [0, 0, 1, 1, 0, 0, 1, 1], value = 1.1> (a)"""),
         ("float16", 8, """a = Upsample<mode = "nearest", scales = [1.0, 1.0, 2.0, 3.0]> (x)
             y = Pad<pads = [0, 0, 1, 1, 0, 0, 1, 1], value = 1.1> (a)"""),
     ],
