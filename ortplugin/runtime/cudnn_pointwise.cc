@@ -247,6 +247,9 @@ class Mapper {
       const ValueId id = program_.results()[i];
       const DType dtype = program_.value(id).dtype;
       if (!IsFloating(dtype)) throw Unsupported{std::string("a result of dtype ") + NameOf(dtype)};
+      // Kernels in TF32 take it and write float32 there (9.19).
+      if (dtype == DType::kDouble && graph_.math != DType::kDouble)
+        throw Unsupported{"a result in float64 after a convolution in fp32"};
       Operand operand = operands_[id];
       if (operand.kind == Operand::Kind::kParameter || operand.kind == Operand::Kind::kScalar)
         throw Unsupported{"a result that does not come from the convolution"};

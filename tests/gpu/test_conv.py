@@ -41,6 +41,7 @@ GELU = "(T c, T b) => (T y) { v = Add(c, b) y = Gelu(v) }"
 SCALED = "(T c, T b, T s, T z) => (T y) { v = Add(c, b) w = Mul(v, s) y = Add(w, z) }"
 SEVERAL = "(T c, T b) => (T y, T s) { s = Add(c, b) y = Relu(s) }"
 WIDENED = "(T c, T b) => (float y) { v = Add(c, b) w = Sin(v) y = Cast<to=float>(w) }"
+IN_DOUBLE = "(T c, T b) => (double y) { v = Add(c, b) y = Cast<to=double>(v) }"
 SPLIT = "(T c, T b, T z) => (T y) { v = Add(c, b) w = Mish(v) m = Atan(w) y = Sub(m, z) }"
 
 # What results may be off by, relative to the largest: roundings to the dtype, and of the sums. TF32 is off by 3e-4.
@@ -193,7 +194,9 @@ def done_by(conv: Conv, algorithm: str) -> Conv:
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize(("layout", "algorithm"), WAYS)
 @pytest.mark.parametrize(
-    "program", [BARE, RELU, RESIDUAL, SILU, GELU, SCALED, SEVERAL, WIDENED, SPLIT], ids=lambda text: text[-40:]
+    "program",
+    [BARE, RELU, RESIDUAL, SILU, GELU, SCALED, SEVERAL, WIDENED, IN_DOUBLE, SPLIT],
+    ids=lambda text: text[-40:],
 )
 def test_every_epilogue(library: Path, program: str, layout: str, algorithm: str, dtype: str) -> None:
     done_by(Conv(program, dtype, layout), algorithm).run()
@@ -251,7 +254,7 @@ def error_of(conv: Conv) -> float:
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-@pytest.mark.parametrize("program", [BARE, RELU, SILU], ids=["bare", "relu", "silu"])
+@pytest.mark.parametrize("program", [BARE, RELU, SILU, IN_DOUBLE], ids=["bare", "relu", "silu", "double"])
 def test_tf32_only_where_it_is_allowed(library: Path, program: str, layout: str) -> None:
     """64 channels of 3x3: sums in float32 are off by some 1e-7, products of TF32 by some 1e-4."""
     conv = Conv(program, "float", layout, (4, 64, 28, 28), 64)

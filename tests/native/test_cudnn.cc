@@ -425,6 +425,9 @@ void TestPrograms() {
       {"(float16 c) => (bool y)", "y = Greater(c, 0)", "refused: a result of dtype bool"},
       {"(float c) => (double y)", "d = Cast<to=double>(c) y = Exp(d)",
        "refused: arithmetic in float64 after a convolution in fp32"},
+      {"(float c) => (double y)", "y = Cast<to=double>(c)", "refused: a result in float64 after a convolution in fp32"},
+      {"(float16 c, float16 b) => (double y, float16 r)", "s = Add(c, b) y = Cast<to=double>(s) r = Relu(s)",
+       "refused: a result in float64 after a convolution in fp32"},
   };
   for (const Case& each : cases) {
     const std::string got = mapped(each.signature, each.body);
