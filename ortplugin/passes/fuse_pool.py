@@ -16,6 +16,7 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.errors import ModelError
 from ortplugin.graph.facts import Scope
+from ortplugin.graph.shapes import Shape
 from ortplugin.ops import DOMAIN, find
 from ortplugin.ops.base import TensorType
 from ortplugin.passes.emit import integers
@@ -54,7 +55,29 @@ def pool(scope: Scope, node: gs.Node) -> Plan | None:
     attributes = {name: node.attrs[name] for name in KEPT if node.attrs.get(name, []) != []}  # an empty list is none
     if "kernel_shape" not in attributes:
         attributes = {}
+    if (
+        attributes.get("count_include_pad", 0)
+        and scope.opset < 19
+        and not _fits(scope.shape(node.inputs[0]), attributes)
+    ):
+        return None
     return plan(scope, node, "FusedPool", {**attributes, "kind": KINDS[scope.op(node)]})
+
+
+def _fits(shape: Shape | None, attributes: dict[str, Any]) -> bool:
+    """Whether the kernel is known to be no larger than the padded image.
+
+    Where it is larger, ONNX Runtime's AveragePool before opset 19 counts what lies beyond the padding, too.
+    """
+    kernel = attributes["kernel_shape"]
+    if attributes.get("auto_pad", "NOTSET").startswith("SAME"):
+        return True
+    pads = attributes.get("pads", [0] * (2 * len(kernel)))
+    sizes = [] if shape is None else shape[2:]
+    return len(sizes) == len(kernel) and all(
+        isinstance(size, int) and size + pads[axis] + pads[axis + len(kernel)] >= kernel[axis]
+        for axis, size in enumerate(sizes)
+    )
 
 
 def ours(scope: Scope, node: gs.Node) -> Plan | None:

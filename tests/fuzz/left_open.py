@@ -2,7 +2,8 @@
 
 Some of its kernels pad channels with zeros, or several groups to a common tile, and infinity times zero is NaN; in some
 Relu makes NaN 0. So on a GPU, elements that are not finite on either side are not compared, where the model has a
-convolution of ours and something in it is not finite to begin with. What is finite on both sides is.
+convolution of ours and something in it is not finite to begin with. What is finite on both sides is; where it differs,
+an operator behind the convolution may have made it finite, and outputs on finite inputs decide.
 """
 
 from __future__ import annotations
@@ -45,6 +46,14 @@ def without_specials(got: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[
             continue
         found[name] = np.where(_finite(array) & _finite(other), array, np.asarray(other).astype(array.dtype))
     return found
+
+
+def without_infinities(feeds: Mapping[str, Any]) -> dict[str, Any]:
+    """`feeds` with 1 for each element that is infinite or NaN."""
+    return {
+        name: np.where(_finite(array), array, np.ones((), array.dtype)) if list(_floating([array])) else array
+        for name, array in feeds.items()
+    }
 
 
 def _floating(values: Iterable[Any]) -> Iterable[np.ndarray[Any, Any]]:

@@ -34,7 +34,7 @@ UNIT = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16
 ELEMENT = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
 NAMES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64", "tf32": "float16"}
 SPREAD, TRIALS = 8.0, 8
-SHAPE_TRIALS = 64  # for a shape that values decide, such as Unique's: whether two are equal is rare
+MORE_TRIALS = 64  # for integers, truth values, and shapes such as Unique's: what decides them may be rare
 
 
 def quick(wanted: Array, got: Array, dtype: str) -> str:
@@ -135,22 +135,27 @@ def _all_values(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> dict[str, A
     return {name: value for name, value in found.items() if isinstance(value, np.ndarray)}
 
 
-def has_unwritten(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> bool:
-    """Whether a Concat joins an empty tensor to others that it does not fit.
+def is_undefined(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> str:
+    """What in the original has no defined value; '' if nothing is known to.
 
-    ONNX Runtime (1.31) leaves empty tensors out of its check, and then sizes the result by the first: part of it is
-    what was in memory before.
+    ONNX Runtime (1.31) leaves empty tensors out of Concat's check, and then sizes the result by the first: part of it
+    is what was in memory before. A float that no integer is, cast to one, is anything.
     """
     values = {**feeds, **{each.name: numpy_helper.to_array(each) for each in model.graph.initializer}}
     values.update(_all_values(model, feeds))
     for node in model.graph.node:
-        if node.op_type != "Concat":
-            continue
-        axis = next(each.i for each in node.attribute if each.name == "axis")
-        shapes = {tuple(np.delete(np.shape(values[name]), axis)) for name in node.input if name in values}
-        if len(shapes) > 1:
-            return True
-    return False
+        if node.op_type == "Concat":
+            axis = next(each.i for each in node.attribute if each.name == "axis")
+            if len({tuple(np.delete(np.shape(values[name]), axis)) for name in node.input if name in values}) > 1:
+                return "the original joins empty tensors that do not fit"
+        if node.op_type in ("Cast", "CastLike") and {node.input[0], node.output[0]} <= values.keys():
+            given, made = np.asarray(values[node.input[0]]), np.asarray(values[node.output[0]])
+            if is_floating(given) and made.dtype.kind in "iu":
+                limits = np.iinfo(made.dtype)
+                wide = given.astype(np.float64)
+                if not np.all((wide > limits.min - 1.0) & (wide < limits.max + 1.0)):
+                    return "the original casts floats that no integer is"
+    return ""
 
 
 def _noisy(

@@ -88,7 +88,10 @@ def fuzz(
                     result.counts[verdict.what] += 1
                     result.rewrites.update(verdict.rewrites)
                     result.captured += verdict.captured
-                    if verdict.message.startswith(ALONE) or verdict.what == "unrepeated":  # each is to be explained
+                    if verdict.message.startswith(ALONE) or verdict.what in (
+                        "unrepeated",
+                        "broken",
+                    ):  # each is to be explained
                         result.reasons[f"{verdict.what}: {verdict.message} with seed {seed}"] += 1
                     elif verdict.message:
                         result.reasons[f"{verdict.what}: {verdict.message[:160]}"] += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -25,19 +26,41 @@ NORM = onnx.parser.parse_model("""
     { y = LayerNormalization(x, w)  s = Shape(y) }""")
 
 
+CLIPPED = onnx.parser.parse_model("""
+    <ir_version: 8, opset_import: ["": 17]>
+    model (float[1, 2, 2, 2] x) => (float[1, 2, 2, 2] y, int64[4] s)
+    <float[2, 1, 1, 1] w = {1, 2}, float low = {0}, float high = {6}>
+    { c = Conv <group = 2, kernel_shape = [1, 1]> (x, w)  y = Clip(c, low, high)  s = Shape(y) }""")
+
+
 class Gpu(Provider):
+    """Gives `wrong` for some elements of y, by their names in `problem`."""
+
     is_cpu = False
 
+    def __init__(self, wrong: Mapping[str, float]) -> None:
+        self.wrong = wrong
 
-def problem(model: onnx.ModelProto, first: float, **changes: float) -> Any:
-    """Of outputs that differ from the right ones at the elements `e0`, `e1`, .."""
+    def run(self, session: Any, feeds: dict[str, Any]) -> dict[str, Any]:
+        outputs = super().run(session, feeds)
+        for name, value in self.wrong.items():
+            outputs["y"].ravel()[int(name[1:])] = value
+        return outputs
+
+
+def problem(model: onnx.ModelProto, first: float, when_finite: bool = True, **changes: float) -> Any:
+    """Of outputs that differ from the right ones at the elements `e0`, `e1`, ..
+
+    `when_finite`: they do so on any input, not only on those that are infinite or NaN.
+    """
     feeds = {"x": np.array([first, 1, 2, 3, -1, -2, -3, 0.5], np.float32).reshape(1, 2, 2, 2)}
     case = Case(0, "fp32", model, None, frozenset(), [feeds])
     reference = Reference(case, feeds)
     got = {name: np.array(value) for name, value in reference.wanted.items()}
     for name, value in changes.items():
         got["y"].ravel()[int(name[1:])] = value
-    return Judge(Gpu()).problem(case, reference, ortplugin.optimize(model)[0], got)
+    provider = Gpu(changes if when_finite else {})
+    return Judge(provider).problem(case, reference, ortplugin.optimize(model)[0], got)
 
 
 @pytest.mark.parametrize("first", [np.inf, np.nan])
@@ -56,3 +79,11 @@ def test_what_is_finite_to_begin_with_stays_so() -> None:
 def test_other_operators_have_nothing_open() -> None:
     assert problem(NORM, np.nan) is None
     assert problem(NORM, np.nan, e5=np.nan) is not None
+
+
+@pytest.mark.parametrize("first", [np.inf, np.nan])
+def test_what_an_operator_made_finite_is_judged_on_finite_inputs(library: Any, first: float) -> None:
+    """Behind a Clip an infinity that spread is a 6, as wrong as any other number."""
+    assert problem(CLIPPED, first, when_finite=False, e5=0.25) is None
+    assert problem(CLIPPED, first, when_finite=True, e5=0.25) is not None
+    assert problem(CLIPPED, 0.0, when_finite=False, e5=0.25) is not None

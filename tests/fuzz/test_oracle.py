@@ -56,15 +56,16 @@ def test_a_shape_that_values_decide() -> None:
 CONCAT = "(float[1, n] x) => (float[a, b] y) <float[1, 2] w = {1, 2}> { y = Concat<axis = 0>(x, w) }"
 
 
-@pytest.mark.parametrize(("width", "unwritten"), [(0, True), (2, False)])
-def test_an_empty_tensor_that_does_not_fit(width: int, unwritten: bool) -> None:
-    feeds = {"x": np.zeros((1, width), np.float32)}
-    assert oracle.has_unwritten(model_of(CONCAT), feeds) is unwritten
+@pytest.mark.parametrize(("width", "axis", "undefined"), [(0, 0, True), (2, 0, False), (0, 1, False)])
+def test_an_empty_tensor_that_does_not_fit(width: int, axis: int, undefined: bool) -> None:
+    model = model_of(CONCAT.replace("axis = 0", f"axis = {axis}"))
+    assert bool(oracle.is_undefined(model, {"x": np.zeros((1, width), np.float32)})) is undefined
 
 
-def test_an_empty_tensor_that_fits() -> None:
-    model = model_of("(float[1, n] x) => (float[a, b] y) <float[1, 2] w = {1, 2}> { y = Concat<axis = 1>(x, w) }")
-    assert not oracle.has_unwritten(model, {"x": np.zeros((1, 0), np.float32)})
+@pytest.mark.parametrize(("value", "undefined"), [(np.inf, True), (np.nan, True), (2.0**31, True), (-(2.0**31), False)])
+def test_a_float_that_no_integer_is(value: float, undefined: bool) -> None:
+    model = model_of("(double[1] x) => (int32[1] y) { a = Abs(x) b = Mul(a, x) c = Div(b, a) y = Cast<to = 6>(c) }")
+    assert bool(oracle.is_undefined(model, {"x": np.array([value])})) is undefined
 
 
 POOLS = """(float[2, 1, 2] x) => (float[2, 1, 0] g, float[2, 1, 1] i) <float[1] c = {0.5}>

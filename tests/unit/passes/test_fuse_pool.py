@@ -66,6 +66,27 @@ def test_what_ours_do_not_do(nodes: str, constants: str, outputs: str) -> None:
     assert any("it has no form with channels last" in each for each in reasons(result))
 
 
+@pytest.mark.parametrize(
+    ("rows", "attributes", "opset", "fused"),
+    [
+        ("3", "kernel_shape = [4, 2], strides = [2, 2], count_include_pad = 1", 18, False),
+        ("3", "kernel_shape = [4, 2], strides = [2, 2], count_include_pad = 1", 19, True),
+        ("3", "kernel_shape = [4, 2], strides = [2, 2]", 18, True),
+        ("3", "kernel_shape = [4, 2], strides = [2, 2], pads = [1, 0, 0, 1], count_include_pad = 1", 18, True),
+        ("rows", "kernel_shape = [4, 2], strides = [2, 2], count_include_pad = 1", 18, False),
+        ("rows", 'kernel_shape = [4, 2], auto_pad = "SAME_UPPER", count_include_pad = 1', 18, True),
+    ],
+)
+def test_a_kernel_larger_than_the_padded_image(
+    rows: str, attributes: str, opset: int, fused: bool, rng: np.random.Generator
+) -> None:
+    """Of such a window ONNX Runtime's AveragePool before opset 19 counts what lies beyond the padding as well."""
+    nodes = f"c = {SAME}(x, w)  p = AveragePool<{attributes}>(c)  y = {SAME}(p, w)"
+    original = model(f"g (float[N,4,{rows},6] x) => (float[N,4,A,B] y) <{W}> {{ {nodes} }}", opset)
+    optimized, _ = change(original, rng)
+    assert ("FusedPool" in operators(optimized)) is fused
+
+
 def test_the_cheapest_place(rng: np.random.Generator) -> None:
     """The pooled image is transposed, not what is pooled, however many operators are between."""
     nodes = "a = Relu(c)  b = MaxPool<kernel_shape = [5, 5]>(a)  d = Neg(b)  y = LRN<size = 3>(d)"
