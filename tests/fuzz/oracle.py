@@ -34,7 +34,7 @@ UNIT = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16
 ELEMENT = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
 NAMES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64", "tf32": "float16"}
 SPREAD, TRIALS = 8.0, 8
-MORE_TRIALS = 64  # for integers, truth values, and shapes such as Unique's: what decides them may be rare
+MORE_TRIALS = 256  # for integers, truth values, and shapes such as Unique's: what decides them may be rare
 
 
 def quick(wanted: Array, got: Array, dtype: str) -> str:
