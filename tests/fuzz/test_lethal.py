@@ -66,6 +66,10 @@ def test_a_case_is_unfit_and_its_other_feeds_are_judged(library: Any, name: str,
 def test_an_empty_feed_alone_is_judged() -> None:
     model = onnx.parser.parse_model("<ir_version: 8> g (float[N] x) => (float[N] y) { y = Abs (x) }")
     assert not lethal.of_model(model, {"x": np.ones(0, np.float32)})
+    for dimensions in (2, 3):
+        whole = model_of("conv")
+        whole.graph.node[0].attribute.append(onnx.helper.make_attribute("kernel_shape", [2] * dimensions))
+        assert bool(lethal.of_model(whole, {"x": np.ones(0, np.float32)})) == (dimensions == 3)
 
 
 def test_ours_takes_an_empty_volume(library: Any) -> None:
