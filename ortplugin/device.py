@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .errors import RuntimeMissingError, UsageError, one_line
-from .session import CUDA, check_dtype, element_type, host_inputs, onnxruntime
+from .session import CUDA, check_dtype, element_type, foreign, host_inputs, onnxruntime
 
 _DLPACK_CPU = 1
 _NO_GRAPH = "-1"  # the graph id with which ONNX Runtime neither captures nor replays
@@ -77,7 +77,8 @@ def run(session: Any, feeds: Mapping[str, Any], names: Sequence[str], copy: bool
         if state.uses_graph:
             with state.lock:
                 return _run_graph(cupy, session, state, feeds, names, copy)
-        arrays = {name: _device_array(cupy, state, name, value) for name, value in feeds.items()}
+        arrays = {name: _array(cupy, state, name, value) for name, value in feeds.items()}
+        arrays = {name: array if _stays(state, name, array) else _device(cupy, array) for name, array in arrays.items()}
         binding = session.io_binding()
         _settle(cupy)
         for name, array in arrays.items():
@@ -96,7 +97,7 @@ def replay(session: Any, feeds: Mapping[str, Any]) -> Callable[[], None]:
     cupy = cupy_module()
     state = _state(session)
     with cupy.cuda.Device(state.device_id), state.lock:
-        arrays = {name: _device_array(cupy, state, name, value) for name, value in feeds.items()}
+        arrays = {name: _array(cupy, state, name, value) for name, value in feeds.items()}
         captured = _capture(cupy, session, state, arrays, list(state.outputs))
         session.run_with_iobinding(captured.binding, captured.run_options)
         # The graph's number must not be given to another one.
@@ -118,8 +119,8 @@ def _settle(cupy: Any) -> None:
     cupy.cuda.get_current_stream().synchronize()
 
 
-def _device_array(cupy: Any, state: _State, name: str, value: Any) -> Any:
-    """The feed as a contiguous CuPy array of the input's dtype on the session's device (strings: a NumPy array)."""
+def _array(cupy: Any, state: _State, name: str, value: Any) -> Any:
+    """The feed as a contiguous array of the input's dtype: of NumPy, or of CuPy on the session's device."""
     element = state.inputs[name]
     assert element is not None  # checked by run
     if element[1] == np.dtype(np.object_):
@@ -127,12 +128,27 @@ def _device_array(cupy: Any, state: _State, name: str, value: Any) -> Any:
     array = value if isinstance(value, cupy.ndarray) else _import_array(cupy, name, value)
     check_dtype(name, np.dtype(array.dtype), element[1])
     if isinstance(array, np.ndarray):
-        return cupy.asarray(np.asarray(array, order="C"))  # np.ascontiguousarray would give a scalar an axis
+        return np.asarray(array, order="C")  # np.ascontiguousarray would give a scalar an axis
     if array.device.id != state.device_id:
         raise UsageError(
             f"input '{name}' is on GPU {array.device.id}, the session runs on GPU {state.device_id}; copy it there"
         )
     return array if array.flags.c_contiguous else cupy.ascontiguousarray(array)
+
+
+def _device(cupy: Any, array: Any) -> Any:
+    """The array on the current device; one of NumPy is copied there."""
+    return cupy.asarray(array) if isinstance(array, np.ndarray) else array
+
+
+def _stays(state: _State, name: str, array: Any) -> bool:
+    """Whether a run takes the array from the host: strings, and what the session reads there anyway.
+
+    Of a dtype that NumPy lacks, ONNX Runtime binds nothing on the host.
+    """
+    if not isinstance(array, np.ndarray):
+        return False
+    return array.dtype == np.object_ or (name in state.host_inputs and not foreign(array.dtype))
 
 
 def _import_array(cupy: Any, name: str, value: Any) -> Any:
@@ -195,8 +211,8 @@ def _run_graph(
     """Copies the feeds into the graph's buffers and replays it; the first run with these shapes, and these values of
     what is read on the host, captures it.
     """
-    arrays = {name: _device_array(cupy, state, name, value) for name, value in feeds.items()}
-    read = {name: cupy.asnumpy(array).tobytes() for name, array in arrays.items() if name in state.host_inputs}
+    arrays = {name: _array(cupy, state, name, value) for name, value in feeds.items()}
+    read = {name: _host(cupy, array).tobytes() for name, array in arrays.items() if name in state.host_inputs}
     forms = sorted((name, array.shape, read.get(name, b"")) for name, array in arrays.items())
     signature = (tuple(forms), tuple(names))
     captured = state.graphs.get(signature)
@@ -204,24 +220,34 @@ def _run_graph(
         captured = _capture(cupy, session, state, arrays, names)
         state.graphs[signature] = captured
     for name, array in arrays.items():
-        buffer = captured.inputs[name]
-        if buffer.data.ptr != array.data.ptr:
-            cupy.copyto(buffer, array)
+        if name in read:
+            continue  # its bytes are in the signature, so the buffer holds them since the capture
+        given, buffer = _device(cupy, array), captured.inputs[name]
+        if buffer.data.ptr != given.data.ptr:
+            cupy.copyto(buffer, given)
     _settle(cupy)
     session.run_with_iobinding(captured.binding, captured.run_options)  # captures, or replays
     return {name: array.copy() if copy else array for name, array in captured.outputs.items()}
 
 
+def _host(cupy: Any, array: Any) -> Any:
+    """The array as one of NumPy."""
+    return array if isinstance(array, np.ndarray) else cupy.asnumpy(array)
+
+
 def _capture(cupy: Any, session: Any, state: _State, arrays: Mapping[str, Any], names: Sequence[str]) -> _Captured:
-    """Buffers and a binding for one set of shapes; the next run with them captures the graph."""
-    strings = [name for name, array in arrays.items() if isinstance(array, np.ndarray)]
+    """Buffers and a binding for one set of shapes; the next run with them captures the graph.
+
+    `arrays`: of NumPy or CuPy, which the buffers then hold.
+    """
+    strings = [name for name, array in arrays.items() if array.dtype == np.object_]
     strings += [name for name in names if (state.outputs[name] or (0, None))[1] == np.dtype(np.object_)]
     if strings:
         raise UsageError(f"'{strings[0]}' holds strings, which a CUDA graph can't; make the session without cuda_graph")
     ort = onnxruntime()
     inputs = {name: cupy.empty(array.shape, array.dtype) for name, array in arrays.items()}
     for name, array in arrays.items():
-        cupy.copyto(inputs[name], array)
+        cupy.copyto(inputs[name], _device(cupy, array))
     # A run without a graph tells the outputs' shapes, compiles kernels and warms allocators.
     trial = session.io_binding()
     _settle(cupy)

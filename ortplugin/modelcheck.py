@@ -221,8 +221,19 @@ def copy_fields(
             getattr(target, field.name).extend(value)
         elif field.message_type is not None:
             getattr(target, field.name).CopyFrom(value)
+        elif isinstance(value, bytes) and field.type == field.TYPE_STRING:  # not UTF-8, which only parsing can set
+            target.MergeFromString(_varint(field.number << 3 | 2) + _varint(len(value)) + value)
         else:
             setattr(target, field.name, value)
+
+
+def _varint(number: int) -> bytes:
+    """A number as protobuf writes tags and lengths: 7 bits a byte, the lowest first."""
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*found, number])
 
 
 def check_structure(model: ModelProto) -> None:

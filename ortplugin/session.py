@@ -316,14 +316,14 @@ def run_on_host(session: Any, feeds: Mapping[str, Any], names: Sequence[str]) ->
     arrays = {name: _host_array(name, value, inputs[name]) for name, value in feeds.items()}
     outputs = {value.name: element_type(value.type) for value in session.get_outputs()}
     involved = [inputs[name] for name in arrays] + [outputs[name] for name in names]
-    if not any(element is not None and _foreign(element[1]) for element in involved):
+    if not any(element is not None and foreign(element[1]) for element in involved):
         return dict(zip(names, session.run(list(names), arrays), strict=True))
     values = {name: _to_ort_value(array, inputs[name]) for name, array in arrays.items()}
     results = session.run_with_ort_values(list(names), values)
     return {name: _to_numpy(value, outputs[name]) for name, value in zip(names, results, strict=True)}
 
 
-def _foreign(dtype: np.dtype[Any]) -> bool:
+def foreign(dtype: np.dtype[Any]) -> bool:
     """Whether ml_dtypes, not NumPy, defines this dtype."""
     return dtype.type.__module__.startswith("ml_dtypes")
 
@@ -344,13 +344,13 @@ def _host_array(name: str, value: Any, element: tuple[int, np.dtype[Any]] | None
 
 def _to_ort_value(array: Any, element: tuple[int, np.dtype[Any]] | None) -> Any:
     ort_value = onnxruntime().OrtValue
-    if element is not None and _foreign(element[1]):
+    if element is not None and foreign(element[1]):
         return ort_value.ortvalue_from_numpy_with_onnx_type(array.view(_CARRIER[array.itemsize]), element[0])
     return ort_value.ortvalue_from_numpy(array)
 
 
 def _to_numpy(value: Any, element: tuple[int, np.dtype[Any]] | None) -> Any:
-    if element is None or not _foreign(element[1]):
+    if element is None or not foreign(element[1]):
         return value.numpy()
     shape = tuple(value.shape())
     if 0 in shape:

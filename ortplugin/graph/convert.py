@@ -324,6 +324,8 @@ def _names_read(graph: onnx.GraphProto) -> Iterator[str]:
 
 def _export_graph(graph: gs.Graph, target: onnx.GraphProto, owned: frozenset[int], used: frozenset[int]) -> None:
     """Works the differences into `target`, a copy of graph.proto. `owned`: constants of the graphs around this one."""
+    from ortplugin.graph.disputed import disputed  # which builds on this module
+
     source: onnx.GraphProto | None = attached(graph, "proto")
     read_before = frozenset(_names_read(source)) if source is not None else frozenset()
 
@@ -355,7 +357,8 @@ def _export_graph(graph: gs.Graph, target: onnx.GraphProto, owned: frozenset[int
     kept = [info for info in target.value_info if info.name not in ours and valid(info.name)]
     retyped = {name: each for name, each in {**constants_of(graph), **by_name}.items() if _is_retyped(each)}
     kept = [_with_dtype(each, retyped.get(each.name)) for each in kept]
-    infos = [*kept, *(value_info(by_name[name]) for name in made if name in ours and by_name[name].dtype is not None)]
+    told = ours - disputed(graph)
+    infos = [*kept, *(value_info(by_name[name]) for name in made if name in told and by_name[name].dtype is not None)]
     if infos != list(target.value_info):
         infos = [_copy(info) for info in infos]
         del target.value_info[:]

@@ -37,6 +37,10 @@ def fuse_operator(
         problem = unknown_rank(scope, tensor)
         if problem:
             return missed(problem)
+    for name, tensor in zip(("residual", "bias"), x[1:], strict=False):
+        conflict = shape_conflict(scope, name, tensor, x[0]) or _may_be_longer(scope, name, tensor, x[0])
+        if conflict:
+            return missed(conflict)
     dtype, result = scope.dtype(x[0]) or "", scope.dtype(node.outputs[0]) or ""
     # The dtype that the mean is kept in says how precisely the standard computes it; 1 is float32.
     if node.attrs.get("stash_type", 1) not in ((1, 11) if dtype == "double" else (1,)):
@@ -88,6 +92,20 @@ def shape_conflict(scope: Scope, name: str, tensor: gs.Tensor, x: gs.Tensor) -> 
         for a, b in zip(reversed(shape), reversed(target), strict=False)
     )
     return None if fits else f"{name}, '{tensor.name}', of shape {show(shape)} does not broadcast to {show(target)}"
+
+
+def _may_be_longer(scope: Scope, name: str, tensor: gs.Tensor, x: gs.Tensor) -> str | None:
+    """Why `tensor` may have more elements than `x` along an axis; None if nothing that is known says so.
+
+    The result has the shape of `x`, and of a longer residual ONNX Runtime reads the beginning. A sum broadcasts `x`.
+    """
+    lengths = zip(reversed(scope.shape(tensor) or ()), reversed(scope.shape(x) or ()), strict=False)
+    if all(a == b or a == 1 or not isinstance(a, int) for a, b in lengths):
+        return None
+    return (
+        f"{name}, '{tensor.name}', of shape {show(scope.shape(tensor))} may be longer than '{x.name}' of shape "
+        f"{show(scope.shape(x))}; fix the shapes of the model's inputs with --input-shape"
+    )
 
 
 def optional(node: gs.Node, index: int) -> gs.Tensor | None:

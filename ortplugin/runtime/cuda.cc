@@ -221,7 +221,10 @@ Function Load(const DeviceFacts& device, const std::string& source, const char* 
   const ContextScope scope(device);
   const std::lock_guard<std::mutex> lock(*mutex);
   Module& module = (*modules)[{device.ordinal, source}];
-  if (module == nullptr) CheckDriver(TheDriver().cuModuleLoadData(&module, code->data()), "cuModuleLoadData");
+  if (module == nullptr) {
+    const Result result = TheDriver().cuModuleLoadData(&module, code->data());
+    CheckDriver(result, ("cuModuleLoadData of code for " + architecture + " by " + CompilerVersion()).c_str());
+  }
   Function function = nullptr;
   CheckDriver(TheDriver().cuModuleGetFunction(&function, module, kernel), "cuModuleGetFunction");
   return function;

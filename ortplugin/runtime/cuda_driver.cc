@@ -5,10 +5,12 @@
 namespace ortplugin::cuda {
 namespace {
 
-// CUDA errors after which every further call in the process fails: the context is lost.
+// CUDA errors after which every further call in the process fails: the context is lost. These are all that NVIDIA's
+// driver API documents so.
 bool IsSticky(Result result) {
   switch (result) {
     case 214:  // ECC_UNCORRECTABLE
+    case 226:  // CONTAINED
     case 700:  // ILLEGAL_ADDRESS
     case 702:  // LAUNCH_TIMEOUT
     case 709:  // CONTEXT_IS_DESTROYED
@@ -19,10 +21,21 @@ bool IsSticky(Result result) {
     case 717:  // INVALID_ADDRESS_SPACE
     case 718:  // INVALID_PC
     case 719:  // LAUNCH_FAILED
+    case 721:  // TENSOR_MEMORY_LEAK
+    case 810:  // MPS_CLIENT_TERMINATED
+    case 911:  // EXTERNAL_DEVICE
       return true;
     default:
       return false;
   }
+}
+
+// What a driver says of code by a compiler that is newer than itself, or for a GPU that it does not know.
+bool IsTooOld(Result result) {
+  return result == 200 ||  // INVALID_IMAGE
+         result == 209 ||  // NO_BINARY_FOR_GPU
+         result == 218 ||  // INVALID_PTX
+         result == 222;    // UNSUPPORTED_PTX_VERSION
 }
 
 }  // namespace
@@ -77,7 +90,9 @@ void CheckDriver(Result result, const char* what) {
   TheDriver().cuDriverGetVersion(&version);
   Fail(what, " failed: ", name ? name : "unknown error", " (", text ? text : "", "), driver for CUDA ", version / 1000,
        ".", version % 1000 / 10, IsSticky(result) ? ". The GPU context is lost: this process must be restarted" : "",
-       result == kOutOfMemory ? ". Free GPU memory, or lower ONNX Runtime's gpu_mem_limit" : "");
+       result == kOutOfMemory ? ". Free GPU memory, or lower ONNX Runtime's gpu_mem_limit" : "",
+       IsTooOld(result) ? ". Update the driver, or set ORTPLUGIN_NVRTC to the libnvrtc.so of the driver's CUDA version"
+                        : "");
 }
 
 }  // namespace ortplugin::cuda

@@ -5,10 +5,12 @@ Each value is rounded to bfloat16 where the model says so; our own operators run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
+
+from ortplugin.ops import TensorType, find
 
 from .evaluate import OURS, UnfitError
 
@@ -31,12 +33,34 @@ def emulated(model: onnx.ModelProto) -> onnx.ModelProto:
 def value_types(model: onnx.ModelProto) -> dict[str, int]:
     """The element types by name, as far as they can be inferred; the model gets those inside of bodies."""
     types = _own_types(model.graph)
-    try:
-        inferred = onnx.shape_inference.infer_shapes(model)
-    except Exception:  # what it does not know is missing, which is seen below
-        return types
-    model.CopyFrom(inferred)  # with the types in bodies
-    return {**_own_types(inferred.graph), **types}
+    told: dict[str, int] = {}
+    while True:
+        model.graph.value_info.extend(helper.make_tensor_value_info(*each, None) for each in told.items())
+        try:
+            inferred = onnx.shape_inference.infer_shapes(model)
+        except Exception:  # what it does not know is missing, which is seen below
+            return types
+        model.CopyFrom(inferred)  # with the types in bodies
+        types = {**_own_types(inferred.graph), **types}
+        told = _told_by_ours(model.graph, types)
+        if not told:
+            return types
+        types |= told
+
+
+def _told_by_ours(graph: onnx.GraphProto, types: Mapping[str, int]) -> dict[str, int]:
+    """The element types that our own operators' outputs have, of which onnx knows nothing, where they are missing."""
+    found: dict[str, int] = {}
+    for node in graph.node:
+        operator = find(node.domain, node.op_type)
+        if operator is None or all(name in types for name in node.output if name):
+            continue
+        known = [types.get(name, 0) for name in node.input]
+        given = [TensorType(helper.tensor_dtype_to_np_dtype(each) if each else None, None) for each in known]
+        for name, made in zip(node.output, operator.infer_shapes(node, given), strict=True):
+            if name and made.dtype is not None and name not in types:
+                found[name] = helper.np_dtype_to_tensor_dtype(made.dtype)
+    return found
 
 
 Spell = Callable[[onnx.NodeProto, int, str], "Iterable[onnx.NodeProto] | None"]

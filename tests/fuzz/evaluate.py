@@ -15,6 +15,8 @@ from onnx import helper
 import ortplugin
 from ortplugin.session import run_on_host
 
+from . import lethal
+
 Array = np.ndarray[Any, Any]
 
 CONTRIB = "com.microsoft"
@@ -69,6 +71,8 @@ class Evaluator:
         opset: int,
     ) -> list[Array]:
         """The outputs of one node. UnfitError with ONNX Runtime's message if it can't be made or run."""
+        if words := lethal.of_node(op, inputs):
+            raise UnfitError(words)
         types = tuple(None if each is None else _type_of(each) for each in inputs)
         key = (op, domain, types, outputs, repr(sorted(attributes.items())), opset)
         session = self._sessions.get(key)

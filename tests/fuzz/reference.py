@@ -11,10 +11,10 @@ import onnx
 
 from ortplugin.compare import compare
 
-from . import oracle
+from . import lethal, oracle
 from .doubles import in_double, through_double
 from .emulate import emulated
-from .evaluate import make_session, run
+from .evaluate import UnfitError, make_session, run
 from .generate import Case
 from .graph import HALVES
 
@@ -72,6 +72,8 @@ class Reference:
     def wanted(self) -> Outputs:
         """The oracle's outputs."""
         if self._wanted is None:
+            if words := lethal.of_model(self.case.oracle, self.feeds):
+                raise UnfitError(words)
             if self._oracle is not self.case.oracle:
                 run(make_session(self.case.oracle.SerializeToString()), self.feeds, self.names)
             self._wanted = run(make_session(self._oracle.SerializeToString()), self.feeds, self.names)

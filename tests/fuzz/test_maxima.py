@@ -68,6 +68,14 @@ def test_an_old_opset_and_what_stays() -> None:
     assert definite(model_of("y = Abs(x)")) is None
 
 
+def test_behind_an_operator_of_ours() -> None:
+    """onnx does not know the dtype of what it makes."""
+    ours = 'p = ortplugin.FusedPointwise <program = "(float x) => (float y) { y = Neg(x) }"> (x) q = Abs (p) '
+    made = definite(model_of(ours + POOL.replace("(x)", "(q)")))
+    assert made is not None
+    assert sum(node.op_type == "MaxPool" for node in made.graph.node) == 2
+
+
 @pytest.mark.parametrize(("factor", "what"), [(1.0, "same"), (2.0, "finding")])
 def test_only_nan_is_open(library: Any, monkeypatch: pytest.MonkeyPatch, factor: float, what: str) -> None:
     """A pool of ours beside a NaN agrees; with a wrong number beside it, it does not."""

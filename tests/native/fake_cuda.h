@@ -1,7 +1,9 @@
-// A CUDA driver without a GPU, for test_launch.cc: it captures what is launched, and shows the graph.
+// A CUDA driver without a GPU, for test_launch.cc and test_cuda_errors.cc: it captures what is launched, shows the
+// graph, and fails as it is told.
 #pragma once
 
 #include <cstddef>
+#include <string>
 #include <vector>
 
 #include "ortplugin/runtime/cuda_driver.h"
@@ -24,9 +26,18 @@ struct Stream {
   size_t launches = 0;
 };
 
+// What the driver answers, until it is told otherwise.
+struct Answers {
+  int version = 13000;       // CUDA's, as cuDriverGetVersion gives it
+  int major = 9, minor = 0;  // the GPU's compute capability
+  ortplugin::cuda::Result load = 1, launch = 0;
+  std::string loaded;  // the first bytes of the code that was to be loaded
+};
+
 // Functions of the library, by dlsym. A kernel whose Function is kTwoParameters has two.
 using BeginCapture = Stream* (*)();
 using AddNode = GraphNode* (*)(int type, unsigned char edge_type);
+using TheAnswers = Answers* (*)();
 constexpr long kOneParameter = 1, kTwoParameters = 2;
 
 }  // namespace fake

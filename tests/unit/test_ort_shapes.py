@@ -163,3 +163,31 @@ def test_what_follows_fits(spatial: int, layout: str) -> None:
         for each in (model, optimized)
     ]
     np.testing.assert_array_equal(*both, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("stride", "width", "is_said"),
+    [
+        (2, 4, False),  # onnx counts a window that begins behind the last pixel: 3 for 2
+        (2, 5, True),  # none does
+        (1, 4, True),
+    ],
+)
+def test_nothing_is_said_behind_a_shape_that_onnx_gets_wrong(stride: int, width: int, is_said: bool) -> None:
+    """ONNX Runtime infers shapes by onnx as well: a value_info that contradicts it holds for one node, not another."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4, width, width])
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["before"], "before"),
+        helper.make_node("AveragePool", ["before"], ["p"], "p", ceil_mode=1, kernel_shape=[1, 1], strides=[stride] * 2),
+        helper.make_node("Conv", ["p", "w"], ["c"], "c"),
+        helper.make_node("Softmax", ["c"], ["s"], "s", axis=1),
+        helper.make_node("Conv", ["s", "w"], ["d"], "d"),
+        helper.make_node("Softmax", ["d"], ["y"], "y", axis=1),
+    ]
+    w = numpy_helper.from_array(np.ones((4, 4, 1, 1), np.float32), "w")
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "g", [x], [y], [w])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    made, _, _ = run_passes(model, select_passes(only=["fuse-conv"]))
+    assert [node.op_type for node in made.graph.node].count("FusedConv") == 3
+    assert {each.name for each in made.graph.value_info} == ({"before", "c", "d"} if is_said else {"before"})

@@ -73,7 +73,7 @@ def arithmetic(g: Graph) -> object:
         return (
             g.op(op, g.fitting(x.shape, x.dtype), x)
             if x.is_float and g.chance(0.3)
-            else g.op(op, x, g.constant(np.asarray(g.choice([2, 3, -4]), x.dtype)))
+            else g.op(op, x, g.constant(np.asarray(g.choice([2, 3, 4 if x.dtype.kind == "u" else -4]), x.dtype)))
         )
     return g.op(op, *two(g, x))
 

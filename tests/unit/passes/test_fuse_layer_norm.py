@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -10,6 +12,7 @@ from pass_helpers import assert_same_outputs, assert_unchanged, lines, model, op
 from ortplugin.graph.model import import_model
 from ortplugin.optimizer import optimize
 from ortplugin.passes.fuse_layer_norm import FUSE_LAYER_NORM
+from ortplugin.passes.fuse_rms_norm import FUSE_RMS_NORM
 
 EPSILON = "epsilon = Constant<value = float {1e-5}> ()"
 TWO = "two = Constant<value = float {2.0}> ()"
@@ -386,6 +389,33 @@ def test_a_zero_size_dimension(rng: np.random.Generator) -> None:  # RELIABILITY
     original = model(OPERATOR + "{ y = LayerNormalization(x, gamma, beta) }")
     optimized, _ = run_pass(original, FUSE_LAYER_NORM)
     assert_same_outputs(original, optimized, rng, N=0)
+
+
+@pytest.mark.parametrize(("op", "fuse"), [("", FUSE_LAYER_NORM), ("Simplified", FUSE_RMS_NORM)])
+@pytest.mark.parametrize(
+    ("x", "residual", "reason"),
+    [
+        ("1,3,8", "2,3,8", "residual, 'skip', of shape [2, 3, 8] does not broadcast to [1, 3, 8]"),
+        ("N,3,8", "2,3,8", "residual, 'skip', of shape [2, 3, 8] may be longer than 'x' of shape [N, 3, 8]; fix the "
+         "shapes of the model's inputs with --input-shape"),
+        ("N,3,8", "M,3,8", ""),
+        ("N,3,8", "N,3,8", ""),
+        ("N,3,8", "1,3,8", ""),
+        ("N,3,8", "3,8", ""),
+    ],
+)  # fmt: skip
+def test_a_residual_that_may_be_longer_stays(
+    rng: np.random.Generator, op: str, fuse: Any, x: str, residual: str, reason: str
+) -> None:
+    """ONNX Runtime adds the beginning of it; a sum would broadcast x."""
+    original = model(f"g (float[{x}] x, float[{residual}] skip, float[8] gamma) => (float[a,b,c] y) "
+                     f"{{ y = com.microsoft.Skip{op}LayerNormalization(x, skip, gamma) }}", contrib=True)  # fmt: skip
+    if reason:
+        assert_unchanged(original, [fuse], reason)
+        return
+    optimized, _ = run_pass(original, fuse)
+    assert operators(optimized) == ["FusedLayerNorm"]
+    assert_same_outputs(original, optimized, rng, N=2, M=2)
 
 
 def test_the_statistics_wanted_too_stay() -> None:

@@ -1,0 +1,47 @@
+"""Values of which ONNX Runtime believes another shape than it computes, since it infers shapes by onnx, too.
+
+Where a value_info contradicts what it infers, ONNX Runtime keeps now the one and now the other, and two operands of one
+node may end up with shapes that do not fit, which the node's kernel refuses. So nothing is said of such a value, nor of
+what follows from it: a value_info is for ONNX Runtime's eyes and must not contradict it, even where it is right.
+"""
+
+from __future__ import annotations
+
+import onnx
+import onnx_graphsurgeon as gs
+from onnx import helper, numpy_helper
+
+from ortplugin.graph.convert import node_proto, value_info
+from ortplugin.graph.facts import CONSTANT_ELEMENTS, value_of
+from ortplugin.graph.ort_shapes import is_hidden, told
+
+
+def disputed(graph: gs.Graph) -> frozenset[str]:
+    """The names of these values among those that the graph's nodes make, which are in order."""
+    found: set[str] = set()
+    for node in graph.nodes:
+        if any(tensor.name in found for tensor in node.inputs) or (is_hidden(node) and _contradicts(node, graph.opset)):
+            found.update(tensor.name for tensor in node.outputs if tensor.name)
+    return frozenset(found)
+
+
+def _contradicts(node: gs.Node, opset: int) -> bool:
+    """Whether onnx infers another length than ONNX Runtime computes."""
+    shape = told(node)[0].shape
+    one = onnx.GraphProto(name="one", node=[node_proto(node)])
+    one.output.append(onnx.ValueInfoProto(name=node.outputs[0].name))
+    for tensor in node.inputs:
+        values = value_of(tensor, CONSTANT_ELEMENTS) if isinstance(tensor, gs.Constant) else None
+        if values is not None:
+            one.initializer.append(numpy_helper.from_array(values, tensor.name))
+        elif not tensor.is_empty():
+            one.input.append(value_info(gs.Variable(tensor.name, tensor.dtype, tensor.shape)))
+    model = helper.make_model(one, opset_imports=[helper.make_opsetid("", opset)])
+    try:
+        kind = onnx.shape_inference.infer_shapes(model).graph.output[0].type.tensor_type
+    except Exception:  # onnx raises several classes here; ONNX Runtime takes that for unknown
+        return False
+    if shape is None or not kind.HasField("shape"):
+        return False
+    lengths = (each.dim_value if each.HasField("dim_value") else None for each in kind.shape.dim)
+    return any(isinstance(a, int) and b is not None and a != b for a, b in zip(shape, lengths, strict=False))

@@ -1,0 +1,43 @@
+"""Faults of ONNX Runtime itself that end the process (1.31.1, CPU provider): what random graphs leave out.
+
+Each was found as a worker that died before the optimizer had run, and is made small here. A worker that dies so of
+anything else is always printed (`worker.ALONE`), with its seed: explain it, and add it.
+
+    GRU, X of no steps, [0, 4, 1]: std::terminate
+    ConvTranspose in three dimensions, of which the first or second has no element, [1, 2, 1, 0, 1]: segmentation fault
+
+LSTM and RNN take the first, FusedConvTranspose the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ortplugin.modelcheck import walk_nodes
+
+_FAULTS = {"GRU": "a GRU of no steps", "ConvTranspose": "a ConvTranspose of an empty volume"}
+
+
+def of_node(op: str, inputs: Sequence[Any]) -> str:
+    """Why ONNX Runtime dies of a node with these inputs; "" if it is not known to."""
+    if op not in _FAULTS or not inputs or not isinstance(inputs[0], np.ndarray):
+        return ""
+    steps = inputs[0].shape[:1] if op == "GRU" else inputs[0].shape[2:4] if inputs[0].ndim == 5 else ()
+    return f"ONNX Runtime dies of {_FAULTS[op]}" if 0 in steps else ""
+
+
+def of_model(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> str:
+    """Why it may die of a model with these feeds: one of the operators is in it, and some feed is empty."""
+    if all(np.size(each) for each in feeds.values()):
+        return ""
+    ops = sorted({node.op_type for node in walk_nodes(model) if node.op_type in _FAULTS and not _is_flat(node)})
+    return f"ONNX Runtime dies of {_FAULTS[ops[0]]}" if ops else ""
+
+
+def _is_flat(node: onnx.NodeProto) -> bool:
+    """Whether it is a convolution in one or two dimensions, as its kernel_shape says."""
+    return any(each.name == "kernel_shape" and len(each.ints) < 3 for each in node.attribute)

@@ -1,0 +1,80 @@
+"""What ends the process in ONNX Runtime alone is told from what it and we run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx.parser
+import pytest
+
+import ortplugin
+from fuzz import lethal
+from fuzz.evaluate import Evaluator, UnfitError, make_session
+from fuzz.generate import Case
+from fuzz.judge import Judge
+
+GRU = "y = GRU <hidden_size = 1> (x, w, r)"
+CONV = "y = ConvTranspose (x, w)"
+NODES = {"gru": (GRU, "S, 4, 1", "1, 3, 1"), "conv": (CONV, "1, 2, A, B, C", "2, 1, 2, 2, 2")}
+
+
+def model_of(name: str) -> onnx.ModelProto:
+    nodes, x, w = NODES[name]
+    made = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[{x}] x) => (float[?,?,?,?,?] y) {{ {nodes.replace("x, w, r", "x, w, w")} }}""")
+    sizes = [int(each) for each in w.split(", ")]
+    made.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(sizes, np.float32), "w"))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "dies"),
+    [
+        ("gru", (0, 4, 1), True),
+        ("gru", (2, 4, 1), False),
+        ("conv", (1, 2, 1, 0, 1), True),
+        ("conv", (1, 2, 0, 1, 1), True),
+        ("conv", (1, 2, 1, 1, 1), False),
+        ("conv", (1, 2, 1, 1, 0), False),
+    ],
+)
+def test_nodes(library: Any, name: str, shape: tuple[int, ...], dies: bool) -> None:
+    x, w = np.ones(shape, np.float32), np.ones([int(each) for each in NODES[name][2].split(", ")], np.float32)
+    op = NODES[name][0].split()[2]
+    attributes = {"hidden_size": 1} if op == "GRU" else {}
+    inputs = [x, w, w] if op == "GRU" else [x, w]
+    if dies:
+        with pytest.raises(UnfitError, match="ONNX Runtime dies of"):
+            Evaluator().node(op, "", inputs, 1, attributes, 17)
+    else:
+        assert Evaluator().node(op, "", inputs, 1, attributes, 17)[0].size
+
+
+@pytest.mark.parametrize(("name", "shape"), [("gru", (0, 4, 1)), ("conv", (1, 2, 1, 0, 1))])
+def test_a_case_is_unfit_and_its_other_feeds_are_judged(library: Any, name: str, shape: tuple[int, ...]) -> None:
+    empty = {"x": np.ones(shape, np.float32)}
+    full = {"x": np.ones([max(1, size) for size in shape], np.float32)}
+    assert (
+        Judge()
+        .judge(Case(0, "fp32", model_of(name), None, frozenset(), [empty]))
+        .message.startswith("ONNX Runtime dies of")
+    )
+    assert Judge().judge(Case(0, "fp32", model_of(name), None, frozenset(), [full, empty])).what == "same"
+
+
+def test_an_empty_feed_alone_is_judged() -> None:
+    model = onnx.parser.parse_model("<ir_version: 8> g (float[N] x) => (float[N] y) { y = Abs (x) }")
+    assert not lethal.of_model(model, {"x": np.ones(0, np.float32)})
+    for dimensions in (2, 3):
+        whole = model_of("conv")
+        whole.graph.node[0].attribute.append(onnx.helper.make_attribute("kernel_shape", [2] * dimensions))
+        assert bool(lethal.of_model(whole, {"x": np.ones(0, np.float32)})) == (dimensions == 3)
+
+
+def test_ours_takes_an_empty_volume(library: Any) -> None:
+    made, _ = ortplugin.optimize(model_of("conv"))
+    assert [node.op_type for node in made.graph.node] == ["FusedConvTranspose"]
+    (found,) = make_session(made.SerializeToString()).run(None, {"x": np.ones((1, 2, 1, 0, 1), np.float32)})
+    assert found.shape == (1, 1, 2, 1, 2)
+    assert not found.any()

@@ -1,0 +1,124 @@
+// What is said of a driver's errors, and what code it is given, by a driver without a GPU and an NVRTC: argv[1] and
+// [2].
+#include <dlfcn.h>
+
+#include <cstdlib>
+
+#include "ortplugin/runtime/error.h"
+#include "tests/native/check.h"
+#include "tests/native/fake_cuda.h"
+
+using namespace ortplugin;
+
+namespace {
+
+fake::Answers* answers;
+constexpr const char* kRestart = "this process must be restarted";
+constexpr const char* kUpdate = "Update the driver, or set ORTPLUGIN_NVRTC";
+
+template <typename Work>
+std::string ErrorOf(const Work& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// Behind one of these every call in the process fails, so that trying again is no remedy.
+void LostContexts() {
+  for (const int sticky : {214, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911}) {
+    const std::string text = ErrorOf([&] { cuda::CheckDriver(sticky, "cuLaunchKernel"); });
+    CHECK_WITH(Has(text, kRestart) && Has(text, "cuLaunchKernel failed"), std::to_string(sticky) + ": " + text);
+  }
+  for (const int other : {1, 2, 100, 200, 201, 209, 222, 304, 400, 500, 600, 701, 720, 801, 900, 901, 999}) {
+    const std::string text = ErrorOf([&] { cuda::CheckDriver(other, "cuLaunchKernel"); });
+    CHECK_WITH(!text.empty() && !Has(text, kRestart), std::to_string(other) + ": " + text);
+  }
+  CHECK(ErrorOf([] { cuda::CheckDriver(0, "cuLaunchKernel"); }).empty());
+}
+
+// A kernel reaches beyond its memory: each launch says so from then on, also one of another kernel.
+void ALaunchThatFails() {
+  const auto launch = [] {
+    void* value = nullptr;
+    void* arguments[] = {&value};
+    cuda::Launch(cuda::Device(0), reinterpret_cast<cuda::Function>(fake::kOneParameter), {1, 32}, nullptr, arguments);
+  };
+  CHECK(ErrorOf(launch).empty());
+  answers->launch = 700;
+  for (int i = 0; i < 2; ++i) CHECK_WITH(Has(ErrorOf(launch), kRestart), ErrorOf(launch));
+  answers->launch = 0;
+}
+
+void Memory() {
+  const std::string text = ErrorOf([] { cuda::CheckDriver(cuda::kOutOfMemory, "cuModuleLoadData"); });
+  CHECK_WITH(Has(text, "gpu_mem_limit") && !Has(text, kUpdate), text);
+}
+
+// Machine code of the GPU's own architecture, where NVRTC knows it, or else PTX of the newest one before.
+void Architectures() {
+  const auto of = [](int major, int minor) { return cuda::Architecture({0, major, minor, 1, 0}); };
+  CHECK_WITH(of(7, 5) == "sm_75", of(7, 5));
+  CHECK_WITH(of(8, 6) == "sm_86", of(8, 6));
+  CHECK_WITH(of(8, 9) == "compute_86", of(8, 9));
+  CHECK_WITH(of(9, 0) == "sm_90a", of(9, 0));
+  CHECK_WITH(of(13, 0) == "compute_120", of(13, 0));
+  CHECK_WITH(Has(ErrorOf([&] { of(7, 0); }), "NVRTC 13.0 can't compile for this GPU of compute capability 7.0"),
+             ErrorOf([&] { of(7, 0); }));
+}
+
+// A driver for CUDA 12.2 and NVRTC 13.0: the message has both, the architecture and what to do. Once the driver loads
+// code, so does the same kernel: a failure is not kept.
+void OldDrivers() {
+  answers->version = 12020;
+  const cuda::DeviceFacts hopper{0, 9, 0, 132, 0}, later{1, 13, 0, 200, 0};
+  const auto load = [](const cuda::DeviceFacts& device) {
+    return [&] { cuda::Load(device, "a kernel", "k", [](const std::string&) {}); };
+  };
+  for (const int result : {200, 209, 218, 222}) {
+    answers->load = result;
+    const std::string text = ErrorOf(load(hopper));
+    for (const char* part : {"cuModuleLoadData", "sm_90a", "nvrtc 13.0", "driver for CUDA 12.2", kUpdate})
+      CHECK_WITH(Has(text, part), std::to_string(result) + ": no '" + part + "' in: " + text);
+    CHECK_WITH(!Has(text, kRestart), text);
+  }
+  CHECK_WITH(answers->loaded ==
+                 "\x7f"
+                 "ELF",
+             answers->loaded);
+  CHECK_WITH(Has(ErrorOf(load(later)), "compute_120"), ErrorOf(load(later)));
+  CHECK_WITH(answers->loaded == ".ver", answers->loaded);
+  answers->load = 0;
+  CHECK_WITH(ErrorOf(load(hopper)).empty(), ErrorOf(load(hopper)));
+  answers->version = 13000;
+}
+
+void MissingFunctions(void* library) {
+  cuda::Result (*function)(unsigned) = nullptr;
+  const std::string text = ErrorOf([&] { cuda::Find(library, "cuOfALaterDriver", function); });
+  CHECK_WITH(Has(text, "lacks cuOfALaterDriver") && Has(text, "too old"), text);
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  if (count != 3) return 2;
+  setenv("ORTPLUGIN_NVRTC", arguments[2], 1);
+  setenv("ORTPLUGIN_CACHE_DIR", "", 1);  // nothing of this is to be kept
+  // By its name the library takes the place of the driver, which cuda_driver.cc opens later.
+  void* const library = dlopen(arguments[1], RTLD_NOW | RTLD_GLOBAL);
+  CHECK_WITH(library != nullptr, std::string("no fake driver: ") + arguments[1]);
+  if (library == nullptr) return test::Summary();
+  answers = reinterpret_cast<fake::TheAnswers>(dlsym(library, "FakeAnswers"))();
+  LostContexts();
+  ALaunchThatFails();
+  Memory();
+  Architectures();
+  OldDrivers();
+  MissingFunctions(library);
+  return test::Summary();
+}

@@ -1,0 +1,85 @@
+"""ortplugin.run on device arrays, with a device in host memory: what is copied between host and device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx.parser
+import onnxruntime
+import pytest
+from fake_cupy import DeviceSession, FakeCupy
+
+import ortplugin
+from ort.host import CPU_ONLY
+from ortplugin.errors import UsageError
+
+MODEL = """<ir_version: 8, opset_import: ["" : 18]>
+    g (float[2,6] x, int64[K] shape) => (float[?,?] y) { d = Add (x, x)  y = Reshape (d, shape) }"""
+X = np.arange(12, dtype=np.float32).reshape(2, 6)
+UP, DOWN = ("upload", (2, 6)), ("download", (2,))
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
+    made = FakeCupy()
+    monkeypatch.setattr("ortplugin.device.cupy_module", lambda: made)
+    return made
+
+
+def session(graph: bool) -> Any:
+    model = onnx.parser.parse_model(MODEL).SerializeToString()
+    return DeviceSession(onnxruntime.InferenceSession(model, providers=CPU_ONLY), {"shape"}, graph)
+
+
+def shape(*sizes: int) -> Any:
+    return np.array(sizes, np.int64)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_target_shape_of_numpy_does_not_come_back_from_the_device(cupy: FakeCupy, graph: bool) -> None:
+    made = session(graph)
+    for number, sizes in enumerate([(3, 4), (3, 4), (4, 3), (3, 4)]):
+        cupy.log.clear()
+        found = ortplugin.run(made, {"x": X + number, "shape": shape(*sizes)})["y"]
+        assert np.array_equal(found.array, 2 * (X + number).reshape(sizes))
+        assert "download" not in dict(cupy.log)
+        if not graph or number in (1, 3):  # no graph, or one that is there already and whose buffer holds the shape
+            assert cupy.log == [UP]
+    assert len(made.kept) == (2 if graph else 0)
+
+
+def test_one_on_the_device_is_read_once_a_run(cupy: FakeCupy) -> None:
+    made = session(True)
+    for number, sizes in enumerate([(3, 4), (3, 4), (4, 3), (3, 4)]):
+        given = cupy.asarray(shape(*sizes))
+        cupy.log.clear()
+        found = ortplugin.run(made, {"x": X + number, "shape": given})["y"]
+        assert np.array_equal(found.array, 2 * (X + number).reshape(sizes))
+        assert cupy.log.count(DOWN) == 1
+    assert len(made.kept) == 2
+
+
+def test_a_plain_run_takes_device_arrays_where_they_are(cupy: FakeCupy) -> None:
+    made = session(False)
+    feeds = {"x": cupy.asarray(X), "shape": cupy.asarray(shape(12))}
+    cupy.log.clear()
+    assert np.array_equal(ortplugin.run(made, feeds)["y"].array, 2 * X.ravel())
+    assert cupy.log == []
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_dtypes_are_checked_wherever_the_array_is(cupy: FakeCupy, graph: bool) -> None:
+    for wrong in ({"x": X, "shape": shape(3, 4).astype(np.int32)}, {"x": X.astype(np.float64), "shape": shape(3, 4)}):
+        with pytest.raises(UsageError, match="convert it with"):
+            ortplugin.run(session(graph), wrong)
+
+
+def test_a_replay_holds_its_feeds(cupy: FakeCupy) -> None:
+    from ortplugin.device import replay
+
+    made = session(True)
+    replayed = replay(made, {"x": X, "shape": shape(3, 4)})
+    cupy.log.clear()
+    replayed()
+    assert cupy.log == []
