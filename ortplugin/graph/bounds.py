@@ -18,7 +18,7 @@ RANK = 64  # no kernel of ONNX Runtime takes as many dimensions; where no bound 
 
 _SAME_ELEMENTS = """
     Abs Acos Asin Atan BitwiseNot Cast CastLike Ceil Clip Cos CumSum Erf Exp Floor Identity IsInf IsNaN Log Neg
-    Not Reciprocal Relu Reshape Round Sigmoid Sign Sin Slice Split Sqrt Squeeze Tan Tanh TopK Transpose Trilu Unsqueeze
+    Not Reciprocal Relu Reshape Round Sigmoid Sign Sin Split Sqrt Squeeze Tan Tanh TopK Transpose Trilu Unsqueeze
     ReduceMax ReduceMin ReduceMean ReduceProd ReduceSum ArgMax ArgMin ScatterElements ScatterND Dropout Compress Unique
 """
 _BROADCAST = """
@@ -93,6 +93,8 @@ def result_bound(node: NodeProto, inputs: Sequence[Bound], bodies: int) -> Bound
         if len(inputs) > 1:
             axes = inputs[1].elements
         return Bound(first.elements, first.rank + (RANK if axes is None else axes))
+    if op == "Slice":
+        return Bound(_slice_length(inputs), first.rank, first.exact)
     if op in SAME_ELEMENTS:
         return Bound(first.elements, first.rank, first.exact and op in SAME_RANK)
     if op in ADDS_DIMENSION:
@@ -184,6 +186,25 @@ def _range_length(limits: Sequence[tuple[int, ...] | None]) -> int | None:
         return None
     start, limit, delta = (each[0] for each in limits if each)
     return None if delta == 0 else _clamped(max(-((start - limit) // delta), 0))
+
+
+def _slice_length(inputs: Sequence[Bound]) -> int | None:
+    """How many elements a Slice leaves at most: of a vector as many as lie between bounds that are known.
+
+    A network that takes its shapes apart and puts them together again, layer after layer, does so with Slices: were
+    each as long as what it cuts, the bounds of its shapes would grow with every layer.
+    """
+    size = inputs[0].elements if inputs else None
+    if size is None or len(inputs) < 3 or inputs[0].rank != 1:
+        return size
+    starts, ends = inputs[1].integers, inputs[2].integers
+    steps = inputs[4].integers if len(inputs) > 4 and inputs[4] != UNKNOWN else (1,)
+    if starts is None or ends is None or steps is None or len(starts) != 1 or len(ends) != 1 or min(steps) < 1:
+        return size
+    start, end = starts[0], ends[0]
+    if start >= 0 > end:
+        return size
+    return min(size, max(end - start, 0) if (start < 0) == (end < 0) else min(-start, end))
 
 
 def _product(a: int | None, b: int | None) -> int | None:

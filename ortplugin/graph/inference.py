@@ -34,12 +34,10 @@ from ortplugin.graph.bounds import (
     tightest,
 )
 from ortplugin.graph.shapes_only import DOMAIN as SHAPES_ONLY
-from ortplugin.graph.shapes_only import guarded_slice, shapes_only
+from ortplugin.graph.shapes_only import OPAQUE, dtype_only, guarded_slice, shapes_only
 
 ALL_ELEMENTS = 1 << 21  # of all values that are kept together, 100 MB
 VISITS = 1 << 17  # of nodes in local functions, whose calls onnx goes into each time: they may stand for any number
-
-_OPAQUE = "ortplugin.opaque"  # no operator of this domain is known
 
 # The opset from which onnx keeps what an operator computes.
 KEPT_FROM = {
@@ -63,7 +61,7 @@ def infer_shapes(model: ModelProto, strict: bool = False) -> ModelProto:
     for function in model.functions:
         work.keep_nothing(function)
     for holder in (model, *model.functions):
-        for domain in (_OPAQUE, SHAPES_ONLY):
+        for domain in (OPAQUE, SHAPES_ONLY):
             holder.opset_import.add(domain=domain, version=1)
     model.functions.extend(work.made.values())
     keep = work.kept <= ALL_ELEMENTS
@@ -111,7 +109,7 @@ class _Bounds:
             rank = self._function(called, inputs)
             bound = Bound(None, rank)
         elif node.domain not in self.imported:  # onnx gives up on the whole model there
-            node.domain = _OPAQUE
+            node.domain = OPAQUE
             return UNKNOWN
         elif node.domain not in ("", "ai.onnx"):
             self._hide_other(node)
@@ -123,7 +121,7 @@ class _Bounds:
             if node.op_type == "If" and sizes and None not in sizes:
                 bound = Bound(max(size or 0 for size in sizes), bound.rank)
         if bound.rank > RANK or _asks_too_much(node):
-            node.domain = _OPAQUE
+            node.domain = OPAQUE
             return UNKNOWN
         since = 10 if node.op_type == "Slice" else KEPT_FROM.get(node.op_type, self.opset + 1)
         if node.domain in ("", "ai.onnx") and self.opset >= since:
@@ -174,7 +172,7 @@ class _Bounds:
         if node.domain not in ("", "ai.onnx") or opset < KEPT_FROM.get(node.op_type, opset + 1):
             return
         if any(each.ref_attr_name for each in node.attribute):
-            node.domain = _OPAQUE
+            node.domain = OPAQUE
         elif node.op_type == "Slice":
             self._call_guarded_slice(node)
         else:
@@ -187,7 +185,7 @@ class _Bounds:
         onnx's inference of them is less careful: that of TreeEnsemble dies where the type of its input is unknown.
         """
         if node.domain.startswith("ai.onnx."):
-            node.domain = _OPAQUE
+            node.domain = OPAQUE
 
     def _keep_or_not(self, node: NodeProto, inputs: Sequence[Bound], bound: Bound) -> None:
         given = [each for each, name in zip(inputs, node.input, strict=True) if name]
@@ -221,7 +219,9 @@ class _Bounds:
         if op in ("Squeeze", "Unsqueeze"):
             axes = inputs[1].integers if len(inputs) > 1 and node.input[1] else None
             if axes is None and len(inputs) > 1 and node.input[1]:
-                node.domain = _OPAQUE  # onnx infers nothing of it either
+                self.made.setdefault("DtypeOnly", dtype_only("DtypeOnly"))  # onnx infers no more of it either
+                node.domain, node.op_type = SHAPES_ONLY, "DtypeOnly"
+                del node.attribute[:]
                 return
             del node.input[1:], node.attribute[:]
             if axes is not None:

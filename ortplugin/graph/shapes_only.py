@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from onnx import AttributeProto, FunctionProto, helper
 
 DOMAIN = "ortplugin.shapes_only"  # of the functions
+OPAQUE = "ortplugin.opaque"  # no operator of this domain is known
 
 
 def shapes_only(name: str, op: str, count: int, attributes: Sequence[str]) -> FunctionProto:
@@ -42,3 +43,16 @@ def guarded_slice(name: str, count: int, inner: str) -> FunctionProto:
     ]
     imports = [helper.make_opsetid("", 15), helper.make_opsetid(DOMAIN, 1)]
     return helper.make_function(DOMAIN, name, inputs, ["y"], nodes, imports)
+
+
+def dtype_only(name: str) -> FunctionProto:
+    """Something of the data's dtype, of whose shape onnx knows nothing.
+
+    Where a shape cannot be told the dtype still must be: without it onnx infers nothing of what comes after.
+    """
+    nodes = [
+        helper.make_node("Unknown", ["x1"], ["lengths"], domain=OPAQUE),
+        helper.make_node("Reshape", ["x0", "lengths"], ["y"]),
+    ]
+    imports = [helper.make_opsetid("", 14), helper.make_opsetid(OPAQUE, 1)]
+    return helper.make_function(DOMAIN, name, ["x0", "x1"], ["y"], nodes, imports)
