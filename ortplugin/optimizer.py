@@ -18,7 +18,7 @@ from .inline import NAME as INLINE_FUNCTIONS
 from .inline import inline_functions
 from .input_shapes import Shapes, fix_input_shapes
 from .inputs import CANDIDATES, as_wanted, generate, load_inputs
-from .modelcheck import check_structure, check_tensors, contradiction
+from .modelcheck import check_structure, check_tensors, contradiction, walk_nodes
 from .normalise import normalised
 from .passes.allow_tf32 import ALLOW_TF32
 from .passes.base import Change, NearMiss, Pass, PassResult
@@ -155,7 +155,9 @@ BEFORE_PRECISION = (
 )
 
 # A pass is idempotent, but may open the way for an earlier one. Models need two to four rounds; a Swin from TorchScript
-# needs eight: what it knows of each stage's shapes comes from the stage before.
+# needs eight: what it knows of each stage's shapes comes from the stage before. An Encodec with two stages needs
+# thirty. However deep a model is, each such round leaves fewer nodes, so only the other rounds count: they alone could
+# go on for ever. A limit on all of them would stop halfway, and optimizing again would change what it left.
 MAX_ROUNDS = 16
 
 Progress = Callable[[str], None]
@@ -246,8 +248,9 @@ def run_passes(
 ) -> tuple[ModelProto, list[Change], list[NearMiss]]:
     """`model` after `passes`, with the changes in order and the near misses that remain.
 
-    Passes run in rounds until one changes nothing. Each round imports what the one before exported, so the last round
-    is what a second call would do first: optimizing an optimized model changes nothing, by construction.
+    Passes run in rounds until one changes nothing, or until MAX_ROUNDS of them have left no fewer nodes. Each round
+    imports what the one before exported, so the last round is what a second call would do first: optimizing an
+    optimized model changes nothing, by construction.
 
     Args:
         model: not changed.
@@ -259,7 +262,8 @@ def run_passes(
     changes: list[Change] = []
     misses: list[NearMiss] = []
     result = model
-    for _ in range(MAX_ROUNDS):
+    size, rounds = _size(result), 0
+    while rounds < MAX_ROUNDS:
         graph = import_model(result, weights)
         annotate(graph)
         found = len(changes)
@@ -279,10 +283,16 @@ def run_passes(
             break
         annotate(graph)
         result = export_model(graph, result)
+        before, size = size, _size(result)
+        rounds += size >= before
     if result is model:  # nothing to do is nothing changed, to the byte
         result = ModelProto()
         result.CopyFrom(model)
     return result, changes, list(dict.fromkeys(misses))
+
+
+def _size(model: ModelProto) -> int:
+    return sum(1 for _ in walk_nodes(model))
 
 
 def _run_pass(step: Pass, graph: gs.Graph, limit: int | None, before: Sequence[Change]) -> PassResult:

@@ -102,6 +102,21 @@ def test_rounds_are_bounded(pipeline: Callable[..., tuple[Replace, ...]]) -> Non
     assert there.calls == back.calls == optimizer.MAX_ROUNDS
 
 
+def test_shapes_of_any_number_of_layers_are_folded() -> None:
+    """Each is known once those before it are: a round for each layer, as in an Encodec from TorchScript."""
+    layers = 2 * optimizer.MAX_ROUNDS
+    nodes = "\n".join(
+        f"""s{at} = Shape(r{at})  n{at} = Gather<axis = 0>(s{at}, one)  h{at} = Div(n{at}, one)
+        t{at} = Concat<axis = 0>(h{at}, rest)  v{at} = Reshape(r{at}, t{at})  r{at + 1} = Softmax(v{at})"""
+        for at in range(layers)
+    )
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[4,4] r0) => (float[4,4] r{layers}) <int64[1] one = {{1}}, int64[1] rest = {{-1}}> {{ {nodes} }}""")
+    optimized, _ = ortplugin.optimize(model)
+    assert types_of(optimized) == ["Softmax"] * layers
+    assert not ortplugin.optimize(optimized)[1].changes
+
+
 def test_the_input_model_is_not_changed(pipeline: Callable[..., tuple[Replace, ...]]) -> None:
     pipeline(Replace("a", "Abs", "Exp"))
     model = chain("Abs")
