@@ -45,7 +45,7 @@ import transformers
 from torch import nn
 
 from models import tiny_scatters
-from models.packed import ARCHIVE, pack, unpack
+from models.packed import ARCHIVE, pack, strip, unpack
 
 DATA = ARCHIVE.parent
 SEED = 20240701
@@ -410,18 +410,6 @@ def export(case: Case, model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> on
                 options["dynamic_axes"] = architecture.axes
             torch.onnx.export(model, inputs, path, dynamo=False, **options)
         return onnx.load(path)
-
-
-def strip(message: Any) -> None:
-    """Empties every doc_string and metadata_props in a protobuf message, however deep."""
-    for name in ("doc_string", "metadata_props"):
-        if name in message.DESCRIPTOR.fields_by_name:
-            message.ClearField(name)
-    for descriptor, value in message.ListFields():
-        if descriptor.message_type is None:
-            continue
-        for item in value if hasattr(value, "__len__") and not hasattr(value, "DESCRIPTOR") else (value,):
-            strip(item)
 
 
 def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:

@@ -9,13 +9,14 @@ import io
 import lzma
 import tarfile
 from pathlib import Path
+from typing import Any
 
 ARCHIVE = Path(__file__).resolve().parent.parent / "tests" / "data" / "models.tar.xz"
 
 
-def unpack(folder: Path) -> None:
+def unpack(folder: Path, source: Path = ARCHIVE) -> None:
     """Writes every model to `folder`, "lerp/<name>.onnx" into its own."""
-    with tarfile.open(ARCHIVE) as archive:
+    with tarfile.open(source) as archive:
         for member in archive:
             data = archive.extractfile(member)
             assert data is not None
@@ -24,7 +25,7 @@ def unpack(folder: Path) -> None:
             path.write_bytes(data.read())
 
 
-def pack(folder: Path) -> None:
+def pack(folder: Path, target: Path = ARCHIVE) -> None:
     """Makes the archive of all models in `folder`."""
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.USTAR_FORMAT) as archive:
@@ -33,4 +34,16 @@ def pack(folder: Path) -> None:
             member.size = path.stat().st_size
             with path.open("rb") as data:
                 archive.addfile(member, data)
-    ARCHIVE.write_bytes(lzma.compress(raw.getvalue(), preset=9 | lzma.PRESET_EXTREME))
+    target.write_bytes(lzma.compress(raw.getvalue(), preset=9 | lzma.PRESET_EXTREME))
+
+
+def strip(message: Any) -> None:
+    """Empties every doc_string and metadata_props in a protobuf message, however deep."""
+    for name in ("doc_string", "metadata_props"):
+        if name in message.DESCRIPTOR.fields_by_name:
+            message.ClearField(name)
+    for descriptor, value in message.ListFields():
+        if descriptor.message_type is None:
+            continue
+        for item in value if hasattr(value, "__len__") and not hasattr(value, "DESCRIPTOR") else (value,):
+            strip(item)

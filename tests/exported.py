@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from functools import cache
 from pathlib import Path
 
 from models.packed import ARCHIVE, unpack
@@ -13,3 +14,13 @@ DATA = Path(_folder.name)
 
 unpack(DATA)
 shutil.copy(ARCHIVE.parent / "expected.json", DATA)
+
+
+_architectures = tempfile.TemporaryDirectory(prefix="ortplugin-architectures-")
+
+
+@cache
+def architectures() -> Path:
+    """A folder with the models of models/architectures, unpacked when first asked for."""
+    unpack(Path(_architectures.name), ARCHIVE.with_name("architectures.tar.xz"))
+    return Path(_architectures.name)
