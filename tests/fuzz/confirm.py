@@ -8,8 +8,9 @@ as many does not. Operators of ours in the original are spelled out for that: th
 A model runs in ROUNDS sessions, PASSES times over the feeds in each. Before each of these runs comes one on other
 numbers, others each time, whose outputs nobody looks at: what is left of it, or what a capture took from it, is wrong.
 
-What is told apart is no finding and is counted with its reason: "unfit" where the original is at fault, "unrepeated"
-where the optimized model is right each time.
+What is told apart is no finding and is counted with its reason: "unfit" where the original is at fault, or where the
+optimized model is right in a session without ONNX Runtime's own optimizations, which is how the original is judged on
+the CPU; "unrepeated" where the optimized model is right each time.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from .reference import Finding, Outputs, Reference, references_of
 
 ROUNDS, PASSES = 3, 2
 ORIGINAL = "the original "  # begins each reason that it is at fault, and the stage in which it runs
+BY_OPTIMIZATIONS = "ONNX Runtime's own optimizations: the optimized model is right without them"
 NOT_CAPTURED = f"{ORIGINAL}is not captured in a CUDA graph, and without one the optimized model is right"
 
 
@@ -88,6 +90,10 @@ def confirm(judge: Judge, case: Case, finding: Finding) -> Verdict:
         if verdict is None:
             provider = plain
             continue
+        if verdict.what == "finding":
+            bare = provider.unoptimized()
+            if bare is not None and _is_right(Judge(bare), judge.tell, case, references, finding, faults):
+                return Verdict("unfit", BY_OPTIMIZATIONS)
         return Verdict("unfit", NOT_CAPTURED) if skipped and verdict.what == "unrepeated" else verdict
     raise AssertionError("a provider without a CUDA graph gives a verdict")
 
@@ -125,6 +131,19 @@ def _optimized(
         return Verdict("unfit", next(iter(faults.values())))
     count = sum(len(each) for each in runs.outputs)
     return Verdict("unrepeated", f"{finding.kind}, and then right in {count} runs {judge.provider.where}")
+
+
+def _is_right(
+    judge: Judge,
+    tell: Tell,
+    case: Case,
+    references: Sequence[Reference],
+    finding: Finding,
+    faults: dict[str, str],
+) -> bool:
+    """Whether the optimized model is, by each output that the original has right."""
+    verdict = _optimized(judge, tell, case, references, finding, faults, False)
+    return verdict is not None and verdict.what != "finding"
 
 
 def _of_onnx_runtime(model: onnx.ModelProto) -> onnx.ModelProto | None:

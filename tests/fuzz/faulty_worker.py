@@ -13,7 +13,7 @@ operator or domain, or if `what` is a number and it has fewer nodes. The faults:
     talks       ONNX Runtime has something to say in a run, in no session's log
 
 `graph` alone in the list: runs are captured. A fault with `graph/` before it shows only in runs that are captured, one
-with `plain/` only in those that are not.
+with `plain/` only in those that are not, one with `fused/` only in sessions with ONNX Runtime's own optimizations.
 """
 
 from __future__ import annotations
@@ -54,15 +54,21 @@ class Faulty(Provider):
 
     is_cpu = False
 
-    def __init__(self, faults: str) -> None:
+    def __init__(self, faults: str, optimize: bool = True) -> None:
         self._text = faults.split(",")
+        self._optimize = optimize
         self._graph = "graph" in self._text
         self._runs = 0
         self.where = "under a graph" if self._graph else "on the stand-in"
 
     def plain(self) -> Provider | None:
         """The same without a graph."""
-        return Faulty(",".join(each for each in self._text if each != "graph")) if self._graph else None
+        without = ",".join(each for each in self._text if each != "graph")
+        return Faulty(without, self._optimize) if self._graph else None
+
+    def unoptimized(self) -> Provider | None:
+        """The same without ONNX Runtime's own optimizations."""
+        return Faulty(",".join(self._text), optimize=False) if self._optimize else None
 
     def session(self, model: onnx.ModelProto, optimize: bool) -> Any:
         """A session with the faults of the model."""
@@ -73,8 +79,8 @@ class Faulty(Provider):
             if what in known or (what.isdecimal() and len(nodes) < int(what)):
                 found.append(fault)
         captured = self._graph and ["open"] not in found
-        other = "plain/" if captured else "graph/"
-        kept = [[name.split("/")[-1], *rest] for name, *rest in found if not name.startswith(other)]
+        others = ("plain/" if captured else "graph/", *(() if self._optimize else ("fused/",)))
+        kept = [[name.split("/")[-1], *rest] for name, *rest in found if not name.startswith(others)]
         return _Session(super().session(model, False), kept, captured)
 
     def run(self, session: Any, feeds: dict[str, Any]) -> dict[str, Any]:

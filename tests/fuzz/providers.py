@@ -43,6 +43,10 @@ class Provider:
         """The same without a CUDA graph; None if this one has none."""
         return None
 
+    def unoptimized(self) -> Provider | None:
+        """The same without ONNX Runtime's own graph optimizations; None if this one has none."""
+        return None
+
 
 class Cuda(Provider):
     """CUDA; `graph`: what `ortplugin.run` runs is captured and replayed, where ONNX Runtime can capture the model.
@@ -52,13 +56,18 @@ class Cuda(Provider):
 
     is_cpu = False
 
-    def __init__(self, graph: bool = False) -> None:
+    def __init__(self, graph: bool = False, optimize: bool = True) -> None:
         self.graph = graph
+        self.optimize = optimize
         self.where = "under a CUDA graph" if graph else "on CUDA"
 
     def plain(self) -> Provider | None:
         """The same without a CUDA graph; None if this one has none."""
-        return Cuda() if self.graph else None
+        return Cuda(optimize=self.optimize) if self.graph else None
+
+    def unoptimized(self) -> Provider | None:
+        """The same without ONNX Runtime's own graph optimizations; None if this one has none."""
+        return Cuda(self.graph, optimize=False) if self.optimize else None
 
     def session(self, model: onnx.ModelProto, optimize: bool) -> Any:
         """A session on the GPU, silent, with the model, for one without a graph."""
@@ -68,14 +77,14 @@ class Cuda(Provider):
             self._plain(model.SerializeToString())
         if self.graph:
             try:
-                return _Session(data, _cuda_session(data, True), True)
+                return _Session(data, _cuda_session(data, True, self.optimize), True)
             except Exception as error:  # ONNX Runtime's own classes have no common base
                 _check_gpu(error)  # what it can't capture runs without a graph
         return self._plain(data)
 
     def _plain(self, data: bytes) -> _Session:
         try:
-            return _Session(data, _cuda_session(data, False), False)
+            return _Session(data, _cuda_session(data, False, self.optimize), False)
         except Exception as error:  # ONNX Runtime's own classes have no common base
             _check_gpu(error)
             raise
@@ -95,7 +104,7 @@ class Cuda(Provider):
         session.ort = None
         gc.collect()
         try:
-            session.ort = _cuda_session(session.data, False)
+            session.ort = _cuda_session(session.data, False, self.optimize)
             return _on_gpu(session.ort, feeds, 1)
         except Exception as error:  # as above
             _check_gpu(error)
@@ -127,11 +136,13 @@ def _check_gpu(error: Exception) -> None:
         raise LostError(str(error)) from error
 
 
-def _cuda_session(model: bytes, graph: bool) -> Any:
+def _cuda_session(model: bytes, graph: bool, optimize: bool) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    if not optimize:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     # Not "arena_extend_strategy": "kSameAsRequested", with which ONNX Runtime frees pinned memory in a callback of
     # CUDA, where no call of CUDA is allowed.

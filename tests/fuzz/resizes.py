@@ -36,7 +36,8 @@ def in_two_dimensions(node: onnx.NodeProto, name: str, lengths: Mapping[str, int
     if "mode" not in attributes or attributes["mode"].s != b"linear":
         return None
     used = [index for index, each in enumerate(node.input) if index and lengths.get(each) == ONE_DIMENSION]
-    return _spelled(node, name, used) if used else None
+    old = "scales" in attributes and len(attributes["scales"].floats) == ONE_DIMENSION  # Upsample's before opset 9
+    return _spelled(node, name, used) if used or old else None
 
 
 def _spelled(node: onnx.NodeProto, name: str, used: list[int]) -> Iterator[onnx.NodeProto]:
@@ -46,6 +47,9 @@ def _spelled(node: onnx.NodeProto, name: str, used: list[int]) -> Iterator[onnx.
         yield helper.make_node("Constant", [], [f"{name}/{constant}"], value=_integers(values))
     yield helper.make_node("Reshape", [node.input[0], f"{name}/image"], [f"{name}/x"])
     made.input[0], made.output[0] = f"{name}/x", f"{name}/y"
+    for each in made.attribute:
+        if each.name == "scales":
+            each.floats.insert(2, 1.0)
     for index in used:
         vector, own = node.input[index], f"{name}/{index}"
         is_sizes = node.op_type == "Resize" and index == len(("X", "roi", "scales"))

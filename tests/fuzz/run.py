@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ortplugin.session import resolve_provider
 
-from .confirm import ORIGINAL
+from .confirm import BY_OPTIMIZATIONS, ORIGINAL
 from .corpus import known, to_text
 from .evaluate import Evaluator
 from .generate import Case, make_case
@@ -88,10 +88,8 @@ def fuzz(
                     result.counts[verdict.what] += 1
                     result.rewrites.update(verdict.rewrites)
                     result.captured += verdict.captured
-                    if verdict.message.startswith(ALONE) or verdict.what in (
-                        "unrepeated",
-                        "broken",
-                    ):  # each is to be explained
+                    known = verdict.message.startswith((ALONE, BY_OPTIMIZATIONS))
+                    if known or verdict.what in ("unrepeated", "broken"):  # each is to be explained
                         result.reasons[f"{verdict.what}: {verdict.message} with seed {seed}"] += 1
                     elif verdict.message:
                         result.reasons[f"{verdict.what}: {verdict.message[:160]}"] += 1
@@ -164,7 +162,7 @@ def main() -> int:
     end = time.monotonic() + 60 * (arguments.minutes or float("inf"))
     late = lambda _: time.monotonic() > end  # noqa: E731
     result = fuzz(seeds, jobs, arguments.provider, arguments.minimise, show, late, ignore)
-    always = ("broken", "unrepeated", f"unfit: {ALONE}", f"unfit: {ORIGINAL}")
+    always = ("broken", "unrepeated", f"unfit: {ALONE}", f"unfit: {ORIGINAL}", f"unfit: {BY_OPTIMIZATIONS}")
     for reason, count in result.reasons.most_common():
         if arguments.reasons or reason.startswith(always):
             print(f"{count:5} {reason}")

@@ -10,6 +10,7 @@ import onnx.parser
 import pytest
 
 import ortplugin
+from fuzz.confirm import BY_OPTIMIZATIONS
 from fuzz.generate import Case
 from fuzz.guilty import find_guilty
 from fuzz.judge import Verdict
@@ -76,6 +77,15 @@ def test_what_the_original_does_is_unfit_with_a_reason(faults: str, reason: str)
     verdict = ask(faults)
     assert verdict.what == "unfit", verdict
     assert verdict.message.startswith(reason), verdict
+
+
+@pytest.mark.parametrize("fault", ["off", "stale", "fails"])
+def test_what_onnx_runtimes_own_optimizations_do(fault: str) -> None:
+    verdict = ask(f"ortplugin:fused/{fault}")
+    assert (verdict.what, verdict.message) == ("unfit", BY_OPTIMIZATIONS)
+    verdict = ask(f"CumSum:stale:y,ortplugin:fused/{fault}:z")
+    assert verdict.what == "unfit", verdict
+    assert finding_of(ask(f"ortplugin:fused/{fault},ortplugin:off:z")).kind in ("values", "run")
 
 
 @pytest.mark.parametrize(("faults", "kind"), [("ortplugin:off", "values"), ("graph,ortplugin:graph/lost", "crash")])

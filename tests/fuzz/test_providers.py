@@ -34,7 +34,8 @@ class Machine:
         monkeypatch.setattr(providers, "_cuda_session", self.session)
         monkeypatch.setattr(providers, "_on_gpu", self.run)
 
-    def session(self, data: bytes, graph: bool) -> Session:
+    def session(self, data: bytes, graph: bool, optimize: bool) -> Session:
+        self.optimized = optimize
         assert all(each() is None for each in self.sessions)  # a capture that failed is open as long as its session
         if graph in self.loading:
             raise RuntimeError(self.loading[graph])
@@ -97,6 +98,18 @@ def test_modes() -> None:
     plain = Cuda(graph=True).plain()
     assert isinstance(plain, Cuda)
     assert (plain.graph, plain.plain(), plain.where) == (False, None, "on CUDA")
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_without_onnx_runtimes_own_optimizations(monkeypatch: pytest.MonkeyPatch, graph: bool) -> None:
+    machine, cuda = Machine(monkeypatch), Cuda(graph)
+    machine.running[True] = "this can't be captured"  # then it runs without a graph, in the same way
+    bare = cuda.unoptimized()
+    assert isinstance(bare, Cuda)
+    assert bare.unoptimized() is None
+    for provider, optimized in ((cuda, True), (bare, False)):
+        provider.run(provider.session(MODEL, False), {})
+        assert (provider.graph, machine.optimized) == (graph, optimized)
 
 
 def test_a_worker_does_not_print_what_onnx_runtime_says(capfd: pytest.CaptureFixture[str]) -> None:

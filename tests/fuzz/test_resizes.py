@@ -17,6 +17,10 @@ NODES = {
     "sizes": ('y = Resize <mode = "linear"> (x, "", "", s)', "int64[3] s = {1, 2, 7}"),
     "a constant": ('c = Constant <value_floats = [1.0, 1.0, 2.5]> () y = Resize <mode = "linear"> (x, "", c)', ""),
 }
+OLD = {
+    "Upsample": ('y = Upsample <mode = "linear"> (x, s)', "float[3] s = {1, 1, 2.5}"),
+    "an attribute": ('y = Upsample <mode = "linear", scales = [1.0, 1.0, 2.5]> (x)', ""),
+}
 
 
 def model_of(nodes: str, constants: str, opset: int = 18) -> onnx.ModelProto:
@@ -29,9 +33,9 @@ def result(model: onnx.ModelProto, x: np.ndarray[Any, Any]) -> np.ndarray[Any, A
     return np.asarray(run(make_session(model.SerializeToString()), {"x": x})["y"])
 
 
-@pytest.mark.parametrize("name", NODES)
-def test_only_its_own_row_takes_part(name: str) -> None:
-    model = model_of(*NODES[name])
+@pytest.mark.parametrize(("name", "opset"), [*((name, 18) for name in NODES), ("Upsample", 9), ("an attribute", 8)])
+def test_only_its_own_row_takes_part(name: str, opset: int) -> None:
+    model = model_of(*{**NODES, **OLD}[name], opset)
     made = definite(model)
     assert made is not None
     x = np.array([[[1, -2, 3], [4, 5, -6]]], np.float32)
