@@ -96,6 +96,10 @@ def _check_convertible(model: ModelProto, found: int, target: int) -> None:
     masks = [node for node in _nodes(model.graph) if node.op_type == "Dropout" and read & set(node.output[1:])]
     if masks and found < 10:
         raise ModelError(f"the mask of node '{masks[0].name}' (Dropout), which is no longer a number, is in use")
+    if masks and found < 12 <= target:  # by ONNX Runtime, outside of training
+        raise ModelError(
+            f"the mask of node '{masks[0].name}' (Dropout), false before opset 12 and then true, is in use"
+        )
     scan = next((node for node in _nodes(model.graph) if node.op_type == "Scan" and found < 9), None)
     if scan is not None:
         raise ModelError(f"node '{scan.name}' (Scan) has the batch dimension that Scan lost in opset 9")

@@ -236,6 +236,18 @@ def test_refused(opset: int, text: str, fragment: str) -> None:
     assert fragment in str(caught.value)
 
 
+@pytest.mark.parametrize("opset", [10, 11])
+def test_a_mask_that_becomes_true(opset: int, rng: np.random.Generator) -> None:
+    """Outside of training ONNX Runtime's Dropout gives a mask of false before opset 12 and of true from there on."""
+    original = parse("g (float[2,3] x) => (float[2,3] y, bool[2,3] m) { y, m = Dropout (x) }", opset)
+    assert not run(original, rng)[1].any()
+    assert upgrade(original, 11).graph.node[0].op_type == "Dropout"
+    with pytest.raises(ModelError, match=r"the mask of node '' \(Dropout\), false before opset 12"):
+        upgrade(original, BFLOAT16_OPSET)
+    unread = parse("g (float[2,3] x) => (float[2,3] y) { y, m = Dropout (x) }", opset)
+    assert upgrade(unread, BFLOAT16_OPSET).graph.node[-1].op_type == "Dropout"  # behind its ratio
+
+
 def test_refused_in_opset_13() -> None:
     words = "from opset 11 to 13, which bfloat16 needs: node '' .Hardmax. .* again with opset 13 or later"
     with pytest.raises(ModelError, match=words):
