@@ -453,7 +453,8 @@ def _optimize(
         stages: tuple[tuple[Pass, ...], ...] = (tuple(passes),)
         if target is not None:
             report.precision = target.name
-            request = Request(target, frozenset(precision_skip), _peaks(target, original, start, inputs, tell))
+            peaks = _peaks(target, original, start, inputs, tell)
+            request = Request(target, frozenset(precision_skip), peaks, frozenset(step.name for step in passes))
             stages = make_stages(passes, request, precision_io, skip)
         optimized, report.changes, report.near_misses = run_stages(start, stages, limit, tell)
         report.near_misses = [*misses, *report.near_misses]

@@ -25,9 +25,12 @@ _BFLOAT16 = """
     RotaryEmbedding ScatterElements ScatterND Shape Sigmoid Sign Sin Size Slice Softmax Softplus Softsign Split Sqrt
     Squeeze Sub Sum Tanh Tile Transpose Trilu Unsqueeze Where
 """
-# What becomes an operator of ours, whatever ONNX Runtime has.
-_OURS = ["Conv", "ConvTranspose", "LayerNormalization"]
 KERNELS: dict[str, frozenset[str]] = {
-    "float16": frozenset([*_FLOAT16.split(), *_OURS]),
-    "bfloat16": frozenset([*_BFLOAT16.split(), *_OURS]),
+    "float16": frozenset(_FLOAT16.split()),
+    "bfloat16": frozenset(_BFLOAT16.split()),
 }
+# What becomes an operator of ours, whatever ONNX Runtime has, and the rewrite that makes it one.
+FUSED_BY = {"Conv": "fuse-conv", "ConvTranspose": "fuse-conv", "LayerNormalization": "fuse-layer-norm"}
+POINTWISE = "lone-pointwise"  # the rewrite that takes what is pointwise and has found no neighbour
+# What ONNX Runtime runs by ONNX's own function, and the opset from which that holds operators of bfloat16.
+FUNCTIONS_OF_BFLOAT16 = {"Clip": 16}

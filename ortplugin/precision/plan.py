@@ -16,6 +16,7 @@ from ortplugin.graph.shape_values import SMALL, shape_values
 from ortplugin.graph.shapes import element_count
 from ortplugin.ops.base import DOMAIN
 from ortplugin.precision import FLOAT16, Precision, programs, roles
+from ortplugin.precision.kernels import FUSED_BY, POINTWISE
 from ortplugin.precision.ranges import MARGIN, exceeds, fault, is_filling
 from ortplugin.precision.roles import Slots
 
@@ -31,11 +32,13 @@ class Request:
         target: the precision.
         skip: names and types of operators that keep their dtype.
         peaks: value name to its largest magnitude, as far as it was measured.
+        rewrites: the names of those that follow: they take what ONNX Runtime has no kernel for.
     """
 
     target: Precision
     skip: frozenset[str] = frozenset()
     peaks: Mapping[str, float] = field(default_factory=dict)
+    rewrites: frozenset[str] = frozenset({*FUSED_BY.values(), POINTWISE})
 
 
 @dataclass
@@ -116,7 +119,7 @@ def _slots(scope: Scope, node: gs.Node, request: Request, on_shapes: frozenset[i
     if isinstance(slots, str) or not target.narrows:
         return slots
     return (
-        roles.lacks_kernel(scope, node, target)
+        roles.lacks_kernel(scope, node, target, request.rewrites)
         or roles.cost(scope, node)
         or _constant_fault(scope, node, slots[0], target)
         or _measured_fault(node, request)

@@ -11,6 +11,7 @@ schema     the operator does not exist in the dtype, at this opset or in ONNX Ru
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 
 import numpy as np
 import onnx
@@ -21,7 +22,7 @@ from ortplugin.graph.pointwise import is_pointwise
 from ortplugin.ops.base import DOMAIN
 from ortplugin.ops.decompose import DTYPE_NAMES
 from ortplugin.precision import Dtype, Precision
-from ortplugin.precision.kernels import KERNELS
+from ortplugin.precision.kernels import FUNCTIONS_OF_BFLOAT16, FUSED_BY, KERNELS, POINTWISE
 
 Slots = tuple[tuple[int, ...], tuple[int, ...]]  # inputs and outputs by index
 
@@ -111,14 +112,19 @@ def schema_slots(node: gs.Node, opset: int, target: Precision) -> Slots | str:
     return inputs or (), outputs
 
 
-def lacks_kernel(scope: Scope, node: gs.Node, target: Precision) -> str:
-    """Why the CUDA provider can't run the operator in the target's dtype; '' if it can or it becomes one of ours."""
-    known = KERNELS.get(target.dtype.name)
-    if not known or node.op in known or (node.domain or "") == DOMAIN:
+def lacks_kernel(scope: Scope, node: gs.Node, target: Precision, rewrites: Container[str]) -> str:
+    """Why the CUDA provider can't run the operator in the target's dtype; '' if it can or it becomes one of ours.
+
+    `rewrites`: those that follow.
+    """
+    name, known = target.dtype.name, KERNELS.get(target.dtype.name)
+    if not known or (node.domain or "") == DOMAIN or FUSED_BY.get(node.op) in rewrites:
         return ""
-    if is_pointwise(scope, node) and target.dtype.name == "float16":
+    pointwise = POINTWISE in rewrites and is_pointwise(scope, node)
+    runs = name != "bfloat16" or scope.opset >= FUNCTIONS_OF_BFLOAT16.get(node.op, 0)
+    if (node.op in known and (runs or pointwise)) or (pointwise and name == "float16"):
         return ""
-    return f"ONNX Runtime's CUDA provider has no {node.op} in {target.dtype.name}"
+    return f"ONNX Runtime's CUDA provider has no {node.op} in {name}"
 
 
 def cost(scope: Scope, node: gs.Node) -> str:

@@ -138,6 +138,36 @@ def test_a_model_of_an_older_opset_is_upgraded_for_bfloat16(opset: int) -> None:
         assert report.opset in (None, (9, 11))
 
 
+@pytest.mark.parametrize(
+    ("name", "opset", "op", "rewrite", "kept"),
+    [
+        ("bf16", 22, "ConvTranspose", "fuse-conv", True),
+        ("fp16", 17, "ConvTranspose", "fuse-conv", False),
+        ("bf16", 13, "Clip", "lone-pointwise", True),
+        ("bf16", 16, "Clip", "lone-pointwise", False),
+        ("fp16", 13, "Clip", "lone-pointwise", False),
+        ("fp16", 17, "Asin", "lone-pointwise", True),
+    ],
+)
+def test_what_only_a_rewrite_can_run(name: str, opset: int, op: str, rewrite: str, kept: bool) -> None:
+    """Left out by --only or --skip, it leaves a node that ONNX Runtime's CUDA provider can't run in that dtype."""
+    around = "Conv" if op == "ConvTranspose" else "MatMul"
+    inputs = {"ConvTranspose": "a w", "Clip": "a low"}.get(op, "a")
+    nodes = [node(around, "x w", "a"), node(op, inputs, "b"), node(around, "b w", "y")]
+    shape = (4, 4, 1, 1) if around == "Conv" else (4, 4)
+    constants = {"w": np.full(shape, 0.1, np.float32)} | ({"low": np.float32(0.5)} if op == "Clip" else {})
+    image = (FLOAT, [2, 4, 3, 4])
+    original = model(nodes, constants, inputs={"x": image}, outputs={"y": image}, opset=opset)
+    _, _, found = convert(original, name)
+    assert not found
+    _, _, found = convert(original, name, rewrites=frozenset({"fuse-conv", "lone-pointwise"} - {rewrite}))
+    dtype = {"fp16": "float16", "bf16": "bfloat16"}[name]
+    reason = f"ONNX Runtime's CUDA provider has no {op} in {dtype}"
+    assert found == ({"make_b": reason} if kept else {})
+    _, report = ortplugin.optimize(original, skip=[rewrite], precision=name)
+    assert (reason in [each.reason for each in report.near_misses]) is kept
+
+
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
 def test_the_statistics_of_a_norm_stay(name: str) -> None:
     """Their dtype is what stash_type says, float32, whatever that of the norm."""
