@@ -1,0 +1,24 @@
+"""The cases that were ever wrong (tests/fuzz/corpus) on CUDA, without a graph and under one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fuzz.corpus import FOLDER, from_text
+from fuzz.worker import Worker
+
+
+@pytest.fixture(scope="module", params=["cuda", "cuda-graph"])
+def worker(request: pytest.FixtureRequest) -> Iterator[Worker]:
+    worker = Worker(request.param, 120)
+    yield worker
+    worker.close()
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.txt")), ids=lambda path: path.stem)
+def test_corpus(library: Path, path: Path, worker: Worker) -> None:
+    """Some cannot be compared there: ONNX Runtime lacks a kernel, or the original is not right itself."""
+    verdict = worker.ask(from_text(path.read_text()))
+    assert verdict.what in ("same", "unfit"), verdict
