@@ -103,7 +103,16 @@ def _hard_swish(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
 
 
 def _sigmoid(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
-    yield helper.make_node("Sigmoid", [node.input[0]], [node.output[0]])
+    yield from _logistic(node.input[0], node.output[0], name)
+
+
+def _logistic(x: str, y: str, name: str) -> Iterator[onnx.NodeProto]:
+    """1 / (1 + e^-x): of double, too, ONNX Runtime's Sigmoid of -40 is 0."""
+    yield _constant(f"{name}/unit", 1.0)
+    yield helper.make_node("Neg", [x], [f"{name}/negated"])
+    yield helper.make_node("Exp", [f"{name}/negated"], [f"{name}/exp"])
+    yield helper.make_node("Add", [f"{name}/unit", f"{name}/exp"], [f"{name}/divisor"])
+    yield helper.make_node("Div", [f"{name}/unit", f"{name}/divisor"], [y])
 
 
 def _swish(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
@@ -111,7 +120,7 @@ def _swish(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
     usual = 1.0 if node.op_type == "Swish" else helper.make_attribute("alpha", 1.702).f
     yield _constant(f"{name}/alpha", next((each.f for each in node.attribute if each.name == "alpha"), usual))
     yield helper.make_node("Mul", [node.input[0], f"{name}/alpha"], [f"{name}/scaled"])
-    yield helper.make_node("Sigmoid", [f"{name}/scaled"], [f"{name}/gate"])
+    yield from _logistic(f"{name}/scaled", f"{name}/gate", name)
     yield helper.make_node("Mul", [node.input[0], f"{name}/gate"], [node.output[0]])
 
 
