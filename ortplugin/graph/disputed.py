@@ -2,7 +2,8 @@
 
 Where a value_info contradicts what it infers, ONNX Runtime keeps now the one and now the other, and two operands of one
 node may end up with shapes that do not fit, which the node's kernel refuses. So nothing is said of such a value, nor of
-what follows from it: a value_info is for ONNX Runtime's eyes and must not contradict it, even where it is right.
+what follows from it: a value_info is for ONNX Runtime's eyes and must not contradict it, even where it is right. And a
+Reshape to the right shape stays, though it changes nothing: kernels behind it are made for the shape that it tells.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import onnx_graphsurgeon as gs
 
+from ortplugin.graph.disputed import disputed
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.shapes import equal
@@ -64,7 +65,9 @@ def _cast(scope: Scope, node: gs.Node) -> bool:
 
 
 def _same_shape(scope: Scope, node: gs.Node) -> bool:
-    return equal(scope.shape(node.inputs[0]), scope.shape(node.outputs[0]))
+    """Where ONNX Runtime believes another shape of the input, the node tells it the right one, and stays."""
+    x, y = node.inputs[0], node.outputs[0]
+    return equal(scope.shape(x), scope.shape(y)) and x.name not in disputed(scope.graph)
 
 
 def _transpose(scope: Scope, node: gs.Node) -> bool:

@@ -113,3 +113,16 @@ def test_a_reshape_to_an_unknown_shape_stays() -> None:  # RELIABILITY 16
 def test_an_overridable_training_mode_stays() -> None:  # RELIABILITY 11
     assert_unchanged(model("""g (float[N] x, bool t) => (float[N] y) <bool t = {0}> {
         a = Sin(x)  b = Dropout(a, , t)  y = Neg(b) }"""), [REMOVE_IDENTITIES])  # fmt: skip
+
+
+@pytest.mark.parametrize(("ceil", "left"), [(1, ["AveragePool", "Reshape", "Neg"]), (0, ["AveragePool", "Neg"])])
+def test_a_reshape_that_tells_onnx_runtime_the_shape_stays(
+    ceil: int, left: list[str], rng: np.random.Generator
+) -> None:
+    """Of this pool in ceil_mode onnx infers [1,1,2], and ONNX Runtime, which infers by it, computes [1,1,1]."""
+    original = model(f"""g (float[1,1,2] x) => (float[1,1,1] y) <int64[3] one = {{1, 1, 1}}> {{
+        a = AveragePool<kernel_shape = [1], strides = [3], ceil_mode = {ceil}> (x)  b = Reshape(a, one)
+        y = Neg(b) }}""")
+    optimized, _ = run_pass(original, REMOVE_IDENTITIES)
+    assert operators(optimized) == left
+    assert_same_outputs(original, optimized, rng)
