@@ -92,7 +92,10 @@ def _grow(g: Graph) -> None:
 def _finish(g: Graph, seed: int) -> Case:
     computed = [name for node in g.nodes if node.op_type != "Constant" for name in node.output]
     if not computed:
-        g.op("Identity", g.values[0])
+        try:
+            g.op("Identity", g.values[0])
+        except UnfitError:  # it is not finite
+            g.op("Shape", g.values[0])
         computed = [g.nodes[-1].output[0]]
     values = {value.name: value for value in g.values}
     outputs = _outputs(g, [values[name] for name in computed if name in values])

@@ -47,6 +47,11 @@ def test_the_same_seed_makes_the_same_case() -> None:
         assert first.options == second.options
 
 
+def test_a_graph_of_a_value_that_is_not_finite() -> None:
+    """No node of this seed's came about, and its first value is infinite."""
+    assert [node.op_type for node in make_case(1105219, Evaluator()).oracle.graph.node] == ["Shape"]
+
+
 def test_many_operators() -> None:
     evaluator, found = Evaluator(), set()
     for seed in range(1500):
