@@ -10,7 +10,7 @@ still. Each has to load as it is before: the form runs where ONNX Runtime lacks 
     Gelu, FastGelu:  y = 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
 
 In float32 some of its kernels have an absolute error of a rounding of 1, however small y is: Sigmoid of -14 is 7.7e-7
-for 8.3e-7, and so Swish, QuickGelu, FastGelu and Elu. Where a whole output is that small, what it gives with these
+for 8.3e-7, and so Swish, QuickGelu, every Gelu and Elu. Where a whole output is that small, what it gives with these
 nodes computed in double (`through_double`) tells how far off the original is itself.
 """
 
@@ -44,7 +44,7 @@ def through_double(model: onnx.ModelProto) -> onnx.ModelProto | None:
 
 def _widen(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto] | None:
     spell = _SMALL.get((node.domain, node.op_type))
-    if dtype != TensorProto.FLOAT or spell is None or (node.op_type == "Gelu" and not _is_rough(node)):
+    if dtype != TensorProto.FLOAT or spell is None:
         return None
     return _in_casts(node, name, spell)
 
@@ -155,5 +155,51 @@ def _gelu(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
     yield helper.make_node("Mul", [f"{name}/halved", f"{name}/gate"], [node.output[0]])
 
 
+# erfc(z) = t e^(-z^2 + polynomial in t), t = 1 / (1 + z / 2), to 1.2e-7 of itself (Numerical Recipes, erfcc), the
+# highest coefficient first.
+_ERFC = (0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807, -0.18628806, 0.09678418, 0.37409196, 1.00002368,
+         -1.26551223)  # fmt: skip
+
+
+def _exact_gelu(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
+    """x Phi(x), of the input and a bias if there is one. ONNX Runtime has no Erf of double."""
+    x = node.input[0]
+    if len(node.input) > 1 and node.input[1]:
+        yield helper.make_node("Add", [x, node.input[1]], [f"{name}/x"])
+        x = f"{name}/x"
+    for which, value in (("half", 0.5), ("one", 1.0), ("zero", 0.0), ("root", math.sqrt(0.5))):
+        yield _constant(f"{name}/{which}", value)
+    for index, value in enumerate(_ERFC):
+        yield _constant(f"{name}/c{index}", value)
+
+    def step(op: str, made: str, *inputs: str) -> onnx.NodeProto:
+        return helper.make_node(op, [each if each == x else f"{name}/{each}" for each in inputs], [f"{name}/{made}"])
+
+    yield step("Abs", "magnitude", x)
+    yield step("Mul", "z", "magnitude", "root")
+    yield step("Mul", "half z", "z", "half")
+    yield step("Add", "divisor", "half z", "one")
+    yield step("Div", "t", "one", "divisor")
+    total = "c0"
+    for index in range(1, len(_ERFC)):
+        yield step("Mul", f"product{index}", total, "t")
+        yield step("Add", f"sum{index}", f"product{index}", f"c{index}")
+        total = f"sum{index}"
+    yield step("Mul", "square", "z", "z")
+    yield step("Sub", "exponent", total, "square")
+    yield step("Exp", "power", "exponent")
+    yield step("Mul", "erfc", "power", "t")
+    yield step("Mul", "tail", "erfc", "half")
+    yield step("Sub", "rest", "one", "tail")
+    yield step("Less", "negative", x, "zero")
+    yield step("Where", "share", "negative", "tail", "rest")
+    yield helper.make_node("Mul", [x, f"{name}/share"], [node.output[0]])
+
+
+def _either_gelu(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
+    yield from (_gelu if _is_rough(node) else _exact_gelu)(node, name)
+
+
 _SMALL = {("", "Sigmoid"): _sigmoid, ("", "Swish"): _swish, (CONTRIB, "QuickGelu"): _swish, ("", "Elu"): _elu,
-          ("", "Gelu"): _gelu, (CONTRIB, "FastGelu"): _gelu}  # fmt: skip
+          ("", "Gelu"): _either_gelu, (CONTRIB, "Gelu"): _exact_gelu, (CONTRIB, "BiasGelu"): _exact_gelu,
+          (CONTRIB, "FastGelu"): _gelu}  # fmt: skip

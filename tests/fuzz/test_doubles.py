@@ -117,15 +117,22 @@ def test_ours_in_double(library: Any, bias: str, what: str, monkeypatch: pytest.
     assert verdict.what == what, verdict
 
 
+def erf_gelu(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.array([each / 2 * math.erfc(-each / math.sqrt(2)) for each in x])
+
+
 SMALL = {
     "Sigmoid": ("Sigmoid (x)", "Sigmoid(a)", lambda x: 1 / (1 + np.exp(-x))),
     "QuickGelu": ("com.microsoft.QuickGelu (x)", "QuickGelu<alpha=1.702>(a)", lambda x: x / (1 + np.exp(-1.702 * x))),
     "Elu": ("Elu <alpha = 0.5> (x)", "Elu<alpha=0.5>(a)", lambda x: np.where(x > 0, x, 0.5 * np.expm1(x))),
     "FastGelu": ("com.microsoft.FastGelu (x)", 'Gelu<approximate="tanh">(a)', gelu),
+    "Gelu": ("Gelu (x)", "Gelu(a)", erf_gelu),
+    "com.microsoft.Gelu": ("com.microsoft.Gelu (x)", "Gelu(a)", erf_gelu),
 }
 
 
-RANGES = {"Sigmoid": (-60, -10), "QuickGelu": (-9, -7), "Elu": (-1e-6, 1e-6), "FastGelu": (-4.6, -4.3)}
+RANGES = {"Sigmoid": (-60, -10), "QuickGelu": (-9, -7), "Elu": (-1e-6, 1e-6), "FastGelu": (-4.6, -4.3),
+          "Gelu": (-5.2, -4.6), "com.microsoft.Gelu": (-5.2, -4.6)}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -147,4 +154,4 @@ def test_small_values_of_float32(library: Any, name: str, monkeypatch: pytest.Mo
 
 def test_small_values_of_other_dtypes_stay() -> None:
     assert through_double(model_of("y = Sigmoid(x)")) is None
-    assert through_double(model_of("y = Gelu(x)", "float")) is None
+    assert through_double(model_of("y = Gelu(x)")) is None
