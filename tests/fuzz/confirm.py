@@ -92,7 +92,8 @@ def confirm(judge: Judge, case: Case, finding: Finding) -> Verdict:
             continue
         if verdict.what == "finding":
             bare = provider.unoptimized()
-            if bare is not None and _is_right(Judge(bare), judge.tell, case, references, finding, faults):
+            again = bare and _optimized(Judge(bare), judge.tell, case, references, finding, faults, False)
+            if again is not None and again.what != "finding":  # by each output that the original has right
                 return Verdict("unfit", BY_OPTIMIZATIONS)
         return Verdict("unfit", NOT_CAPTURED) if skipped and verdict.what == "unrepeated" else verdict
     raise AssertionError("a provider without a CUDA graph gives a verdict")
@@ -131,19 +132,6 @@ def _optimized(
         return Verdict("unfit", next(iter(faults.values())))
     count = sum(len(each) for each in runs.outputs)
     return Verdict("unrepeated", f"{finding.kind}, and then right in {count} runs {judge.provider.where}")
-
-
-def _is_right(
-    judge: Judge,
-    tell: Tell,
-    case: Case,
-    references: Sequence[Reference],
-    finding: Finding,
-    faults: dict[str, str],
-) -> bool:
-    """Whether the optimized model is, by each output that the original has right."""
-    verdict = _optimized(judge, tell, case, references, finding, faults, False)
-    return verdict is not None and verdict.what != "finding"
 
 
 def _of_onnx_runtime(model: onnx.ModelProto) -> onnx.ModelProto | None:
