@@ -13,6 +13,7 @@ from onnx import ModelProto, TensorProto
 
 from . import verify as verification
 from .errors import ModelError, OrtPluginError, UsageError, VerificationError, near_names, one_line
+from .graph.disputed import settle
 from .graph.model import annotate, export_model, import_model, lighten, put_back
 from .inline import NAME as INLINE_FUNCTIONS
 from .inline import inline_functions
@@ -266,6 +267,7 @@ def run_passes(
     while rounds < MAX_ROUNDS:
         graph = import_model(result, weights)
         annotate(graph)
+        settle(graph)
         found = len(changes)
         misses = []
         for step in passes:
@@ -282,6 +284,7 @@ def run_passes(
         if len(changes) == found:
             break
         annotate(graph)
+        settle(graph)
         result = export_model(graph, result)
         before, size = size, _size(result)
         rounds += size >= before

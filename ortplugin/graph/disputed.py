@@ -4,6 +4,8 @@ Where a value_info contradicts what it infers, ONNX Runtime keeps now the one an
 node may end up with shapes that do not fit, which the node's kernel refuses. So nothing is said of such a value, nor of
 what follows from it: a value_info is for ONNX Runtime's eyes and must not contradict it, even where it is right. And a
 Reshape to the right shape stays, though it changes nothing: kernels behind it are made for the shape that it tells.
+
+Where a node has another form of which both infer the same, it gets that form instead (`settle`).
 """
 
 from __future__ import annotations
@@ -12,9 +14,21 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import helper, numpy_helper
 
-from ortplugin.graph.convert import node_proto, value_info
+from ortplugin.graph.convert import all_graphs, node_proto, value_info
 from ortplugin.graph.facts import CONSTANT_ELEMENTS, value_of
-from ortplugin.graph.ort_shapes import is_hidden, told
+from ortplugin.graph.ort_shapes import ceil_adds_nothing, is_hidden, told
+
+
+def settle(graph: gs.Graph) -> None:
+    """Takes the ceil_mode from each pool, also in subgraphs, of which it is known to add no window.
+
+    onnx infers one window too many of such a pool, and an operator of ours behind it would be asked at load about a
+    shape that no value has. `graph` has the shapes that `annotate` found.
+    """
+    for each in all_graphs(graph):
+        for node in each.nodes:
+            if node.attrs.get("ceil_mode") and is_hidden(node) and ceil_adds_nothing(node):
+                del node.attrs["ceil_mode"]
 
 
 def disputed(graph: gs.Graph) -> frozenset[str]:

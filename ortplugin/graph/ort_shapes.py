@@ -19,7 +19,7 @@ from onnx import helper
 from ortplugin.errors import ModelError
 from ortplugin.graph.convert import DEFAULT_DOMAINS, node_proto
 from ortplugin.graph.facts import CONSTANT_ELEMENTS, held_by, value_of
-from ortplugin.graph.shapes import Dim, Shape
+from ortplugin.graph.shapes import Dim, Shape, broadcast
 from ortplugin.ops.base import TensorType
 from ortplugin.ops.conv_geometry import out_shape as conv_shape
 from ortplugin.ops.conv_geometry import read_attributes
@@ -28,7 +28,7 @@ DOMAIN = "ortplugin.hidden"  # onnx knows no operator of it
 
 POOLS = ("MaxPool", "AveragePool", "LpPool")
 SCALED = ("Resize", "Upsample")
-OPERATORS = (*POOLS, *SCALED, "ConvTranspose", "STFT")
+OPERATORS = (*POOLS, *SCALED, "ConvTranspose", "PRelu", "STFT")
 _CONV_TRANSPOSE = (
     "auto_pad",
     "dilations",
@@ -44,19 +44,34 @@ _CONV_TRANSPOSE = (
 def hide(proto: onnx.NodeProto, node: gs.Node | None = None) -> None:
     """Gives the message a domain that onnx does not know, if onnx may infer another shape than ONNX Runtime computes.
 
+    A PRelu becomes an Add instead: onnx gives it the shape of X, ONNX Runtime that of both, however they broadcast.
+
     Args:
         proto: a node, of a graph or of a local function.
         node: where it comes from, if that is a graph.
     """
-    if proto.domain in DEFAULT_DOMAINS and _is_wrong(proto, node):
+    if proto.domain not in DEFAULT_DOMAINS:
+        return
+    if proto.op_type == "PRelu":
+        proto.op_type = "Add"
+    elif _is_wrong(proto, node):
         proto.domain = DOMAIN
 
 
 def is_hidden(node: gs.Node) -> bool:
-    """Whether `hide` hides the node, so that `told` is asked."""
+    """Whether `hide` hides the node, so that `told` is asked; of a PRelu, whether its shape is known not to be X's."""
     if node.op not in OPERATORS or (node.domain or "") not in DEFAULT_DOMAINS:
         return False
+    if node.op == "PRelu":
+        x, shape = node.inputs[0].shape, broadcast([each.shape for each in node.inputs])
+        return shape is not None and (
+            len(shape) != len(x) or any(_differ(*each) for each in zip(shape, x, strict=True))
+        )
     return _is_wrong(node_proto(node), node)
+
+
+def _differ(a: Dim, b: Dim) -> bool:
+    return isinstance(a, int) and isinstance(b, int) and a != b
 
 
 def _is_wrong(proto: onnx.NodeProto, node: gs.Node | None) -> bool:
@@ -92,11 +107,22 @@ def told(node: gs.Node) -> list[TensorType]:
     if node.op in POOLS:
         shape = None if x.shape is None else _pooled(node.attrs, x.shape)
         return [TensorType(x.dtype, shape), TensorType(np.dtype(np.int64), shape)]
+    if node.op == "PRelu":
+        return [TensorType(x.dtype, broadcast([each.shape for each in given]))]
     if node.op == "ConvTranspose":
         return [TensorType(x.dtype, _transposed(node, [each.shape for each in given]))]
     if node.op == "STFT":
         return [TensorType(x.dtype, (None if x.shape is None else x.shape[0], None, None, 2))]
     return [TensorType(x.dtype, None if x.shape is None else _scaled(node, x.shape))]
+
+
+def ceil_adds_nothing(pool: gs.Node) -> bool:
+    """Whether it is known that a pool in ceil_mode has no more windows than without it."""
+    x = pool.inputs[0].shape
+    with_it, without = (
+        (None,) if x is None else _pooled({**pool.attrs, "ceil_mode": ceil}, tuple(x)) or (None,) for ceil in (1, 0)
+    )
+    return with_it == without and None not in with_it[2:]
 
 
 def _pooled(attributes: Mapping[str, Any], shape: Shape) -> Shape | None:

@@ -17,7 +17,7 @@ nodes computed in double (`through_double`) tells how far off the original is it
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import onnx
 from onnx import TensorProto, helper
@@ -42,6 +42,17 @@ def through_double(model: onnx.ModelProto) -> onnx.ModelProto | None:
     return respelled(model, _widen)
 
 
+def in_float(model: onnx.ModelProto, operators: Collection[str]) -> onnx.ModelProto:
+    """The model with the double nodes of some operators computed in float32, as ONNX Runtime has no others of them."""
+
+    def narrow(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto] | None:
+        if dtype != TensorProto.DOUBLE or node.op_type not in operators:
+            return None
+        return _in_casts(node, name, lambda same, _: iter([same]), TensorProto.FLOAT)
+
+    return respelled(model, narrow) or model
+
+
 def _widen(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto] | None:
     spell = _SMALL.get((node.domain, node.op_type))
     if dtype != TensorProto.FLOAT or spell is None:
@@ -50,17 +61,19 @@ def _widen(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodePro
 
 
 def _in_casts(
-    node: onnx.NodeProto, name: str, spell: Callable[..., Iterator[onnx.NodeProto]]
+    node: onnx.NodeProto, name: str, spell: Callable[..., Iterator[onnx.NodeProto]], dtype: int = TensorProto.DOUBLE
 ) -> Iterator[onnx.NodeProto]:
+    """What `spell` makes of the node in `dtype`; around it, its inputs and its output have the other dtype."""
     wide = onnx.NodeProto()
     wide.CopyFrom(node)
     for index, source in enumerate(node.input):
         if source:
             wide.input[index] = f"{name}/in{index}"
-            yield helper.make_node("Cast", [source], [wide.input[index]], to=TensorProto.DOUBLE)
+            yield helper.make_node("Cast", [source], [wide.input[index]], to=dtype)
     wide.output[0] = f"{name}/out"
     yield from spell(wide, name)
-    yield helper.make_node("Cast", [wide.output[0]], [node.output[0]], to=TensorProto.FLOAT)
+    back = TensorProto.FLOAT if dtype == TensorProto.DOUBLE else TensorProto.DOUBLE
+    yield helper.make_node("Cast", [wide.output[0]], [node.output[0]], to=back)
 
 
 def _is_rough(node: onnx.NodeProto) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
+from ortplugin.graph.annotate import LIKE_FIRST_INPUT
 from ortplugin.ops import TensorType, find
 
 from .evaluate import OURS, UnfitError
@@ -42,24 +43,28 @@ def value_types(model: onnx.ModelProto) -> dict[str, int]:
             return types
         model.CopyFrom(inferred)  # with the types in bodies
         types = {**_own_types(inferred.graph), **types}
-        told = _told_by_ours(model.graph, types)
+        told = _told(model.graph, types)
         if not told:
             return types
         types |= told
 
 
-def _told_by_ours(graph: onnx.GraphProto, types: Mapping[str, int]) -> dict[str, int]:
-    """The element types that our own operators' outputs have, of which onnx knows nothing, where they are missing."""
+def _told(graph: onnx.GraphProto, types: Mapping[str, int]) -> dict[str, int]:
+    """The element types, where they are missing, of what operators make of which onnx infers nothing."""
     found: dict[str, int] = {}
     for node in graph.node:
-        operator = find(node.domain, node.op_type)
-        if operator is None or all(name in types for name in node.output if name):
+        if all(name in types for name in node.output if name):
             continue
+        operator = find(node.domain, node.op_type)
         known = [types.get(name, 0) for name in node.input]
-        given = [TensorType(helper.tensor_dtype_to_np_dtype(each) if each else None, None) for each in known]
-        for name, made in zip(node.output, operator.infer_shapes(node, given), strict=True):
-            if name and made.dtype is not None and name not in types:
-                found[name] = helper.np_dtype_to_tensor_dtype(made.dtype)
+        made = {index: known[0] for index in LIKE_FIRST_INPUT.get((node.domain, node.op_type), ())}
+        if operator is not None:
+            given = [TensorType(helper.tensor_dtype_to_np_dtype(each) if each else None, None) for each in known]
+            dtypes = (each.dtype for each in operator.infer_shapes(node, given))
+            made = {i: 0 if dtype is None else helper.np_dtype_to_tensor_dtype(dtype) for i, dtype in enumerate(dtypes)}
+        for index, name in enumerate(node.output):
+            if name and name not in types and made.get(index):
+                found[name] = made[index]
     return found
 
 

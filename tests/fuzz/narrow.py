@@ -1,13 +1,15 @@
-"""A graph of float32 and double as one of fp16 or bf16 and float32. The wide one is its oracle."""
+"""A graph of float32 and double as one of fp16 or bf16 and float32, whose oracle it is, or as one of double alone."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, TensorProto, numpy_helper
+from onnx import AttributeProto, TensorProto, helper, numpy_helper
+
+from ortplugin.modelcheck import walk_nodes
 
 from .graph import DOUBLE, FLOAT, HALVES
 
@@ -17,14 +19,29 @@ _TYPED = ("to", "dtype")
 
 def narrow_model(model: onnx.ModelProto, dtype: str, kept: Collection[str]) -> onnx.ModelProto:
     """The model with `dtype` (fp16, bf16) for float32 and float32 for double; `kept`: initializers that stay."""
+    to = {TensorProto.FLOAT: ELEMENTS[dtype], TensorProto.DOUBLE: TensorProto.FLOAT}
+    return _converted(model, to, lambda array: narrow_array(array, dtype), kept)
+
+
+def widen_model(model: onnx.ModelProto, kept: Collection[str]) -> onnx.ModelProto:
+    """The model with double for float32; `kept`: initializers that stay. It need not run: some operators have none."""
     result = onnx.ModelProto()
     result.CopyFrom(model)
-    to = {TensorProto.FLOAT: ELEMENTS[dtype], TensorProto.DOUBLE: TensorProto.FLOAT}
-    _graph(result.graph, to, dtype, kept)
-    for function in result.functions:
-        for node in function.node:
-            _node(node, to, dtype)
-    return result
+    for node in walk_nodes(result):
+        for each in node.attribute if node.op_type == "Constant" else ():
+            if each.name in ("value_float", "value_floats"):
+                values = np.asarray(each.f if each.name == "value_float" else list(each.floats), DOUBLE)
+                each.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(values)))
+    return _converted(result, {TensorProto.FLOAT: TensorProto.DOUBLE}, _in_double, kept)
+
+
+def widen_feeds(feeds: Mapping[str, Any], kept: Collection[str]) -> dict[str, Any]:
+    """The feeds of the model in double."""
+    return {name: array if name in kept else _in_double(array) for name, array in feeds.items()}
+
+
+def _in_double(array: Any) -> Any:
+    return array.astype(DOUBLE) if array.dtype == FLOAT else array
 
 
 def narrow_feeds(feeds: Mapping[str, Any], dtype: str, kept: Collection[str]) -> dict[str, Any]:
@@ -40,32 +57,44 @@ def narrow_array(array: Any, dtype: str) -> Any:
     return array.astype(FLOAT) if array.dtype == DOUBLE else array
 
 
-def _graph(graph: onnx.GraphProto, to: dict[int, int], dtype: str, kept: Collection[str]) -> None:
+def _converted(
+    model: onnx.ModelProto, to: dict[int, int], convert: Callable[[Any], Any], kept: Collection[str]
+) -> onnx.ModelProto:
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    _graph(result.graph, to, convert, kept)
+    for function in result.functions:
+        for node in function.node:
+            _node(node, to, convert)
+    return result
+
+
+def _graph(graph: onnx.GraphProto, to: dict[int, int], convert: Callable[[Any], Any], kept: Collection[str]) -> None:
     for value in [*graph.input, *graph.output, *graph.value_info]:
         if value.name not in kept and value.type.HasField("tensor_type"):
             tensor = value.type.tensor_type
             tensor.elem_type = to.get(tensor.elem_type, tensor.elem_type)
     for tensor in graph.initializer:
         if tensor.name not in kept:
-            _tensor(tensor, dtype)
+            _tensor(tensor, convert)
     for node in graph.node:
-        _node(node, to, dtype)
+        _node(node, to, convert)
 
 
-def _node(node: onnx.NodeProto, to: dict[int, int], dtype: str) -> None:
+def _node(node: onnx.NodeProto, to: dict[int, int], convert: Callable[[Any], Any]) -> None:
     for attribute in node.attribute:
         if attribute.type == AttributeProto.GRAPH:
-            _graph(attribute.g, to, dtype, ())
+            _graph(attribute.g, to, convert, ())
         elif attribute.type == AttributeProto.TENSOR:
-            _tensor(attribute.t, dtype)
+            _tensor(attribute.t, convert)
         elif attribute.name in _TYPED and attribute.type == AttributeProto.INT:
             attribute.i = to.get(attribute.i, attribute.i)
 
 
-def _tensor(tensor: TensorProto, dtype: str) -> None:
+def _tensor(tensor: TensorProto, convert: Callable[[Any], Any]) -> None:
     if tensor.data_type in (TensorProto.FLOAT, TensorProto.DOUBLE):
         name = tensor.name
-        tensor.CopyFrom(numpy_helper.from_array(narrow_array(numpy_helper.to_array(tensor), dtype), name))
+        tensor.CopyFrom(numpy_helper.from_array(convert(numpy_helper.to_array(tensor)), name))
 
 
 def walk(graph: onnx.GraphProto) -> Iterable[onnx.GraphProto]:

@@ -26,15 +26,23 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
+from ortplugin.modelcheck import walk_nodes
+
 from .evaluate import Array, make_session, run
 from .graph import DOUBLE, FLOAT
 
 TOLERANCE = {"float64": 1e-8, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 UNIT = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 ELEMENT = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
+_FLOATING = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 NAMES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64", "tf32": "float16"}
 SPREAD, TRIALS = 8.0, 8
-MORE_TRIALS = 256  # for integers, truth values, and shapes such as Unique's: what decides them may be rare
+MORE_TRIALS = 256  # for integers, truth values, shapes such as Unique's, and what is computed from them: what decides
+# them may be rare
+_DISCONTINUOUS = (
+    *("ArgMax", "ArgMin", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Mod"),
+    *("NonZero", "Round", "Shrink", "Sign", "ThresholdedRelu", "TopK", "Unique"),
+)
 
 
 def quick(wanted: Array, got: Array, dtype: str) -> str:
@@ -96,6 +104,14 @@ def explained(candidates: Sequence[Array], got: Array, dtype: str) -> str:
         mixed = ~np.all(np.isfinite(all_of), axis=0) & np.any(np.isfinite(all_of), axis=0)
         good |= mixed
     return "" if good.all() else _first(want, have, ~good)
+
+
+def is_discontinuous(model: onnx.ModelProto) -> bool:
+    """Whether a node may turn a difference however small into a large one; a Cast does to integers and truth values."""
+    return any(
+        node.op_type in _DISCONTINUOUS or (node.op_type == "Cast" and node.attribute[0].i not in _FLOATING)
+        for node in walk_nodes(model)
+    )
 
 
 def trials(

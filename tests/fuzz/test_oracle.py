@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from fuzz import oracle
 from fuzz.evaluate import make_session, run
 from fuzz.generate import Case
 from fuzz.judge import REUSED, Judge
+from fuzz.narrow import narrow_model
 from fuzz.reference import Reference
 
 
@@ -51,6 +53,32 @@ def test_a_shape_that_values_decide() -> None:
     assert Reference(case, {"x": close}).problem(got) is None
     far = {"x": np.array([1.0, 1.5], np.float32)}
     assert Reference(case, far).problem(got) is not None
+
+
+def test_a_float_that_rounding_decides() -> None:
+    """Whether the root is less than a number 1.7 units in the last place away: few of the trials say that it is not."""
+    text = """(float[1] x) => (float[1] y) <float[1] c = {1.0017}>
+        { a = Sqrt(x) b = Less(a, c) z = Cast<to = 1>(b) y = Mul(z, c) }"""
+    case = Case(0, "fp16", model_of(text), model_of(text), frozenset(), [{"x": np.ones(1, np.float32)}])
+    zero = {"y": np.zeros(1, np.float16)}
+    assert Reference(replace(case, model=narrow_model(case.model, "fp16", ())), case.feeds[0]).problem(zero) is None
+    far = {"x": np.full(1, 0.98, np.float32)}
+    assert Reference(replace(case, model=narrow_model(case.model, "fp16", ())), far).problem(zero) is not None
+
+
+def test_a_sum_that_is_zero_but_for_rounding() -> None:
+    """The products cancel, but not when each is rounded to float32; AveragePool, which has no double, stands beside."""
+    text = """(float[1, 1, 3] x) => (float[1] y, float[1, 1, 3] p) <float[1] c = {0.14590375}, int64[2] axes = {0, 1}>
+        { a = Mul(x, c) s = Flatten(a) b = ReduceSum<keepdims = 0>(s, axes) t = Cast<to = 9>(b) f = Cast<to = 1>(t)
+          e = Constant<value_floats = [1.0]>() y = Mul(f, e) p = AveragePool<kernel_shape = [1]>(x) }"""
+    x = {"x": np.array([[[5, 7, -12]]], np.float32)}
+    reference = Reference(Case(0, "fp32", model_of(text), None, frozenset(), [x]), x)
+    assert reference.wanted["y"] == 1
+    assert reference.problem({"y": np.zeros(1, np.float32), "p": x["x"]}) is None
+    assert reference.problem({"y": np.zeros(1, np.float32), "p": x["x"] + 1}) is not None
+    other = {"x": x["x"] + 1}
+    reference = Reference(Case(0, "fp32", model_of(text), None, frozenset(), [other]), other)
+    assert reference.problem({"y": np.zeros(1, np.float32), "p": other["x"]}) is not None
 
 
 CONCAT = "(float[1, n] x) => (float[a, b] y) <float[1, 2] w = {1, 2}> { y = Concat<axis = 0>(x, w) }"

@@ -12,6 +12,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from ortplugin import restore
 from ortplugin.graph.model import annotate, import_model
 from ortplugin.optimizer import run_passes, select_passes
 
@@ -113,6 +114,20 @@ def test_scales(opset: int, size: int) -> None:
         assert_as_computed("Upsample", 9, (1, 1, size, size), cases)
 
 
+SLOPES = ((), (1,), (3,), (2, 1), (1, 3), (2, 3), (1, 1, 1), (2, 1, 1), (4, 1, 2, 1))
+
+
+@pytest.mark.parametrize("shape", [(3,), (1,), (2, 1), (1, 3), (1, 2, 3), (1, 1, 2, 1)])
+@pytest.mark.parametrize("opset", [7, 9, 16])
+def test_slopes(opset: int, shape: tuple[int, ...]) -> None:
+    """ONNX has a slope broadcast to X alone, and onnx gives PRelu the shape of X."""
+    fit = []
+    for slope in SLOPES:
+        pairs = zip(slope[::-1], shape[::-1], strict=False)
+        fit += [slope] * all(a == b or 1 in (a, b) for a, b in pairs)
+    assert_as_computed("PRelu", opset, shape, [({}, [np.ones(each, np.float32)]) for each in fit])
+
+
 def test_one_sided_spectra() -> None:
     nodes = [helper.make_node("STFT", ["x", "step", "", "length"], ["y"])]
     graph = helper.make_graph(
@@ -165,29 +180,70 @@ def test_what_follows_fits(spatial: int, layout: str) -> None:
     np.testing.assert_array_equal(*both, strict=True)
 
 
-@pytest.mark.parametrize(
-    ("stride", "width", "is_said"),
-    [
-        (2, 4, False),  # onnx counts a window that begins behind the last pixel: 3 for 2
-        (2, 5, True),  # none does
-        (1, 4, True),
-    ],
-)
-def test_nothing_is_said_behind_a_shape_that_onnx_gets_wrong(stride: int, width: int, is_said: bool) -> None:
-    """ONNX Runtime infers shapes by onnx as well: a value_info that contradicts it holds for one node, not another."""
+def behind(node: onnx.NodeProto, width: int) -> onnx.ModelProto:
+    """Convolutions around a node that makes p of `before`, of [1,4,width,width]."""
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4, width, width])
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["before"], "before"),
-        helper.make_node("AveragePool", ["before"], ["p"], "p", ceil_mode=1, kernel_shape=[1, 1], strides=[stride] * 2),
+        node,
         helper.make_node("Conv", ["p", "w"], ["c"], "c"),
         helper.make_node("Softmax", ["c"], ["s"], "s", axis=1),
         helper.make_node("Conv", ["s", "w"], ["d"], "d"),
         helper.make_node("Softmax", ["d"], ["y"], "y", axis=1),
     ]
-    w = numpy_helper.from_array(np.ones((4, 4, 1, 1), np.float32), "w")
+    constants = {"w": np.ones((4, 4, 1, 1)), "scales": np.array([1, 1, 1.4, 1.4])}
+    initializers = [numpy_helper.from_array(array.astype(np.float32), name) for name, array in constants.items()]
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
-    graph = helper.make_graph(nodes, "g", [x], [y], [w])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    made, _, _ = run_passes(model, select_passes(only=["fuse-conv"]))
+    graph = helper.make_graph(nodes, "g", [x], [y], initializers)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize(
+    ("width", "is_said"),
+    [
+        (5, False),  # 1.4 times that is 7 in float32, as ONNX Runtime multiplies, and 6.99... as onnx does
+        (4, True),
+    ],
+)
+def test_nothing_is_said_behind_a_shape_that_onnx_gets_wrong(width: int, is_said: bool) -> None:
+    """ONNX Runtime infers shapes by onnx as well: a value_info that contradicts it holds for one node, not another."""
+    resize = helper.make_node("Resize", ["before", "", "scales"], ["p"], "p", mode="nearest")
+    made, _, _ = run_passes(behind(resize, width), select_passes(only=["fuse-conv"]))
     assert [node.op_type for node in made.graph.node].count("FusedConv") == 3
     assert {each.name for each in made.graph.value_info} == ({"before", "c", "d"} if is_said else {"before"})
+
+
+@pytest.mark.parametrize(
+    ("kernel", "width", "stays"),
+    [
+        (1, 4, False),  # onnx counts a window that begins behind the last pixel: 3 for 2
+        (1, 5, False),
+        (2, 5, True),
+    ],
+)
+def test_a_pool_is_without_the_ceil_mode_that_adds_nothing(kernel: int, width: int, stays: bool) -> None:
+    """So onnx infers the shape that ONNX Runtime computes, of which operators behind the pool may be told."""
+    pool = helper.make_node(
+        "AveragePool", ["before"], ["p"], "p", ceil_mode=1, kernel_shape=[kernel] * 2, strides=[2, 2]
+    )
+    model = behind(pool, width)
+    made, _, _ = run_passes(model, select_passes(only=["fuse-conv"]))
+    (made_pool,) = (node for node in made.graph.node if node.op_type == "AveragePool")
+    assert ("ceil_mode" in {each.name for each in made_pool.attribute}) is stays
+    assert {each.name for each in made.graph.value_info} == {"before", "c", "d"}
+    x = np.random.default_rng(0).standard_normal((1, 4, width, width)).astype(np.float32)
+    wanted, got = (
+        onnxruntime.InferenceSession(each.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})[
+            0
+        ]
+        for each in (model, restore(made))
+    )
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_a_pool_of_open_size_keeps_its_ceil_mode() -> None:
+    pool = helper.make_node("MaxPool", ["before"], ["p"], "p", ceil_mode=1, kernel_shape=[1, 1], strides=[2, 2])
+    model = behind(pool, 4)
+    model.graph.input[0].type.tensor_type.shape.dim[3].dim_param = "W"
+    made, _, _ = run_passes(model, select_passes(only=["fuse-conv"]))
+    assert any(each.name == "ceil_mode" for node in made.graph.node for each in node.attribute)
