@@ -2,7 +2,8 @@
 
 Found by making a session of each operator alone, without the CPU to fall back to, in onnxruntime-gpu 1.31; Attention,
 GRU, RMSNormalization, Resize, RotaryEmbedding and Upsample were not tried and are assumed. What it lacks would run on
-the CPU in the middle of a model, or, in bfloat16, not at all.
+the CPU in the middle of a model, or, in bfloat16, not at all. Clip has no kernel of bfloat16 but ONNX's function, which
+needs a Less of bfloat16 that is lacking too; a scatter in bfloat16 has no `reduction`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _FLOAT16 = """
     Tanh ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze Upsample Where
 """
 _BFLOAT16 = """
-    Abs Add Attention Cast CastLike Clip Concat ConstantOfShape Conv Cos Div Erf Exp Expand Flatten Gather
+    Abs Add Attention Cast CastLike Concat ConstantOfShape Conv Cos Div Erf Exp Expand Flatten Gather
     GatherElements GatherND Gelu Gemm HardSigmoid HardSwish Identity IsInf IsNaN LayerNormalization MatMul Max Min
     Mish Mod Mul Neg Pow RMSNormalization ReduceL1 ReduceMean ReduceSum ReduceSumSquare Relu Reshape RoiAlign
     RotaryEmbedding ScatterElements ScatterND Shape Sigmoid Sign Sin Size Slice Softmax Softplus Softsign Split Sqrt
@@ -32,5 +33,7 @@ KERNELS: dict[str, frozenset[str]] = {
 # What becomes an operator of ours, whatever ONNX Runtime has, and the rewrite that makes it one.
 FUSED_BY = {"Conv": "fuse-conv", "ConvTranspose": "fuse-conv", "LayerNormalization": "fuse-layer-norm"}
 POINTWISE = "lone-pointwise"  # the rewrite that takes what is pointwise and has found no neighbour
-# What ONNX Runtime runs by ONNX's own function, and the opset from which that holds operators of bfloat16.
-FUNCTIONS_OF_BFLOAT16 = {"Clip": 16}
+POINTWISE_OF_BFLOAT16 = frozenset({"Clip"})  # what ONNX Runtime lacks in bfloat16 and that rewrite always takes
+SCATTER = "fuse-scatter"  # the rewrite that takes every scatter of known ranks, whatever its reduction
+SCATTERS = ("ScatterND", "ScatterElements")
+REWRITES = frozenset({*FUSED_BY.values(), POINTWISE, SCATTER})

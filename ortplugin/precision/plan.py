@@ -16,7 +16,7 @@ from ortplugin.graph.shape_values import SMALL, shape_values
 from ortplugin.graph.shapes import element_count
 from ortplugin.ops.base import DOMAIN
 from ortplugin.precision import FLOAT16, Precision, programs, roles
-from ortplugin.precision.kernels import FUSED_BY, POINTWISE
+from ortplugin.precision.kernels import REWRITES
 from ortplugin.precision.ranges import MARGIN, exceeds, fault, is_filling
 from ortplugin.precision.roles import Slots
 
@@ -38,7 +38,7 @@ class Request:
     target: Precision
     skip: frozenset[str] = frozenset()
     peaks: Mapping[str, float] = field(default_factory=dict)
-    rewrites: frozenset[str] = frozenset({*FUSED_BY.values(), POINTWISE})
+    rewrites: frozenset[str] = REWRITES
 
 
 @dataclass

@@ -22,7 +22,7 @@ from ortplugin.graph.pointwise import is_pointwise
 from ortplugin.ops.base import DOMAIN
 from ortplugin.ops.decompose import DTYPE_NAMES
 from ortplugin.precision import Dtype, Precision
-from ortplugin.precision.kernels import FUNCTIONS_OF_BFLOAT16, FUSED_BY, KERNELS, POINTWISE
+from ortplugin.precision.kernels import FUSED_BY, KERNELS, POINTWISE, POINTWISE_OF_BFLOAT16, SCATTER, SCATTERS
 
 Slots = tuple[tuple[int, ...], tuple[int, ...]]  # inputs and outputs by index
 
@@ -120,9 +120,13 @@ def lacks_kernel(scope: Scope, node: gs.Node, target: Precision, rewrites: Conta
     name, known = target.dtype.name, KERNELS.get(target.dtype.name)
     if not known or (node.domain or "") == DOMAIN or FUSED_BY.get(node.op) in rewrites:
         return ""
+    reduction = str(node.attrs.get("reduction", "none"))
+    if name == "bfloat16" and node.op in SCATTERS and reduction != "none":
+        if SCATTER in rewrites and all(scope.shape(tensor) is not None for tensor in node.inputs):
+            return ""
+        return f"ONNX Runtime's CUDA provider has no {node.op} in {name} with the reduction '{reduction}'"
     pointwise = POINTWISE in rewrites and is_pointwise(scope, node)
-    runs = name != "bfloat16" or scope.opset >= FUNCTIONS_OF_BFLOAT16.get(node.op, 0)
-    if (node.op in known and (runs or pointwise)) or (pointwise and name == "float16"):
+    if node.op in known or (pointwise and (name == "float16" or node.op in POINTWISE_OF_BFLOAT16)):
         return ""
     return f"ONNX Runtime's CUDA provider has no {node.op} in {name}"
 

@@ -69,7 +69,10 @@ def _told(graph: onnx.GraphProto, types: Mapping[str, int]) -> dict[str, int]:
 
 
 Spell = Callable[[onnx.NodeProto, int, str], "Iterable[onnx.NodeProto] | None"]
-"""(node, the element type of its first input or 0, a unique name) -> the nodes in its place; None leaves it."""
+"""(node, the element type of its first value or 0, a unique name) -> the nodes in its place; None leaves it.
+
+The first value is the first input, of Where the second: its first is the condition.
+"""
 
 
 def respelled(model: onnx.ModelProto, spell: Spell) -> onnx.ModelProto | None:
@@ -87,7 +90,8 @@ def _respell(graph: onnx.GraphProto, types: dict[str, int], spell: Spell) -> boo
             if attribute.type == AttributeProto.GRAPH:
                 inner = {each.name: each.type.tensor_type.elem_type for each in attribute.g.value_info}
                 changed = _respell(attribute.g, {**types, **inner}, spell) or changed
-        nodes = spell(node, types.get(node.input[0], 0) if node.input else 0, f"{node.output[0]}/{number}")
+        values = node.input[1:] if node.op_type == "Where" else node.input
+        nodes = spell(node, types.get(values[0], 0) if values else 0, f"{node.output[0]}/{number}")
         changed = changed or nodes is not None
         made += [node] if nodes is None else nodes
     copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in made]

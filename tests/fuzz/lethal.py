@@ -5,6 +5,7 @@ anything else is always printed (`worker.ALONE`), with its seed: explain it, and
 
     GRU, X of no steps, [0, 4, 1]: std::terminate
     ConvTranspose in three dimensions, of which the first or second has no element, [1, 2, 1, 0, 1]: segmentation fault
+    InstanceNormalization in fp16 of no pixels, [1, 1, 1, 0]: segmentation fault
 
 LSTM and RNN take the first, FusedConvTranspose the second.
 """
@@ -19,15 +20,24 @@ import onnx
 
 from ortplugin.modelcheck import walk_nodes
 
-_FAULTS = {"GRU": "a GRU of no steps", "ConvTranspose": "a ConvTranspose of an empty volume"}
+_FAULTS = {
+    "GRU": "a GRU of no steps",
+    "ConvTranspose": "a ConvTranspose of an empty volume",
+    "InstanceNormalization": "an InstanceNormalization of no pixels in fp16",
+}
 
 
 def of_node(op: str, inputs: Sequence[Any]) -> str:
     """Why ONNX Runtime dies of a node with these inputs; "" if it is not known to."""
     if op not in _FAULTS or not inputs or not isinstance(inputs[0], np.ndarray):
         return ""
-    steps = inputs[0].shape[:1] if op == "GRU" else inputs[0].shape[2:4] if inputs[0].ndim == 5 else ()
-    return f"ONNX Runtime dies of {_FAULTS[op]}" if 0 in steps else ""
+    x = inputs[0]
+    fatal = {
+        "GRU": x.shape[:1],
+        "ConvTranspose": x.shape[2:4] if x.ndim == 5 else (),
+        "InstanceNormalization": x.shape[2:] if x.dtype == np.float16 else (),
+    }
+    return f"ONNX Runtime dies of {_FAULTS[op]}" if 0 in fatal[op] else ""
 
 
 def of_model(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> str:

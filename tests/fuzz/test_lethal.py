@@ -63,6 +63,18 @@ def test_a_case_is_unfit_and_its_other_feeds_are_judged(library: Any, name: str,
     assert Judge().judge(Case(0, "fp32", model_of(name), None, frozenset(), [full, empty])).what == "same"
 
 
+def test_no_pixels_in_half(library: Any) -> None:
+    shapes, ones = ((1, 1, 1, 0), (0, 1, 1, 1), (1, 1, 1, 1)), np.ones(1, np.float16)
+    for shape in shapes:
+        inputs = [np.ones(shape, np.float16), ones, ones]
+        assert bool(lethal.of_node("InstanceNormalization", inputs)) == (shape == shapes[0])
+        assert not lethal.of_node("InstanceNormalization", [each.astype(np.float32) for each in inputs])
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[N,C,P] x) => (float[N,C,P] y) <float[1] s = {1}> { y = InstanceNormalization (x, s, s) }""")
+    assert lethal.of_model(model, {"x": np.ones((1, 1, 0), np.float32)})
+    assert not lethal.of_model(model, {"x": np.ones((1, 1, 1), np.float32)})
+
+
 def test_an_empty_feed_alone_is_judged() -> None:
     model = onnx.parser.parse_model("<ir_version: 8> g (float[N] x) => (float[N] y) { y = Abs (x) }")
     assert not lethal.of_model(model, {"x": np.ones(0, np.float32)})

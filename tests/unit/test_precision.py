@@ -144,7 +144,7 @@ def test_a_model_of_an_older_opset_is_upgraded_for_bfloat16(opset: int) -> None:
         ("bf16", 22, "ConvTranspose", "fuse-conv", True),
         ("fp16", 17, "ConvTranspose", "fuse-conv", False),
         ("bf16", 13, "Clip", "lone-pointwise", True),
-        ("bf16", 16, "Clip", "lone-pointwise", False),
+        ("bf16", 16, "Clip", "lone-pointwise", True),
         ("fp16", 13, "Clip", "lone-pointwise", False),
         ("fp16", 17, "Asin", "lone-pointwise", True),
     ],
@@ -166,6 +166,29 @@ def test_what_only_a_rewrite_can_run(name: str, opset: int, op: str, rewrite: st
     assert found == ({"make_b": reason} if kept else {})
     _, report = ortplugin.optimize(original, skip=[rewrite], precision=name)
     assert (reason in [each.reason for each in report.near_misses]) is kept
+
+
+@pytest.mark.parametrize(
+    ("name", "reduction", "rewrites", "kept"),
+    [
+        ("bf16", "min", {"fuse-scatter"}, False),
+        ("bf16", "min", set(), True),
+        ("bf16", "add", set(), True),
+        ("bf16", "none", set(), False),
+        ("fp16", "min", set(), False),
+    ],
+)
+@pytest.mark.parametrize("op", ["ScatterND", "ScatterElements"])
+def test_a_reduction_in_bfloat16_is_for_our_scatters(
+    op: str, name: str, reduction: str, rewrites: set[str], kept: bool
+) -> None:
+    nodes = [node("MatMul", "x w", "a"), node(op, "a i u", "b", reduction=reduction), node("MatMul", "b w", "y")]
+    places = np.zeros((1, 1) if op == "ScatterND" else (1, 4), np.int64)
+    constants = {"w": np.full((4, 4), 0.1, np.float32), "i": places, "u": np.ones((1, 4), np.float32)}
+    original = model(nodes, constants, inputs={"x": (FLOAT, [2, 4])}, outputs={"y": (FLOAT, [2, 4])}, opset=18)
+    _, _, found = convert(original, name, rewrites=frozenset(rewrites))
+    reason = f"ONNX Runtime's CUDA provider has no {op} in bfloat16 with the reduction '{reduction}'"
+    assert found == ({"make_b": reason} if kept else {})
 
 
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
