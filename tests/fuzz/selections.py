@@ -3,7 +3,7 @@ and equals 0 gives way to the 0 that stands for the second.
 
 Behind a division that is an infinity of the wrong sign. So a model is judged in a form that restores the sign:
 
-    y = (where(c, a, b) + 0) * (1 - 2 s),    s = 1 where what is selected is -0: equal to its negative, and above its reciprocal
+    y = (where(c, a, b) + 0) * (1 - 2 s),    s = 1 where -0 is selected: equal to its negative, above its reciprocal
 """
 
 from __future__ import annotations
