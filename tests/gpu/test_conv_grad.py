@@ -104,6 +104,30 @@ OFFERED = (
     Case("fp16", SOME, typed(RELU, "float16"), layout="NHWC"),
     Case("dW in float", SOME, typed(RELU, "float16"), layout="NHWC", attributes={"weight_dtype": "float"}),
     Case("dW in float, bf16", SOME, typed(BARE, "bfloat16"), "dW", "X", attributes={"weight_dtype": "float"}),
+    *(
+        Case(
+            f"dW in float, {channels} to {filters} of {size}, {dtype}, {layout}",
+            Geometry(2, channels, size, filters, (3,) * len(size), pads=(1, 1) * len(size)),
+            typed(BARE, dtype),
+            "dW",
+            "X",
+            layout=layout,
+            attributes={"weight_dtype": "float"},
+        )
+        for channels, filters, size, dtype, layout in (
+            (16, 4, (3,), "bfloat16", "NHWC"),
+            (4, 4, (4,), "float16", "NHWC"),
+            (12, 20, (9,), "float16", "NHWC"),
+            (12, 20, (9, 5), "bfloat16", "NHWC"),
+            (4, 4, (6, 6), "float16", "NHWC"),
+            (36, 20, (8, 8), "float16", "NHWC"),
+            (64, 64, (16,), "float16", "NHWC"),
+            (5, 7, (3, 4), "bfloat16", "NHWC"),
+            (12, 20, (9, 5), "float16", "NCHW"),
+            (4, 4, (3, 4, 3), "float16", "NHWC"),
+            (16, 8, (3, 4, 3), "bfloat16", "NHWC"),
+        )
+    ),
     Case("transposed", SOME, typed(BARE, "float16"), "dX dW", transposed=True, layout="NHWC"),
     Case("uneven", UNEVEN, typed(RELU, "float16"), attributes={"weight_dtype": "float"}),
     Case("groups", GEOMETRIES["groups"], typed(BARE, "bfloat16"), "dX dW", layout="NHWC"),
