@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .errors import RuntimeMissingError, UsageError, one_line
-from .session import CUDA, check_dtype, element_type, foreign, host_inputs, onnxruntime
+from .session import CUDA, check_dtype, element_type, foreign, host_inputs, host_outputs, onnxruntime, to_numpy
 
 _DLPACK_CPU = 1
 _NO_GRAPH = "-1"  # the graph id with which ONNX Runtime neither captures nor replays
@@ -38,6 +38,7 @@ class _State:
         self.inputs = {value.name: element_type(value.type) for value in inputs}
         self.outputs = {value.name: element_type(value.type) for value in session.get_outputs()}
         self.host_inputs = host_inputs(session)
+        self.host_outputs = host_outputs(session)
         self.lock = threading.Lock()
         self.graphs: dict[tuple[Any, ...], _Captured] = {}
 
@@ -178,16 +179,18 @@ def _bind_input(binding: Any, name: str, array: Any, state: _State) -> None:
 
 
 def _bind_output(binding: Any, name: str, state: _State) -> None:
-    """Lets ONNX Runtime allocate the output on the device; strings exist on the host only."""
+    """Lets ONNX Runtime allocate the output on the device, or on the host what is made there, strings among it."""
     element = state.outputs[name]
-    if element is not None and element[1] == np.dtype(np.object_):
+    if name in state.host_outputs or (element is not None and element[1] == np.dtype(np.object_)):
         binding.bind_output(name, "cpu")
     else:
         binding.bind_output(name, "cuda", state.device_id)
 
 
 def _results(cupy: Any, session: Any, state: _State, names: Sequence[str], binding: Any) -> dict[str, Any]:
-    """Output name to a CuPy array over the memory that ONNX Runtime allocated for it."""
+    """Output name to a CuPy array over the memory that ONNX Runtime allocated for it, or a copy of what lies on the
+    host; strings stay there.
+    """
     results: dict[str, Any] = {}
     for name, value in zip(names, binding.get_outputs(), strict=True):
         element = state.outputs[name]
@@ -197,6 +200,8 @@ def _results(cupy: Any, session: Any, state: _State, names: Sequence[str], bindi
             results[name] = value.numpy()
         elif 0 in shape:
             results[name] = cupy.empty(shape, element[1])
+        elif name in state.host_outputs:
+            results[name] = _device(cupy, to_numpy(value, element))
         else:
             # The array keeps the value alive, and the session, whose allocator owns the memory.
             size = element[1].itemsize * int(np.prod(shape, dtype=np.int64))

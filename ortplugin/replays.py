@@ -28,7 +28,7 @@ from .compare import Tolerance, compare, compare_form
 from .cuda_driver import CudaError, Gpu
 from .errors import one_line
 from .report import OutputComparison
-from .session import element_type, host_inputs, onnxruntime
+from .session import element_type, host_inputs, host_outputs, onnxruntime, to_numpy
 
 REPLAYS = 40
 _LEAST = 8  # replays, however long one takes
@@ -228,6 +228,7 @@ class GraphSession:
         taken = self._elements([*session.get_inputs(), *session.get_overridable_initializers()])
         given = self._elements(session.get_outputs())
         shapes = {name: list(np.shape(array)) for name, array in cases[0].items()}
+        on_host = host_outputs(session)
         unsteady: set[str] = set()
         sizes: dict[str, int] = {}
         forms: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
@@ -239,7 +240,7 @@ class GraphSession:
                 for name, address in addresses.items():
                     trial.bind_input(name, "cuda", self._device_id, taken[name][0], shapes[name], address)
                 for name in given:
-                    trial.bind_output(name, "cuda", self._device_id)
+                    trial.bind_output(name, *(("cpu",) if name in on_host else ("cuda", self._device_id)))
                 if number:
                     gpu.disturb(self._other, 64 * number, _LONGEST)
                 session.run_with_iobinding(trial, self._options("-1", wait=True))
@@ -250,7 +251,14 @@ class GraphSession:
                     raise NotCaptured("the outputs' shapes depend on the values of the inputs")
                 forms = found
                 sizes = {name: _bytes(*form) for name, form in forms.items()}
-                runs.append({name: gpu.download(value.data_ptr(), sizes[name]) for name, value in values.items()})
+                runs.append(
+                    {
+                        name: np.frombuffer(to_numpy(value, given[name]).tobytes(), np.uint8)
+                        if name in on_host
+                        else gpu.download(value.data_ptr(), sizes[name])
+                        for name, value in values.items()
+                    }
+                )
             unsteady |= {name for name in given for run in runs if not np.array_equal(run[name], runs[0][name])}
             plain.append(_typed(runs[0], forms))
         gpu.synchronize(self._other)  # the capture begins on a GPU at rest

@@ -229,9 +229,23 @@ def host_inputs(session: Any) -> frozenset[str]:
 
     A CUDA graph keeps what was read when it was captured. Empty before ONNX Runtime 1.23, which does not tell.
     """
-    if CUDA not in session.get_providers() or not hasattr(session, "get_input_memory_infos"):
+    return _on_host(session, "input")
+
+
+def host_outputs(session: Any) -> frozenset[str]:
+    """Outputs that a CUDA session makes on the host: by operators without a GPU kernel, or as shapes.
+
+    ONNX Runtime (1.31) copies those that are bound to a GPU into memory that it has just freed, without waiting for
+    the kernels that use it still: such an output, or another one, is wrong now and then. So they are to be bound to the
+    host. Empty before ONNX Runtime 1.23, which does not tell.
+    """
+    return _on_host(session, "output")
+
+
+def _on_host(session: Any, kind: str) -> frozenset[str]:
+    if CUDA not in session.get_providers() or not hasattr(session, f"get_{kind}_memory_infos"):
         return frozenset()
-    memory = zip(session.get_inputs(), session.get_input_memory_infos(), strict=True)
+    memory = zip(getattr(session, f"get_{kind}s")(), getattr(session, f"get_{kind}_memory_infos")(), strict=True)
     return frozenset(value.name for value, info in memory if info.name in ("Cpu", "CudaPinned"))
 
 
@@ -320,7 +334,7 @@ def run_on_host(session: Any, feeds: Mapping[str, Any], names: Sequence[str]) ->
         return dict(zip(names, session.run(list(names), arrays), strict=True))
     values = {name: _to_ort_value(array, inputs[name]) for name, array in arrays.items()}
     results = session.run_with_ort_values(list(names), values)
-    return {name: _to_numpy(value, outputs[name]) for name, value in zip(names, results, strict=True)}
+    return {name: to_numpy(value, outputs[name]) for name, value in zip(names, results, strict=True)}
 
 
 def foreign(dtype: np.dtype[Any]) -> bool:
@@ -349,7 +363,8 @@ def _to_ort_value(array: Any, element: tuple[int, np.dtype[Any]] | None) -> Any:
     return ort_value.ortvalue_from_numpy(array)
 
 
-def _to_numpy(value: Any, element: tuple[int, np.dtype[Any]] | None) -> Any:
+def to_numpy(value: Any, element: tuple[int, np.dtype[Any]] | None) -> Any:
+    """An OrtValue on the host as an array, whose element type is `element`; a sequence or a map as Python's."""
     if element is None or not foreign(element[1]):
         return value.numpy()
     shape = tuple(value.shape())

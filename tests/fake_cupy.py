@@ -75,7 +75,15 @@ class FakeCupy:
 
 
 class _Binding(Binding):
-    """Takes inputs on the host, too."""
+    """Takes inputs and outputs on the host, too."""
+
+    def __init__(self, bound: dict[str, str]) -> None:
+        super().__init__(0)
+        self.bound = bound
+
+    def bind_output(self, name: str, device: str, number: int = 0, *rest: Any) -> None:
+        self.bound[name] = device
+        self.outputs[name] = rest or None
 
     def bind_cpu_input(self, name: str, array: Any) -> None:
         assert isinstance(array, np.ndarray)
@@ -83,15 +91,16 @@ class _Binding(Binding):
 
 
 class DeviceSession(CapturingSession):
-    """A session on the CPU that says it is one on CUDA, and reads the inputs `on_host` on the host.
+    """A session on the CPU that says it is one on CUDA, and reads inputs and makes outputs `on_host` on the host.
 
-    What a graph reads there keeps the value of its capture.
+    What a graph reads there keeps the value of its capture. What such an output is bound to is in `bound`.
     """
 
     def __init__(self, session: Any, on_host: Collection[str], graph: bool) -> None:
         super().__init__(session, {"enable_cuda_graph": "1", "user_compute_stream": "1", "device_id": "0"})
         self.on_host, self.graph = on_host, graph
         self.kept: dict[str, dict[str, Any]] = {}
+        self.bound: dict[str, str] = {}
 
     def get_providers(self) -> list[str]:
         return [CUDA, "CPUExecutionProvider"]
@@ -100,10 +109,16 @@ class DeviceSession(CapturingSession):
         return {CUDA: {"device_id": "0", "enable_cuda_graph": str(int(self.graph))}}
 
     def get_input_memory_infos(self) -> list[Any]:
-        return [SimpleNamespace(name="Cpu" if each.name in self.on_host else "Cuda") for each in self.get_inputs()]
+        return self._infos(self.get_inputs())
+
+    def get_output_memory_infos(self) -> list[Any]:
+        return self._infos(self.get_outputs())
+
+    def _infos(self, values: list[Any]) -> list[Any]:
+        return [SimpleNamespace(name="Cpu" if each.name in self.on_host else "Cuda") for each in values]
 
     def io_binding(self) -> _Binding:
-        return _Binding(0)
+        return _Binding(self.bound)
 
     def run_with_iobinding(self, binding: Binding, options: Any = None) -> None:
         graph = "-1" if options is None else options.get_run_config_entry("gpu_graph_id")

@@ -95,6 +95,9 @@ class Value:
     def data_ptr(self) -> int:
         return int(self.array.ctypes.data)
 
+    def numpy(self) -> np.ndarray:
+        return self.array.copy()
+
 
 class Binding:
     """What is bound: name to (element, shape, address), and for outputs also None."""
@@ -103,14 +106,17 @@ class Binding:
         self.device_id = device_id
         self.inputs: dict[str, Any] = {}
         self.outputs: dict[str, Any] = {}
+        self.devices: dict[str, str] = {}
         self.found: list[Value] = []
 
     def bind_input(self, name: str, device: str, number: int, *rest: Any) -> None:
         assert (device, number) == ("cuda", self.device_id)
         self.inputs[name] = rest
 
-    def bind_output(self, name: str, device: str, number: int, *rest: Any) -> None:
-        assert (device, number) == ("cuda", self.device_id)
+    def bind_output(self, name: str, device: str, number: int = 0, *rest: Any) -> None:
+        assert (device, number) in (("cuda", self.device_id), ("cpu", 0))
+        assert device == "cuda" or not rest
+        self.devices[name] = device
         self.outputs[name] = rest or None
 
     def get_outputs(self) -> list[Value]:

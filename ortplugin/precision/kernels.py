@@ -32,8 +32,8 @@ KERNELS: dict[str, frozenset[str]] = {
 }
 # What becomes an operator of ours, whatever ONNX Runtime has, and the rewrite that makes it one.
 FUSED_BY = {"Conv": "fuse-conv", "ConvTranspose": "fuse-conv", "LayerNormalization": "fuse-layer-norm"}
-POINTWISE = "lone-pointwise"  # the rewrite that takes what is pointwise and has found no neighbour
-POINTWISE_OF_BFLOAT16 = frozenset({"Clip"})  # what ONNX Runtime lacks in bfloat16 and that rewrite always takes
+POINTWISE = "lone-pointwise"  # the rewrite that takes what is pointwise, of known rank, and has found no neighbour
+POINTWISE_OF_BFLOAT16 = frozenset({"Clip"})  # what ONNX Runtime lacks in bfloat16 and that rewrite takes
 SCATTER = "fuse-scatter"  # the rewrite that takes every scatter of known ranks, whatever its reduction
 SCATTERS = ("ScatterND", "ScatterElements")
 REWRITES = frozenset({*FUSED_BY.values(), POINTWISE, SCATTER})

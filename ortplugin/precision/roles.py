@@ -120,12 +120,13 @@ def lacks_kernel(scope: Scope, node: gs.Node, target: Precision, rewrites: Conta
     name, known = target.dtype.name, KERNELS.get(target.dtype.name)
     if not known or (node.domain or "") == DOMAIN or FUSED_BY.get(node.op) in rewrites:
         return ""
+    ranked = all(scope.rank(tensor) is not None for tensor in (*node.inputs, *node.outputs) if not tensor.is_empty())
     reduction = str(node.attrs.get("reduction", "none"))
     if name == "bfloat16" and node.op in SCATTERS and reduction != "none":
-        if SCATTER in rewrites and all(scope.shape(tensor) is not None for tensor in node.inputs):
+        if SCATTER in rewrites and ranked:
             return ""
         return f"ONNX Runtime's CUDA provider has no {node.op} in {name} with the reduction '{reduction}'"
-    pointwise = POINTWISE in rewrites and is_pointwise(scope, node)
+    pointwise = POINTWISE in rewrites and is_pointwise(scope, node) and ranked
     if node.op in known or (pointwise and (name == "float16" or node.op in POINTWISE_OF_BFLOAT16)):
         return ""
     return f"ONNX Runtime's CUDA provider has no {node.op} in {name}"

@@ -32,6 +32,12 @@ CLIPPED = onnx.parser.parse_model("""
     <float[2, 1, 1, 1] w = {1, 2}, float low = {0}, float high = {6}>
     { c = Conv <group = 2, kernel_shape = [1, 1]> (x, w)  y = Clip(c, low, high)  s = Shape(y) }""")
 
+ROOTED = onnx.parser.parse_model("""
+    <ir_version: 8, opset_import: ["": 17]>
+    model (float[1, 2, 2, 2] x) => (float[1, 2, 2, 2] y, float[1, 2, 2, 2] r)
+    <float[2, 1, 1, 1] w = {1, 2}, float low = {0}, float high = {6}>
+    { c = Conv <group = 2, kernel_shape = [1, 1]> (x, w)  y = Clip(c, low, high)  r = Sqrt(x) }""")
+
 
 class Gpu(Provider):
     """Gives `wrong` for some elements of y, by their names in `problem`."""
@@ -82,8 +88,13 @@ def test_other_operators_have_nothing_open() -> None:
 
 
 @pytest.mark.parametrize("first", [np.inf, np.nan])
-def test_what_an_operator_made_finite_is_judged_on_finite_inputs(library: Any, first: float) -> None:
-    """Behind a Clip an infinity that spread is a 6, as wrong as any other number."""
-    assert problem(CLIPPED, first, when_finite=False, e5=0.25) is None
-    assert problem(CLIPPED, first, when_finite=True, e5=0.25) is not None
-    assert problem(CLIPPED, 0.0, when_finite=False, e5=0.25) is not None
+@pytest.mark.parametrize("model", [CLIPPED, ROOTED])
+def test_what_an_operator_made_finite_is_judged_on_finite_inputs(
+    library: Any, model: onnx.ModelProto, first: float
+) -> None:
+    """Behind a Clip an infinity that spread is a 6, as wrong as any other number. A root of -1 elsewhere is NaN."""
+    assert problem(model, first, when_finite=False, e5=0.25) is None
+    assert problem(model, first, when_finite=True, e5=0.25) is not None
+    assert model is ROOTED or problem(model, 0.0, when_finite=False, e5=0.25) is not None
+    assert problem(CLIPPED, first, when_finite=True, e5=np.nan) is None
+    assert problem(CLIPPED, 0.0, when_finite=True, e5=np.nan) is not None

@@ -13,6 +13,8 @@ import onnx
 import onnx.parser
 import pytest
 from exported import DATA
+from fuzz.corpus import from_text
+from fuzz.judge import optimize
 from onnx import TensorProto, helper
 
 import ortplugin
@@ -288,3 +290,20 @@ def test_a_graph_is_one_of_the_values_that_are_read_on_the_host() -> None:
             feeds = {"x": x, "shape": np.array(shape, np.int64), "a": np.ones(1, np.float32)}
             found = ortplugin.run(session, feeds)["y"]
             np.testing.assert_array_equal(cupy.asnumpy(found), x.reshape(shape) + 1)
+
+
+def test_what_the_host_makes_is_right_in_every_run(library: Path) -> None:
+    """Hardmax has no GPU kernel. ONNX Runtime copies its output to a GPU into memory that the Scan's kernels use still."""
+    text = (Path(__file__).parents[1] / "fuzz/corpus/host-output-beside-a-scan-on-a-gpu.txt").read_text()
+    case = from_text(text)
+    made, _ = optimize(case)
+    feeds = case.feeds[0]
+    wanted = ortplugin.run(ortplugin.session(case.model, ["cpu"]), feeds)
+    others = {name: np.roll(array, 1) for name, array in feeds.items()}
+    for _ in range(10):
+        session = ortplugin.session(made, ["cuda"])
+        for _ in range(20):
+            ortplugin.run(session, others)
+            found = {name: cupy.asnumpy(array) for name, array in ortplugin.run(session, feeds).items()}
+            for name, array in wanted.items():
+                np.testing.assert_allclose(found[name], array, rtol=1e-3, atol=1e-3, err_msg=name)

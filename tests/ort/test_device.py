@@ -75,6 +75,21 @@ def test_dtypes_are_checked_wherever_the_array_is(cupy: FakeCupy, graph: bool) -
             ortplugin.run(session(graph), wrong)
 
 
+def test_what_the_host_makes_is_bound_there(cupy: FakeCupy) -> None:
+    """On a GPU ONNX Runtime copies it into memory that kernels in flight use still."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 18]>
+        g (float[2,6] x) => (float[2,6] y, float[2,6] z, float[0] e) <int64[1] none = {0}, float zero = {0}>
+        { y = Add (x, x)  z = Hardmax (x)  e = Expand (zero, none) }""")
+    host = onnxruntime.InferenceSession(model.SerializeToString(), providers=CPU_ONLY)
+    made = DeviceSession(host, {"z", "e"}, False)
+    found = ortplugin.run(made, {"x": X}, ["z", "e", "y"])
+    assert made.bound == {"z": "cpu", "e": "cpu", "y": "cuda"}
+    assert all(isinstance(each, cupy.ndarray) for each in found.values())
+    assert np.array_equal(found["z"].array, np.eye(6, dtype=np.float32)[[5, 5]])
+    assert found["e"].array.shape == (0,)
+    assert np.array_equal(found["y"].array, 2 * X)
+
+
 def test_a_replay_holds_its_feeds(cupy: FakeCupy) -> None:
     from ortplugin.device import replay
 

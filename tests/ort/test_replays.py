@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -69,6 +70,38 @@ def test_every_replay_is_kept_and_the_host_waits_for_none() -> None:
     assert batches[-2:] == [REPLAYS // 2, REPLAYS // 2]
     assert gpu.log.count("disturb") > REPLAYS // 2
     assert gpu.log.count("fill") == REPLAYS // 2 * 2, "every other replay, two outputs"
+
+
+class HostOutput(CapturingSession):
+    """Makes z on the host; `trials`: where each run without a graph has its outputs."""
+
+    trials: list[dict[str, str]] = []
+
+    def get_providers(self) -> list[str]:
+        return ["CUDAExecutionProvider", "CPUExecutionProvider"]
+
+    def get_input_memory_infos(self) -> list[Any]:
+        return [SimpleNamespace(name="Cuda") for _ in self.get_inputs()]
+
+    def get_output_memory_infos(self) -> list[Any]:
+        return [SimpleNamespace(name={"y": "Cuda", "z": "Cpu"}[each.name]) for each in self.get_outputs()]
+
+    def run_with_iobinding(self, binding: Any, options: Any) -> None:
+        if options.get_run_config_entry("gpu_graph_id") == "-1":
+            self.trials.append(dict(binding.devices))
+        super().run_with_iobinding(binding, options)
+
+
+def test_runs_without_a_graph_have_on_the_host_what_is_made_there() -> None:
+    """Bound to the GPU it may be copied into memory that a kernel uses still."""
+    HostOutput.trials.clear()
+    gpu = FakeGpu()
+    with GraphSession(partial(HostOutput, session_of(onnx.parser.parse_model(TWO_SUMS)), gpu=gpu), 0, gpu) as graphs:
+        replayed = graphs.replay(cases())
+    assert HostOutput.trials
+    assert all(each == {"y": "cuda", "z": "cpu"} for each in HostOutput.trials)
+    assert not verdict(replayed, 0)
+    assert not verdict(replayed, 1)
 
 
 @pytest.mark.parametrize("number", [0, 1, 19, 20, REPLAYS - 1])

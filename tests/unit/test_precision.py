@@ -168,6 +168,19 @@ def test_what_only_a_rewrite_can_run(name: str, opset: int, op: str, rewrite: st
     assert (reason in [each.reason for each in report.near_misses]) is kept
 
 
+@pytest.mark.parametrize(("name", "op"), [("bf16", "Clip"), ("fp16", "Asin")])
+def test_what_only_a_rewrite_can_run_has_a_rank(name: str, op: str) -> None:
+    """No rewrite takes an operator of unknown rank."""
+    inputs = {"x": (FLOAT, [2, 4]), "shape": (TensorProto.INT64, ["rank"])}
+    nodes = [node("MatMul", "x w", "a"), node("Reshape", "a shape", "r"), node(op, "r", "z")]
+    nodes += [node("Reshape", "z flat", "y")]
+    constants = {"w": np.full((4, 4), 0.1, np.float32), "flat": np.array([-1])}
+    original = model(nodes, constants, inputs=inputs, outputs={"y": (FLOAT, [8])})
+    _, _, found = convert(original, name)
+    dtype = {"fp16": "float16", "bf16": "bfloat16"}[name]
+    assert found == {"make_z": f"ONNX Runtime's CUDA provider has no {op} in {dtype}"}
+
+
 @pytest.mark.parametrize(
     ("name", "reduction", "rewrites", "kept"),
     [
