@@ -293,7 +293,7 @@ def test_a_graph_is_one_of_the_values_that_are_read_on_the_host() -> None:
 
 
 def test_what_the_host_makes_is_right_in_every_run(library: Path) -> None:
-    """Hardmax has no GPU kernel. ONNX Runtime copies its output to a GPU into memory that the Scan's kernels use still."""
+    """Of Hardmax, which has no GPU kernel: ONNX Runtime copies it to a GPU into memory that the Scan uses still."""
     text = (Path(__file__).parents[1] / "fuzz/corpus/host-output-beside-a-scan-on-a-gpu.txt").read_text()
     case = from_text(text)
     made, _ = optimize(case)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -75,7 +75,7 @@ def test_every_replay_is_kept_and_the_host_waits_for_none() -> None:
 class HostOutput(CapturingSession):
     """Makes z on the host; `trials`: where each run without a graph has its outputs."""
 
-    trials: list[dict[str, str]] = []
+    trials: ClassVar[list[dict[str, str]]] = []
 
     def get_providers(self) -> list[str]:
         return ["CUDAExecutionProvider", "CPUExecutionProvider"]

@@ -178,7 +178,7 @@ def test_what_only_a_rewrite_can_run_has_a_rank(name: str, op: str) -> None:
     original = model(nodes, constants, inputs=inputs, outputs={"y": (FLOAT, [8])})
     _, _, found = convert(original, name)
     dtype = {"fp16": "float16", "bf16": "bfloat16"}[name]
-    assert found == {"make_z": f"ONNX Runtime's CUDA provider has no {op} in {dtype}"}
+    assert found["make_z"] == f"ONNX Runtime's CUDA provider has no {op} in {dtype}"
 
 
 @pytest.mark.parametrize(
