@@ -1,6 +1,6 @@
 # Writes ${output}: each file of ${inputs} ("variable=path", separated by commas) as a C string.
 string(REPLACE "," ";" inputs "${inputs}")
-set(text "#include \"ortplugin/runtime/kernel_sources.h\"\n\nnamespace ortplugin {\n")
+set(text "#include \"ortplugin/runtime/gpu/kernel_sources.h\"\n\nnamespace ortplugin {\n")
 foreach(input IN LISTS inputs)
   string(REPLACE "=" ";" pair "${input}")
   list(GET pair 0 variable)

@@ -1,25 +1,25 @@
 # Sets `embedded` to a C++ source with every CUDA file of the project as a string, made when one of them changes.
 # Expects `root`, the project's folder.
 set(kernel_files
-  kCommonSource=${root}/ortplugin/runtime/common.cuh
-  kPointwiseSource=${root}/ortplugin/runtime/pointwise.cuh
+  kCommonSource=${root}/ortplugin/device/common.cuh
+  kPointwiseSource=${root}/ortplugin/device/pointwise.cuh
   kLayerNormSource=${root}/ortplugin/ops/layer_norm/layer_norm.cu
-  kConvDirectSource=${root}/ortplugin/ops/conv/direct.cu
+  kConvDirectSource=${root}/ortplugin/ops/conv/engines/direct.cu
   kScatterSource=${root}/ortplugin/ops/scatter/scatter.cu
   kScatterSortSource=${root}/ortplugin/ops/scatter/scatter_sort.cu
   kFusedPointwiseSource=${root}/ortplugin/ops/pointwise/pointwise.cu
   kSumToSource=${root}/ortplugin/ops/sum_to/sum_to.cu
-  kChannelsLastSource=${root}/ortplugin/ops/conv/channels_last.cu
-  kOwnKernelSource=${root}/ortplugin/ops/conv/own_kernels.cuh
-  kDepthwiseSource=${root}/ortplugin/ops/conv/depthwise.cu
-  kStemSource=${root}/ortplugin/ops/conv/stem.cu
-  kOneTapSource=${root}/ortplugin/ops/conv/one_tap.cu
-  kWgmmaSource=${root}/ortplugin/ops/conv/wgmma.cuh
-  kFewPixelsSource=${root}/ortplugin/ops/conv/few_pixels.cu
-  kVectorConvSource=${root}/ortplugin/ops/conv/vector.cu
-  kPixelShuffleSource=${root}/ortplugin/ops/conv_transpose/pixel_shuffle.cu
-  kFewFiltersSource=${root}/ortplugin/ops/conv_transpose/few_filters.cu
-  kPolyphaseSource=${root}/ortplugin/ops/conv_transpose/polyphase.cu
+  kChannelsLastSource=${root}/ortplugin/device/channels_last.cu
+  kOwnKernelSource=${root}/ortplugin/device/own_kernels.cuh
+  kDepthwiseSource=${root}/ortplugin/ops/conv/engines/depthwise.cu
+  kStemSource=${root}/ortplugin/ops/conv/engines/stem.cu
+  kOneTapSource=${root}/ortplugin/ops/conv/engines/one_tap.cu
+  kWgmmaSource=${root}/ortplugin/device/wgmma.cuh
+  kFewPixelsSource=${root}/ortplugin/ops/conv/engines/few_pixels.cu
+  kVectorConvSource=${root}/ortplugin/ops/conv/engines/vector.cu
+  kPixelShuffleSource=${root}/ortplugin/ops/conv/engines/pixel_shuffle.cu
+  kFewFiltersSource=${root}/ortplugin/ops/conv/engines/few_filters.cu
+  kPolyphaseSource=${root}/ortplugin/ops/conv/engines/polyphase.cu
   kConvGradSource=${root}/ortplugin/ops/conv_grad/conv_grad.cu
   kWeightGradSource=${root}/ortplugin/ops/conv_grad/weight_grad.cu
   kPoolSource=${root}/ortplugin/ops/pool/pool.cu

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-OPS = Path(__file__).parents[2] / "ortplugin" / "ops"
+PACKAGE = Path(__file__).parents[2] / "ortplugin"
 KERNEL = 0  # CU_GRAPH_NODE_TYPE_KERNEL
 PROGRAMMATIC = 1  # CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
 AT_EXIT, AT_LAUNCH = 1, 2  # CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, _LAUNCH_ORDER
@@ -76,5 +76,5 @@ def _name(node: int) -> str:
 def our_kernels() -> set[str]:
     """The names of this library's kernels, as its sources have them."""
     attribute = re.compile(r"__(?:launch_bounds|cluster_dims)__\((?:[^()]|\([^()]*\))*\)|IN_CLUSTERS|^#.*$", re.M)
-    sources = [attribute.sub("", path.read_text()) for path in OPS.rglob("*.cu")]
+    sources = [attribute.sub("", path.read_text()) for path in PACKAGE.rglob("*.cu")]
     return {name for source in sources for name in re.findall(r"__global__ void\s+(\w+)\(", source)}

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "ortplugin/runtime/cuda_driver.h"
+#include "ortplugin/runtime/gpu/cuda_driver.h"
 
 namespace fake {
 

@@ -7,7 +7,7 @@
 #include <regex>
 #include <string>
 
-#include "ortplugin/runtime/cuda.h"
+#include "ortplugin/runtime/gpu/cuda.h"
 
 namespace test {
 

@@ -5,7 +5,7 @@
 #include <iostream>
 #include <string>
 
-#include "ortplugin/runtime/program.h"
+#include "ortplugin/runtime/program/program.h"
 
 int main() {
   for (std::string text; std::getline(std::cin, text, '\0');) {

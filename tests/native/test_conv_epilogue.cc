@@ -1,8 +1,8 @@
 // What ONNX Runtime's own convolutions take of a program, and what is left of it; sizes and layouts of convolutions.
 
-#include "ortplugin/ops/conv/blocked_conv.h"
+#include "ortplugin/ops/conv/cpu/blocked_conv.h"
 #include "ortplugin/ops/conv/geometry.h"
-#include "ortplugin/ops/conv/standard_epilogue.h"
+#include "ortplugin/ops/conv/cpu/standard_epilogue.h"
 #include "tests/native/check.h"
 
 using namespace ortplugin;

@@ -10,7 +10,7 @@
 
 #include "ortplugin/ops/conv_grad/conv_grad.h"
 #include "ortplugin/ops/conv_grad/weight_grad.h"
-#include "ortplugin/runtime/cuda.h"
+#include "ortplugin/runtime/gpu/cuda.h"
 #include "tests/native/check.h"
 #include "tests/native/kernel_remarks.h"
 

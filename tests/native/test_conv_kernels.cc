@@ -9,9 +9,9 @@
 #include <sstream>
 
 #include "ortplugin/ops/conv/conv_cuda.h"
-#include "ortplugin/ops/conv/own_kernels.h"
-#include "ortplugin/ops/conv_transpose/pixel_shuffle.h"
-#include "ortplugin/runtime/cuda.h"
+#include "ortplugin/ops/conv/engines/own_kernels.h"
+#include "ortplugin/ops/conv/engines/pixel_shuffle.h"
+#include "ortplugin/runtime/gpu/cuda.h"
 #include "tests/native/check.h"
 #include "tests/native/kernel_remarks.h"
 

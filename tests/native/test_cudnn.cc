@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "ortplugin/runtime/cudnn.h"
-#include "ortplugin/runtime/cudnn_pointwise.h"
-#include "ortplugin/runtime/cudnn_problem.h"
+#include "ortplugin/runtime/cudnn/cudnn.h"
+#include "ortplugin/runtime/cudnn/pointwise.h"
+#include "ortplugin/runtime/cudnn/problem.h"
 #include "ortplugin/runtime/error.h"
 #include "tests/native/check.h"
 

@@ -8,7 +8,7 @@
 #include <sstream>
 #include <utility>
 
-#include "ortplugin/ops/conv/direct.h"
+#include "ortplugin/ops/conv/engines/direct.h"
 #include "tests/native/check.h"
 #include "tests/native/kernel_remarks.h"
 

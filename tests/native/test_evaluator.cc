@@ -18,9 +18,9 @@
 #include <xmmintrin.h>
 #endif
 
-#include "ortplugin/runtime/evaluator.h"
+#include "ortplugin/runtime/program/evaluator.h"
 #include "ortplugin/runtime/half.h"
-#include "ortplugin/runtime/vector_math.h"
+#include "ortplugin/runtime/program/vector_math.h"
 #include "tests/native/check.h"
 
 // Of how many floats the dense samples take one: a prime, so that all low bits occur.

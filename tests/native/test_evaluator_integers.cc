@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "ortplugin/runtime/evaluator.h"
+#include "ortplugin/runtime/program/evaluator.h"
 #include "ortplugin/runtime/half.h"
 #include "tests/native/check.h"
 

@@ -7,8 +7,8 @@
 #include <iostream>
 #include <sstream>
 
-#include "ortplugin/ops/conv/own_kernels.h"
-#include "ortplugin/ops/conv_transpose/few_filters.h"
+#include "ortplugin/ops/conv/engines/own_kernels.h"
+#include "ortplugin/ops/conv/engines/few_filters.h"
 #include "tests/native/check.h"
 #include "tests/native/kernel_remarks.h"
 

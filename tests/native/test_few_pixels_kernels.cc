@@ -6,7 +6,7 @@
 #include <sstream>
 #include <string>
 
-#include "ortplugin/ops/conv/few_pixels.h"
+#include "ortplugin/ops/conv/engines/few_pixels.h"
 #include "tests/native/wgmma_cases.h"
 
 using namespace ortplugin;

@@ -28,7 +28,7 @@
 #include <vector>
 
 #include "ortplugin/runtime/error.h"
-#include "ortplugin/runtime/kernel_cache.h"
+#include "ortplugin/runtime/gpu/kernel_cache.h"
 #include "tests/native/check.h"
 
 namespace {

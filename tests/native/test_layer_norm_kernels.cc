@@ -10,7 +10,7 @@
 #include <sstream>
 
 #include "ortplugin/ops/layer_norm/layer_norm.h"
-#include "ortplugin/runtime/cuda.h"
+#include "ortplugin/runtime/gpu/cuda.h"
 #include "tests/native/check.h"
 #include "tests/native/kernel_remarks.h"
 

@@ -5,7 +5,7 @@
 
 #include <sstream>
 
-#include "ortplugin/ops/conv/one_tap.h"
+#include "ortplugin/ops/conv/engines/one_tap.h"
 #include "tests/native/wgmma_cases.h"
 
 using namespace ortplugin;

@@ -1,7 +1,7 @@
 // How tensors lie against joined axes: the axes themselves, the division by a product and a shift, and the offsets that
 // kernels compute, whose text is evaluated here as the GPU would.
 
-#include "ortplugin/runtime/operands.h"
+#include "ortplugin/runtime/program/operands.h"
 
 #include <map>
 #include <random>

@@ -4,8 +4,8 @@
 #include <functional>
 #include <limits>
 
-#include "ortplugin/runtime/memory.h"
-#include "ortplugin/runtime/ort.h"
+#include "ortplugin/runtime/host_memory.h"
+#include "ortplugin/runtime/ort/ort.h"
 #include "ortplugin/runtime/text.h"
 #include "tests/native/check.h"
 

@@ -11,7 +11,7 @@
 #include <sstream>
 
 #include "ortplugin/ops/pointwise/pointwise.h"
-#include "ortplugin/runtime/cuda.h"
+#include "ortplugin/runtime/gpu/cuda.h"
 #include "tests/native/check.h"
 #include "tests/native/kernel_remarks.h"
 

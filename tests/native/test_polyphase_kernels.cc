@@ -5,7 +5,7 @@
 
 #include <sstream>
 
-#include "ortplugin/ops/conv_transpose/polyphase.h"
+#include "ortplugin/ops/conv/engines/polyphase.h"
 #include "tests/native/wgmma_cases.h"
 
 using namespace ortplugin;

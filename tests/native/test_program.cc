@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "ortplugin/runtime/evaluator.h"
-#include "ortplugin/runtime/program.h"
+#include "ortplugin/runtime/program/evaluator.h"
+#include "ortplugin/runtime/program/program.h"
 #include "tests/native/check.h"
 
 namespace {

@@ -10,7 +10,7 @@
 #include <sstream>
 
 #include "ortplugin/ops/sum_to/sum_to.h"
-#include "ortplugin/runtime/cuda.h"
+#include "ortplugin/runtime/gpu/cuda.h"
 #include "tests/native/check.h"
 #include "tests/native/kernel_remarks.h"
 

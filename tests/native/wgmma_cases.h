@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "ortplugin/ops/conv/own_kernels.h"
+#include "ortplugin/ops/conv/engines/own_kernels.h"
 #include "tests/native/check.h"
 #include "tests/native/kernel_remarks.h"
 

@@ -16,7 +16,7 @@ from ortplugin.program import parse
 Array = npt.NDArray[np.float32]
 Wide = npt.NDArray[np.float64]
 
-POINTWISE = Path(__file__).resolve().parents[2] / "ortplugin" / "runtime" / "pointwise.cuh"
+POINTWISE = Path(__file__).resolve().parents[2] / "ortplugin" / "device" / "pointwise.cuh"
 EVERY = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
 APPROXIMATE = 2.0**-22  # what PTX lets ex2.approx and rcp.approx be off by, relatively
 

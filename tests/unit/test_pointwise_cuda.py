@@ -15,7 +15,7 @@ from nvrtc import ARCHITECTURES, CompileError, compile_cuda, compile_with_log
 
 from ortplugin.program import DTYPES, INTEGERS, OPERATORS, OperatorSpec
 
-POINTWISE = Path(__file__).resolve().parents[2] / "ortplugin" / "runtime" / "pointwise.cuh"
+POINTWISE = Path(__file__).resolve().parents[2] / "ortplugin" / "device" / "pointwise.cuh"
 CUDA_TYPES = {
     "float16": "float", "bfloat16": "float", "float": "float", "double": "double", "bool": "bool",
     "int8": "signed char", "int16": "short", "int32": "int", "int64": "long long", "uint8": "unsigned char",

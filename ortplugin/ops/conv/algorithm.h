@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "ortplugin/runtime/cudnn.h"
+#include "ortplugin/runtime/cudnn/cudnn.h"
 
 namespace ortplugin {
 

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "ortplugin/ops/conv/geometry.h"
-#include "ortplugin/runtime/epilogue.h"
-#include "ortplugin/runtime/ort.h"
-#include "ortplugin/runtime/program.h"
+#include "ortplugin/runtime/program/epilogue.h"
+#include "ortplugin/runtime/ort/ort.h"
+#include "ortplugin/runtime/program/program.h"
 
 namespace ortplugin {
 

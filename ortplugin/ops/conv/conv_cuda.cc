@@ -5,15 +5,15 @@
 #include <cstddef>
 #include <utility>
 
-#include "ortplugin/ops/conv/direct.h"
-#include "ortplugin/ops/conv/own_kernels.h"
-#include "ortplugin/ops/conv_transpose/pixel_shuffle.h"
+#include "ortplugin/ops/conv/engines/direct.h"
+#include "ortplugin/ops/conv/engines/own_kernels.h"
+#include "ortplugin/ops/conv/engines/pixel_shuffle.h"
 #include "ortplugin/ops/pointwise/pointwise.h"
-#include "ortplugin/runtime/cuda.h"
-#include "ortplugin/runtime/kernel_sources.h"
-#include "ortplugin/runtime/plan_cache.h"
+#include "ortplugin/runtime/gpu/cuda.h"
+#include "ortplugin/runtime/gpu/kernel_sources.h"
+#include "ortplugin/runtime/gpu/plan_cache.h"
 #include "ortplugin/runtime/round_up.h"
-#include "ortplugin/runtime/scratch.h"
+#include "ortplugin/runtime/ort/scratch.h"
 
 namespace ortplugin {
 namespace {

@@ -8,9 +8,9 @@
 
 #include "ortplugin/ops/conv/algorithm.h"
 #include "ortplugin/ops/conv/conv.h"
-#include "ortplugin/ops/conv/own_kernels.h"
-#include "ortplugin/runtime/cudnn.h"
-#include "ortplugin/runtime/operands.h"
+#include "ortplugin/ops/conv/engines/own_kernels.h"
+#include "ortplugin/runtime/cudnn/cudnn.h"
+#include "ortplugin/runtime/program/operands.h"
 
 namespace ortplugin {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ortplugin/runtime/ort.h"
+#include "ortplugin/runtime/ort/ort.h"
 
 namespace ortplugin {
 

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <memory>
 
-#include "ortplugin/runtime/memory.h"
+#include "ortplugin/runtime/host_memory.h"
 #include "ortplugin/runtime/round_up.h"
 
 namespace ortplugin {

@@ -4,9 +4,9 @@
 #include <optional>
 #include <sstream>
 
-#include "ortplugin/runtime/evaluator.h"
-#include "ortplugin/runtime/memory.h"
-#include "ortplugin/runtime/program_pass.h"
+#include "ortplugin/runtime/program/evaluator.h"
+#include "ortplugin/runtime/host_memory.h"
+#include "ortplugin/runtime/program/program_pass.h"
 #include "ortplugin/runtime/text.h"
 
 namespace ortplugin {

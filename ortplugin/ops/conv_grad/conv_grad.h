@@ -7,8 +7,8 @@
 
 #include "ortplugin/ops/conv_grad/contraction.h"
 #include "ortplugin/ops/sum_to/sum_to.h"
-#include "ortplugin/runtime/ort.h"
-#include "ortplugin/runtime/program.h"
+#include "ortplugin/runtime/ort/ort.h"
+#include "ortplugin/runtime/program/program.h"
 
 namespace ortplugin {
 

@@ -10,11 +10,11 @@
 #include "ortplugin/ops/conv_grad/conv_grad.h"
 #include "ortplugin/ops/conv_grad/grad_ways.h"
 #include "ortplugin/ops/pointwise/pointwise.h"
-#include "ortplugin/runtime/cuda.h"
-#include "ortplugin/runtime/cudnn.h"
-#include "ortplugin/runtime/kernel_sources.h"
-#include "ortplugin/runtime/plan_cache.h"
-#include "ortplugin/runtime/scratch.h"
+#include "ortplugin/runtime/gpu/cuda.h"
+#include "ortplugin/runtime/cudnn/cudnn.h"
+#include "ortplugin/runtime/gpu/kernel_sources.h"
+#include "ortplugin/runtime/gpu/plan_cache.h"
+#include "ortplugin/runtime/ort/scratch.h"
 
 namespace ortplugin {
 namespace {

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <memory>
 
-#include "ortplugin/ops/conv/direct.h"
+#include "ortplugin/ops/conv/engines/direct.h"
 #include "ortplugin/ops/conv/geometry.h"
 #include "ortplugin/ops/pointwise/pointwise.h"
-#include "ortplugin/runtime/operands.h"
+#include "ortplugin/runtime/program/operands.h"
 
 namespace ortplugin {
 namespace {

@@ -7,8 +7,8 @@
 
 #include "ortplugin/ops/conv_grad/conv_grad.h"
 #include "ortplugin/ops/conv_grad/weight_grad.h"
-#include "ortplugin/runtime/cuda.h"
-#include "ortplugin/runtime/cudnn.h"
+#include "ortplugin/runtime/gpu/cuda.h"
+#include "ortplugin/runtime/cudnn/cudnn.h"
 
 namespace ortplugin {
 

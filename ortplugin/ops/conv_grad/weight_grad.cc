@@ -8,7 +8,7 @@
 #include <set>
 #include <sstream>
 
-#include "ortplugin/runtime/kernel_sources.h"
+#include "ortplugin/runtime/gpu/kernel_sources.h"
 #include "ortplugin/runtime/round_up.h"
 
 namespace ortplugin {

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "ortplugin/runtime/cuda.h"
-#include "ortplugin/runtime/operands.h"
-#include "ortplugin/runtime/program.h"
+#include "ortplugin/runtime/gpu/cuda.h"
+#include "ortplugin/runtime/program/operands.h"
+#include "ortplugin/runtime/program/program.h"
 
 namespace ortplugin {
 

@@ -5,10 +5,10 @@
 #include <optional>
 
 #include "ortplugin/ops/conv/conv.h"
-#include "ortplugin/ops/conv/host_layout.h"
+#include "ortplugin/ops/conv/cpu/host_layout.h"
 #include "ortplugin/ops/conv_grad/contraction.h"
-#include "ortplugin/runtime/program_pass.h"
-#include "ortplugin/runtime/standard_operator.h"
+#include "ortplugin/runtime/program/program_pass.h"
+#include "ortplugin/runtime/ort/standard_operator.h"
 
 namespace ortplugin {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "ortplugin/runtime/ort.h"
+#include "ortplugin/runtime/ort/ort.h"
 
 namespace ortplugin {
 

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "ortplugin/runtime/operands.h"
-#include "ortplugin/runtime/ort.h"
-#include "ortplugin/runtime/program.h"
+#include "ortplugin/runtime/program/operands.h"
+#include "ortplugin/runtime/ort/ort.h"
+#include "ortplugin/runtime/program/program.h"
 
 namespace ortplugin {
 

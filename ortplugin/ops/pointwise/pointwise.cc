@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ortplugin/runtime/program_pass.h"
+#include "ortplugin/runtime/program/program_pass.h"
 
 namespace ortplugin {
 namespace {

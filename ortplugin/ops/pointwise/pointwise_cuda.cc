@@ -5,9 +5,9 @@
 #include <sstream>
 
 #include "ortplugin/ops/pointwise/pointwise.h"
-#include "ortplugin/runtime/cuda.h"
-#include "ortplugin/runtime/kernel_sources.h"
-#include "ortplugin/runtime/plan_cache.h"
+#include "ortplugin/runtime/gpu/cuda.h"
+#include "ortplugin/runtime/gpu/kernel_sources.h"
+#include "ortplugin/runtime/gpu/plan_cache.h"
 #include "ortplugin/runtime/round_up.h"
 
 namespace ortplugin {

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "ortplugin/runtime/cuda.h"
-#include "ortplugin/runtime/ort.h"
+#include "ortplugin/runtime/gpu/cuda.h"
+#include "ortplugin/runtime/ort/ort.h"
 
 namespace ortplugin {
 

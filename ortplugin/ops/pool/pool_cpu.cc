@@ -6,10 +6,10 @@
 #include <type_traits>
 
 #include "ortplugin/ops/pool/pool.h"
-#include "ortplugin/runtime/evaluator.h"
+#include "ortplugin/runtime/program/evaluator.h"
 #include "ortplugin/runtime/half.h"
-#include "ortplugin/runtime/memory.h"
-#include "ortplugin/runtime/operand_lanes.h"
+#include "ortplugin/runtime/host_memory.h"
+#include "ortplugin/runtime/program/operand_lanes.h"
 #include "ortplugin/runtime/round_up.h"
 
 namespace ortplugin {

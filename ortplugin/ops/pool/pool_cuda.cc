@@ -7,9 +7,9 @@
 #include <tuple>
 
 #include "ortplugin/ops/pool/pool.h"
-#include "ortplugin/runtime/kernel_sources.h"
-#include "ortplugin/runtime/operands.h"
-#include "ortplugin/runtime/plan_cache.h"
+#include "ortplugin/runtime/gpu/kernel_sources.h"
+#include "ortplugin/runtime/program/operands.h"
+#include "ortplugin/runtime/gpu/plan_cache.h"
 #include "ortplugin/runtime/round_up.h"
 
 namespace ortplugin {

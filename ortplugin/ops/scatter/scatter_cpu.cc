@@ -17,7 +17,7 @@
 
 #include "ortplugin/ops/scatter/scatter.h"
 #include "ortplugin/runtime/half.h"
-#include "ortplugin/runtime/memory.h"
+#include "ortplugin/runtime/host_memory.h"
 #include "ortplugin/runtime/round_up.h"
 
 namespace ortplugin {

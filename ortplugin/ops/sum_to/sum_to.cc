@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "ortplugin/runtime/evaluator.h"
-#include "ortplugin/runtime/memory.h"
-#include "ortplugin/runtime/operand_lanes.h"
+#include "ortplugin/runtime/program/evaluator.h"
+#include "ortplugin/runtime/host_memory.h"
+#include "ortplugin/runtime/program/operand_lanes.h"
 
 namespace ortplugin {
 namespace {

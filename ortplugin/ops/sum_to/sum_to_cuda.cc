@@ -6,10 +6,10 @@
 #include <sstream>
 
 #include "ortplugin/ops/sum_to/sum_to.h"
-#include "ortplugin/runtime/kernel_sources.h"
-#include "ortplugin/runtime/plan_cache.h"
+#include "ortplugin/runtime/gpu/kernel_sources.h"
+#include "ortplugin/runtime/gpu/plan_cache.h"
 #include "ortplugin/runtime/round_up.h"
-#include "ortplugin/runtime/scratch.h"
+#include "ortplugin/runtime/ort/scratch.h"
 
 namespace ortplugin {
 namespace {

@@ -1,0 +1,280 @@
+// FusedConv on the CPU: ONNX Runtime's own Conv, which takes a bias, a residual and an activation along where the
+// program begins with them, then the rest of the program, in place on what Conv has written where a result has its
+// dtype. Conv exists for float: 16-bit floats are converted to it, and a convolution of doubles is a MatMul of the
+// weights with the pixels under each tap of the kernel.
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <optional>
+
+#include "ortplugin/ops/conv/cpu/blocked_conv.h"
+#include "ortplugin/ops/conv/conv.h"
+#include "ortplugin/ops/conv/cpu/host_layout.h"
+#include "ortplugin/ops/conv/cpu/standard_epilogue.h"
+#include "ortplugin/runtime/program/evaluator.h"
+#include "ortplugin/runtime/program/program_pass.h"
+#include "ortplugin/runtime/ort/standard_operator.h"
+
+namespace ortplugin {
+namespace {
+
+constexpr int kOpset = 11;  // since which Conv and MatMul are what they are
+
+class CpuConv : public Kernel {
+ public:
+  explicit CpuConv(const NodeInfo& info)
+      : node_(info, ProgramText(info, 0, kConvInputs)),
+        dtype_(ValueType(node_.program)),
+        wide_(dtype_ == DType::kDouble ? DType::kDouble : DType::kFloat),
+        kept_(info),
+        scratch_(info) {
+    if (wide_ == DType::kDouble || node_.attributes.channels_last)
+      product_.emplace(info, "MatMul", "", kOpset, Types(), std::vector<StandardOperator::Attribute>{}, 2, 1);
+    if (wide_ == DType::kFloat) {
+      const size_t spatial = Spatial();
+      const Shape pads(2 * spatial, 0);
+      Convolution(pads, nullptr);
+      // Of 16-bit floats and channels last, a residual would have to be converted as a whole.
+      const bool takes_sum = dtype_ == wide_ && !node_.attributes.channels_last;
+      try {
+        taken_ = Take(spatial, takes_sum, true);
+        Convolution(pads, &*taken_);
+      } catch (const Error&) {  // an ONNX Runtime without its contributed operators
+        taken_ = Take(spatial, false, false);
+      }
+      if (!taken_->bias && !taken_->sum && taken_->activation.empty()) taken_.reset();
+    }
+    if (const std::optional<Tensor> w = info.constant_input(1)) {
+      HostOperand weights(nullptr, scratch_, dtype_, w->data, w->shape, node_.attributes.channels_last);
+      if (weights.data() != w->data) weights_.emplace(std::move(weights));
+      const Shape first = node_.attributes.channels_last ? ChannelsFirst(w->shape) : w->shape;
+      if (wide_ == DType::kFloat && !node_.attributes.turns_input && BlockedConv::Takes(node_.attributes, first)) {
+        blocked_taken_ = Take(first.size() - 2, false, true);
+        blocked_.emplace(info, node_.attributes, first, *blocked_taken_);
+      }
+    }
+  }
+
+  void Compute(Run& run) const override {
+    std::vector<Tensor> inputs;
+    std::vector<Shape> shapes;
+    for (size_t i = 0; i < node_.inputs.size(); ++i) {
+      inputs.push_back(run.input(i));
+      CheckInput(node_.program, kConvInputs, i, inputs[i].type);
+      shapes.push_back(inputs[i].shape);
+    }
+    const ConvShape shape = FitConv(node_.attributes, shapes[0], shapes[1]);
+    const Shape full = shape.result();
+    const Axes axes = EpilogueAxes(node_.program, kConvInputs, full, shapes);
+    std::vector<void*> outputs;
+    for (const ValueId result : node_.program.results())
+      outputs.push_back(run.output(outputs.size(), full, SizeOf(node_.program.value(result).dtype)));
+    const int64_t count = ElementCount(full);
+    if (count == 0) return;
+
+    if (ElementCount(shape.x()) == 0) return Pad(run, axes, count, inputs, outputs);
+    const bool in_blocks =
+        blocked_ && BlockedConv::Pays(shape) && Fits(*blocked_taken_, shape, shapes) && blocked_->IsHere(run, scratch_);
+    const bool is_product = !in_blocks && IsProduct(shape);
+    const StandardEpilogue* taken = nullptr;
+    if (in_blocks) taken = &*blocked_taken_;
+    if (!in_blocks && !is_product && taken_ && Fits(*taken_, shape, shapes)) taken = &*taken_;
+    const Program& program = taken ? taken->rest : node_.program;
+    const std::optional<size_t> place = PlaceOf(program);
+    HostScratch::Buffer own(nullptr, {&scratch_});
+    if (!place) own = scratch_.Take(static_cast<size_t>(count) * SizeOf(wide_));
+    void* value = place ? outputs[*place] : own.get();
+    if (in_blocks) {
+      ConvolveBlocks(run, shape, inputs, *taken, static_cast<float*>(value));
+    } else if (is_product) {
+      MultiplyPixels(run, shape, inputs, value);
+    } else {
+      Convolve(run, shape, inputs, taken, value);
+    }
+    if (place && program.statements().empty() && outputs.size() == 1) return;
+    std::vector<ProgramPass::Input> parameters{{value, wide_}};
+    for (size_t i = kConvInputs; i < inputs.size(); ++i)
+      parameters.push_back({inputs[i].data, *FromOrt(inputs[i].type)});
+    ProgramPass(program, axes, count, parameters, outputs).Run(run);
+  }
+
+ private:
+  std::vector<StandardOperator::TypeConstraint> Types() const { return {{"T", ToOrt(wide_)}}; }
+
+  // A run whose X has no elements: there is nothing but padding.
+  void Pad(Run& run, const Axes& axes, int64_t count, const std::vector<Tensor>& inputs,
+           const std::vector<void*>& outputs) const {
+    const size_t bytes = static_cast<size_t>(count) * SizeOf(wide_);
+    const HostScratch::Buffer value = scratch_.Take(bytes);
+    std::memset(value.get(), 0, bytes);
+    std::vector<ProgramPass::Input> parameters{{value.get(), wide_}};
+    for (size_t i = kConvInputs; i < inputs.size(); ++i)
+      parameters.push_back({inputs[i].data, *FromOrt(inputs[i].type)});
+    ProgramPass(node_.program, axes, count, parameters, outputs).Run(run);
+  }
+
+  size_t Spatial() const {
+    for (size_t i = 0; i < kConvInputs; ++i)
+      if (node_.inputs[i].shape.size() > 2) return node_.inputs[i].shape.size() - 2;
+    return node_.attributes.spatial();
+  }
+
+  StandardEpilogue Take(size_t spatial, bool sum, bool activation) const {
+    const std::vector<TensorType> operands(node_.inputs.begin() + kConvInputs, node_.inputs.end());
+    return TakeStandardEpilogue(node_.program, operands, spatial, node_.attributes.channels_last, sum, activation);
+  }
+
+  // The result in whose memory the value is made: its own, else the first of its dtype.
+  std::optional<size_t> PlaceOf(const Program& program) const {
+    const std::vector<ValueId>& results = program.results();
+    std::optional<size_t> place;
+    for (size_t r = results.size(); r-- > 0;) {
+      const bool is_value = results[r] == program.parameters()[0];
+      if (program.value(results[r]).dtype != wide_) continue;
+      if (is_value) return r;
+      place = r;
+    }
+    return place;
+  }
+
+  // Whether the shapes of this run let Conv take what their ranks promised.
+  static bool Fits(const StandardEpilogue& taken, const ConvShape& shape, const std::vector<Shape>& inputs) {
+    const auto of = [&](size_t parameter) { return inputs[parameter - 1 + kConvInputs]; };
+    if (taken.sum && of(*taken.sum) != shape.result()) return false;
+    return !taken.bias || IsPerChannel(of(*taken.bias), shape.windows.size(), shape.channels_last, shape.filters);
+  }
+
+  // ORT's Conv with this padding and what it takes of the program, made once for each.
+  const StandardOperator& Convolution(const Shape& pads, const StandardEpilogue* taken) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_ptr<StandardOperator>& conv = convolutions_[{pads, taken != nullptr}];
+    if (conv == nullptr) {
+      const ConvAttributes& the = node_.attributes;
+      std::vector<StandardOperator::Attribute> attributes{{"group", the.groups},
+                                                          {"kernel_shape", the.kernel_shape},
+                                                          {"strides", the.strides},
+                                                          {"dilations", the.dilations},
+                                                          {"pads", pads}};
+      const bool is_plain = taken == nullptr || (!taken->sum && taken->activation.empty());
+      if (!is_plain && !taken->activation.empty()) {
+        attributes.push_back({"activation", taken->activation});
+        attributes.push_back({"activation_params", taken->activation_params});
+      }
+      const size_t inputs = taken == nullptr ? 2 : taken->sum ? 4 : taken->bias ? 3 : 2;
+      conv = std::make_unique<StandardOperator>(kept_.info(), is_plain ? "Conv" : "FusedConv",
+                                                is_plain ? "" : "com.microsoft", is_plain ? kOpset : 1, Types(),
+                                                attributes, inputs, 1);
+    }
+    return *conv;
+  }
+
+  // The convolution's value, in the node's layout.
+  void Convolve(Run& run, const ConvShape& shape, const std::vector<Tensor>& inputs, const StandardEpilogue* taken,
+                void* value) const {
+    const int64_t count = ElementCount(shape.result());
+    const bool last = shape.channels_last;
+    const HostOperand data(&run, scratch_, dtype_, inputs[0].data, shape.x(), shape.x_channels_last);
+    std::optional<HostOperand> weights;
+    if (!weights_) weights.emplace(&run, scratch_, dtype_, inputs[1].data, shape.w(), last);
+    const void* filters = weights_ ? weights_->data() : weights->data();
+    const int64_t pixels = count / shape.batch / shape.filters;
+    HostScratch::Buffer first(nullptr, {&scratch_});
+    if (last && shape.filters > 1 && pixels > 1) first = scratch_.Take(static_cast<size_t>(count) * SizeOf(wide_));
+    void* made = first != nullptr ? first.get() : value;
+    if (wide_ == DType::kDouble) {
+      Multiply(run, shape, static_cast<const double*>(data.data()), filters, static_cast<double*>(made));
+    } else {
+      std::vector<Tensor> given{{data.data(), ort::kFloat, shape.x_first()}, {filters, ort::kFloat, shape.w_first()}};
+      const std::optional<HostOperand> bias = Bias(run, inputs, taken);
+      if (bias) given.push_back({bias->data(), ort::kFloat, {shape.filters}});
+      if (taken != nullptr && taken->sum) {
+        given.resize(3, {nullptr, ort::kUndefined, {}});
+        given.push_back(inputs[*taken->sum - 1 + kConvInputs]);
+      }
+      Convolution(shape.pads(), taken).Run(run, given, {{made, ort::kFloat, shape.result_first()}});
+    }
+    if (first != nullptr) Transpose(&run, made, value, shape.batch, shape.filters, pixels, SizeOf(wide_));
+  }
+
+  // The same in blocks of channels.
+  void ConvolveBlocks(Run& run, const ConvShape& shape, const std::vector<Tensor>& inputs,
+                      const StandardEpilogue& taken, float* value) const {
+    const HostOperand data(&run, scratch_, dtype_, inputs[0].data, shape.x(), false);
+    const std::optional<HostOperand> bias = Bias(run, inputs, &taken);
+    const void* weights = weights_ ? weights_->data() : inputs[1].data;
+    blocked_->Run(run, scratch_, shape, static_cast<const float*>(data.data()), static_cast<const float*>(weights),
+                  bias ? static_cast<const float*>(bias->data()) : nullptr, value);
+  }
+
+  // The bias that Conv takes along, as float.
+  std::optional<HostOperand> Bias(Run& run, const std::vector<Tensor>& inputs, const StandardEpilogue* taken) const {
+    if (taken == nullptr || !taken->bias) return std::nullopt;
+    const Tensor& operand = inputs[*taken->bias - 1 + kConvInputs];
+    return HostOperand(&run, scratch_, dtype_, operand.data, operand.shape, false);
+  }
+
+  // Whether a convolution is the product of X as it lies, a matrix [pixels, C], and a matrix of the weights.
+  static bool IsProduct(const ConvShape& shape) {
+    return shape.x_channels_last && shape.groups == 1 &&
+           std::all_of(shape.windows.begin(), shape.windows.end(),
+                       [](const Window& window) { return window.kernel == 1 && window.begin == 0 && window.end == 0; });
+  }
+
+  void MultiplyPixels(Run& run, const ConvShape& shape, const std::vector<Tensor>& inputs, void* value) const {
+    const int64_t pixels = ElementCount(shape.result()) / shape.filters, channels = shape.channels;
+    HostScratch::Buffer kept(nullptr, {&scratch_});
+    const void* x = inputs[0].data;
+    const Shape strides = shape.strides();
+    if (std::any_of(strides.begin(), strides.end(), [](int64_t stride) { return stride > 1; })) {
+      kept = scratch_.Take(static_cast<size_t>(pixels * channels) * SizeOf(dtype_));
+      KeepPixels(run, shape, static_cast<size_t>(channels) * SizeOf(dtype_), x, kept.get());
+      x = kept.get();
+    }
+    const HostOperand data(&run, scratch_, dtype_, x, {pixels, channels}, false);
+    std::optional<HostOperand> weights;
+    if (!weights_) weights.emplace(&run, scratch_, dtype_, inputs[1].data, shape.w(), false);
+    // The weights are [M, C] and multiply from the right.
+    const HostScratch::Buffer turned = scratch_.Take(static_cast<size_t>(shape.filters * channels) * SizeOf(wide_));
+    Transpose(&run, weights_ ? weights_->data() : weights->data(), turned.get(), 1, shape.filters, channels,
+              SizeOf(wide_));
+    product_->Run(
+        run, {{data.data(), ToOrt(wide_), {pixels, channels}}, {turned.get(), ToOrt(wide_), {channels, shape.filters}}},
+        {{value, ToOrt(wide_), {pixels, shape.filters}}});
+  }
+
+  void Multiply(Run& run, const ConvShape& shape, const double* x, const void* w, double* y) const {
+    const int64_t size = ElementCount(shape.x_first()) / shape.batch;
+    const int64_t pixels = ElementCount(shape.result_first()) / shape.batch / shape.filters;
+    const int64_t depth = shape.channels / shape.groups * ElementCount(shape.kernel());
+    const HostScratch::Buffer columns =
+        scratch_.Take(static_cast<size_t>(ElementCount({shape.groups, depth, pixels})) * sizeof(double));
+    for (int64_t n = 0; n < shape.batch; ++n) {
+      Unfold(run, shape, x + n * size, static_cast<double*>(columns.get()));
+      product_->Run(
+          run,
+          {{w, ort::kDouble, {shape.groups, shape.filters / shape.groups, depth}},
+           {columns.get(), ort::kDouble, {shape.groups, depth, pixels}}},
+          {{y + n * shape.filters * pixels, ort::kDouble, {shape.groups, shape.filters / shape.groups, pixels}}});
+    }
+  }
+
+  ConvNode node_;
+  DType dtype_, wide_;  // of X and W, and of what is computed
+  KeptNodeInfo kept_;
+  HostScratch scratch_;
+  std::optional<HostOperand> weights_;     // constant ones that are not used as they lie
+  std::optional<StandardEpilogue> taken_;  // by Conv, where a run's shapes fit
+  std::optional<BlockedConv> blocked_;
+  std::optional<StandardEpilogue> blocked_taken_;
+  std::optional<StandardOperator> product_;  // of matrices
+  mutable std::mutex mutex_;
+  // By padding, and whether they take a part of the program.
+  mutable std::map<std::pair<Shape, bool>, std::unique_ptr<StandardOperator>> convolutions_;
+};
+
+}  // namespace
+
+std::unique_ptr<Kernel> CreateCpuConv(const NodeInfo& info) { return std::make_unique<CpuConv>(info); }
+
+}  // namespace ortplugin

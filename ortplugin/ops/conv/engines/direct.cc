@@ -1,0 +1,417 @@
+// Convolutions of few channels: which variant of direct.cu a shape gets, its source and its arguments.
+
+#include "ortplugin/ops/conv/engines/direct.h"
+
+#include <algorithm>
+#include <numeric>
+#include <sstream>
+
+#include "ortplugin/runtime/gpu/kernel_sources.h"
+#include "ortplugin/runtime/round_up.h"
+
+namespace ortplugin {
+namespace {
+
+constexpr int64_t kSharedBytes = 48 * 1024;   // of a block, without asking for more
+constexpr int64_t kSharedOfAll = 227 * 1024;  // of a multiprocessor of an H200; others have less
+constexpr int64_t kRegistersOfAll = 65536;
+constexpr int64_t kMostThreads = 512;
+constexpr int64_t kMostBlocks = 16;  // of a multiprocessor
+
+int64_t InRows(const DirectConv& conv, const DirectSchedule& s) {
+  return (s.rows - 1) * conv.strides[0] + (conv.kernel[0] - 1) * conv.dilations[0] + 1;
+}
+int64_t Strips(const DirectConv& conv, const DirectSchedule& s) { return DivideUp(conv.output[1], s.strip); }
+int64_t InWidth(const DirectConv& conv, const DirectSchedule& s) {
+  return (Strips(conv, s) * s.strip - 1) * conv.strides[1] + (conv.kernel[1] - 1) * conv.dilations[1] + 1;
+}
+int64_t Window(const DirectConv& conv, const DirectSchedule& s) {
+  return (s.strip - 1) * conv.strides[1] + (conv.kernel[1] - 1) * conv.dilations[1] + 1;
+}
+int64_t Workers(const DirectConv& conv, const DirectSchedule& s) {
+  return s.images * s.rows * Strips(conv, s) * (s.block_maps / s.maps);
+}
+int64_t Taps(const DirectConv& conv) { return conv.kernel[0] * conv.kernel[1]; }
+int64_t WeightPitch(const DirectSchedule& s) { return s.block_maps + (s.block_maps > 4 ? 4 : 0); }
+int64_t SharedBytes(const DirectConv& conv, const DirectSchedule& s) {
+  const int64_t staged = s.images * s.block_maps * s.rows * conv.output[1];
+  const int64_t weights = RoundUp(s.chunk * Taps(conv) * WeightPitch(s), 4);  // what follows begins at 16 bytes
+  return 4 * (weights + RoundUp(std::max<int64_t>(s.chunk * s.images * s.image_pitch, staged), 4));
+}
+int64_t Registers(const DirectConv& conv, const DirectSchedule& s) {
+  const int64_t held = s.maps * s.strip + Window(conv, s) + s.maps + 36;
+  // Loads that are under way together, in front of the sums or between them.
+  return std::max<int64_t>(held + (s.chunk < conv.channels ? 12 : 0), 80);
+}
+bool IsWhole(const DirectConv& conv, const DirectSchedule& s) { return s.rows >= conv.output[0]; }
+
+// Cycles, about, that the whole problem takes on this GPU. What is not counted in instructions was fitted to an H200.
+double Cost(const DirectConv& conv, const DirectSchedule& s, const cuda::DeviceFacts& gpu) {
+  const auto number = [](int64_t n) { return static_cast<double>(n); };
+  int64_t resident = std::min({kSharedOfAll / (SharedBytes(conv, s) + 1024),
+                               kRegistersOfAll / (s.threads * RoundUp(Registers(conv, s), 8)),
+                               int64_t{2048} / s.threads, kMostBlocks});
+  if (resident == 0) return 1e30;
+  const int64_t of_one = DivideUp(s.tiles * s.map_blocks, gpu.multiprocessors);  // tiles of a multiprocessor
+  resident = std::min(resident, of_one);
+  const int64_t turns = DivideUp(of_one, resident);  // tiles of a block
+  // Instructions of a warp for a tile.
+  const int64_t warps = s.threads / 32, chunks = DivideUp(conv.channels, s.chunk);
+  const double products = number(conv.channels * Taps(conv) * s.maps * s.strip);
+  const double reads =
+      number(conv.channels * conv.kernel[0] * (Window(conv, s) + conv.kernel[1] * std::max<int64_t>(1, s.maps / 4)));
+  const double image = 14.0 * number(conv.channels * s.images * InRows(conv, s) * InWidth(conv, s)) / s.threads;
+  const double weights = 14.0 * number(conv.channels * Taps(conv) * s.block_maps) / s.threads;
+  const double results = 8.0 * s.maps * s.strip;
+  const double issued = products + reads + image + (chunks > 1 ? weights : weights / number(turns)) + results;
+  const double of_tile = std::max(number(DivideUp(warps, 4)) * issued, number(warps) * (reads + results / 4));
+  // Few warps leave gaps.
+  const double gaps = 1.2 + 2.0 / std::max(1.0, number(warps * resident) / 4);
+  const double latency = 1500.0 + 900.0 * number(chunks);
+  return number(turns) * std::max(latency + of_tile, gaps * of_tile * number(resident) + latency / 2);
+}
+
+// Rows and images are put so far apart in shared memory that the threads of a warp read different banks.
+void SpreadOverBanks(const DirectConv& conv, DirectSchedule* s) {
+  const int64_t narrowest = InWidth(conv, *s), strips = Strips(conv, *s);
+  const int64_t all = s->images * s->rows * strips;
+  int64_t best = INT64_MAX;
+  DirectSchedule found = *s;
+  for (int64_t row_pitch = narrowest; row_pitch < narrowest + 6; ++row_pitch) {
+    const int64_t least = InRows(conv, *s) * row_pitch;
+    for (int64_t image_pitch = least; image_pitch < least + (s->images > 1 ? 32 : 1); ++image_pitch) {
+      DirectSchedule option = *s;
+      option.row_pitch = static_cast<int>(row_pitch);
+      option.image_pitch = static_cast<int>(image_pitch);
+      if (SharedBytes(conv, option) > kSharedBytes) continue;
+      int64_t turns = 0;
+      for (int64_t first = 0; first < all; first += 32) {
+        int64_t met[32] = {}, most = 0;
+        for (int64_t strip = first; strip < std::min(first + 32, all); ++strip) {
+          const int64_t row = strip / strips % s->rows, image = strip / (strips * s->rows);
+          const int64_t at =
+              image * image_pitch + row * conv.strides[0] * row_pitch + strip % strips * s->strip * conv.strides[1];
+          most = std::max(most, ++met[at % 32]);
+        }
+        turns += most;
+      }
+      if (turns < best) {
+        best = turns;
+        found = option;
+      }
+    }
+  }
+  *s = found;
+}
+
+// What follows from the choice of a tile.
+void Finish(const DirectConv& conv, int most_vector, DirectSchedule* s) {
+  SpreadOverBanks(conv, s);
+  const int64_t registers = RoundUp(Registers(conv, *s), 8);
+  s->min_blocks = static_cast<int>(std::max<int64_t>(
+      1, std::min({kRegistersOfAll / (s->threads * registers), kSharedOfAll / (SharedBytes(conv, *s) + 1024),
+                   int64_t{2048} / s->threads, kMostBlocks})));
+  const int64_t pixels = conv.output[0] * conv.output[1];
+  int64_t vector = std::min(4, most_vector);
+  // Runs of elements that lie side by side begin and end with vectors.
+  vector = IsWhole(conv, *s) ? std::gcd(vector, std::gcd(s->block_maps * pixels, conv.outputs * pixels))
+                             : std::gcd(vector, std::gcd(s->rows * conv.output[1], pixels));
+  s->vector = static_cast<int>(vector);
+  s->wide = conv.images * conv.groups * conv.outputs * pixels >= (int64_t{1} << 30);
+}
+
+bool IsLinear(const Axes& axes, size_t i) { return axes.is_linear(i); }
+bool IsScalar(const Axes& axes, size_t i) { return axes.is_scalar(i); }
+// One number for each channel, as a bias.
+bool IsOfChannel(const DirectConv& conv, const Axes& axes, size_t i) {
+  if (IsLinear(axes, i) || IsScalar(axes, i)) return false;
+  const int64_t pixels = conv.output[0] * conv.output[1];
+  int64_t behind = 1;  // elements of y that follow with the same index of the axis
+  bool found = false;
+  for (size_t axis = axes.count(); axis-- > 0; behind *= axes.sizes[axis]) {
+    if (axes.strides[i][axis] == 0) continue;
+    if (found || behind != pixels || axes.sizes[axis] != conv.groups * conv.outputs) return false;
+    found = true;
+  }
+  return found;
+}
+std::vector<size_t> Repeated(const DirectConv& conv, const Axes& axes) {
+  std::vector<size_t> parameters;
+  for (size_t i = 1; i < axes.strides.size(); ++i)
+    if (!IsLinear(axes, i) && !IsScalar(axes, i) && !IsOfChannel(conv, axes, i)) parameters.push_back(i);
+  return parameters;
+}
+bool IsAcross(const Axes& axes, const DirectSchedule& s) {
+  return axes.count() > 1 && axes.sizes.back() % s.vector != 0;
+}
+IndexMap MapOf(const DirectConv& conv, const Axes& axes, const DirectSchedule& s) {
+  const bool across = IsAcross(axes, s);
+  return IndexMap(across ? "element" : "index", axes, across ? 1 : s.vector, Repeated(conv, axes), s.wide);
+}
+
+}  // namespace
+
+bool FitsDirect(const DirectConv& conv, DType dtype) {
+  // The kernel counts the elements of a group's weights in 31 bits.
+  constexpr int64_t kMost = int64_t{1} << 30;
+  return dtype == DType::kFloat && Taps(conv) <= 81 && conv.channels * conv.outputs < kMost / Taps(conv) &&
+         conv.kernel[1] * conv.dilations[1] <= 32 && conv.output[1] <= 512 &&
+         conv.image[0] * conv.image[1] * conv.channels * conv.groups < (int64_t{1} << 26) && conv.output[0] >= 1 &&
+         conv.outputs * conv.groups < (int64_t{1} << 20);
+}
+
+bool IsDirectFast(const DirectConv& conv, const cuda::DeviceFacts& gpu) {
+  if (Taps(conv) == 1) return false;
+  if (conv.channels <= 4) return conv.outputs <= 64;
+  // Larger sums take so long that a multiprocessor must have many of them.
+  constexpr int64_t kFewProducts = int64_t{2} << 20;
+  const int64_t products =
+      conv.images * conv.groups * conv.outputs * conv.output[0] * conv.output[1] * conv.channels * Taps(conv);
+  return conv.channels <= 16 && conv.outputs <= 32 && products > kFewProducts * gpu.multiprocessors;
+}
+
+std::optional<DirectSchedule> ScheduleDirect(const DirectConv& conv, const cuda::DeviceFacts& gpu, int most_vector) {
+  DirectSchedule best{};
+  double least = 1e31;
+  std::vector<int64_t> chunks;
+  for (int64_t parts = 1; parts <= conv.channels; parts *= 2) chunks.push_back(DivideUp(conv.channels, parts));
+  for (const int64_t chunk : chunks)
+    for (const int maps : {1, 2, 4, 8, 16})
+      for (int strip = 1; strip <= 9; ++strip) {
+        if (maps > conv.outputs && maps > 1) continue;
+        if (strip > conv.output[1] || maps * strip > 112) continue;
+        if (RoundUp(conv.output[1], strip) * 4 > conv.output[1] * 5) continue;  // too much is thrown away
+        for (int64_t block_maps = maps; block_maps < conv.outputs + maps && block_maps <= 64; block_maps *= 2)
+          for (int64_t parts = 1; parts <= std::min<int64_t>(conv.output[0], 64); ++parts) {
+            const int64_t rows = DivideUp(conv.output[0], parts);
+            if (parts > 1 && rows == DivideUp(conv.output[0], parts - 1)) continue;
+            for (const int images : {1, 2, 3, 4, 6, 8, 16}) {
+              if (images > 1 && (parts > 1 || images > conv.images)) break;
+              DirectSchedule s{};
+              s.images = images;
+              s.rows = static_cast<int>(rows);
+              s.maps = maps;
+              s.strip = strip;
+              s.block_maps = static_cast<int>(block_maps);
+              s.chunk = static_cast<int>(chunk);
+              s.row_pitch = static_cast<int>(InWidth(conv, s));
+              s.image_pitch = static_cast<int>(InRows(conv, s) * s.row_pitch);
+              const int64_t threads = RoundUp(Workers(conv, s), 32);
+              if (threads > kMostThreads || SharedBytes(conv, s) > kSharedBytes || Registers(conv, s) > 200) continue;
+              s.threads = static_cast<int>(threads);
+              s.tiles = DivideUp(conv.images, images) * DivideUp(conv.output[0], rows);
+              s.map_blocks = conv.groups * DivideUp(conv.outputs, block_maps);
+              const double cost = Cost(conv, s, gpu);
+              if (cost < least) {
+                least = cost;
+                best = s;
+              }
+            }
+          }
+      }
+  if (least >= 1e30) return std::nullopt;
+  constexpr double kShort = 16000;  // cycles
+  best.is_short = least < kShort;
+  Finish(conv, most_vector, &best);
+  return best;
+}
+
+std::string DirectSource(const DirectConv& conv, const Program& program, const Axes& axes,
+                         const DirectSchedule& schedule) {
+  const size_t inputs = program.parameters().size(), outputs = program.results().size();
+  const IndexMap map = MapOf(conv, axes, schedule);
+  const std::vector<size_t> repeated = Repeated(conv, axes);
+  const bool across = IsAcross(axes, schedule);
+  const auto type = [&](size_t i) { return program.value(program.parameters()[i]).dtype; };
+  const auto result_type = [&](size_t r) { return program.value(program.results()[r]).dtype; };
+  const auto is_repeated = [&](size_t i) { return std::count(repeated.begin(), repeated.end(), i) > 0; };
+  const auto is_of_channel = [&](size_t i) { return IsOfChannel(conv, axes, i); };
+  const auto is_row_value = [&](size_t i) {
+    return (is_repeated(i) || is_of_channel(i)) && !across && axes.strides[i].back() == 0;
+  };
+  // Operands of a channel stand in shared memory, as far as there is room: there they are read early.
+  int64_t room = kSharedBytes - SharedBytes(conv, schedule);
+  std::vector<bool> is_shared(inputs);
+  for (size_t i = 1; i < inputs; ++i) {
+    const int64_t bytes = RoundUp(static_cast<int64_t>(SizeOf(type(i))) * schedule.block_maps, 8);
+    is_shared[i] = is_of_channel(i) && bytes <= room;
+    if (is_shared[i]) room -= bytes;
+  }
+  // With no other operands the thread that makes a sum finishes it: fewer loads than for the rows that are written.
+  bool is_finished = outputs == 1 && result_type(0) == DType::kFloat;
+  for (size_t i = 1; i < inputs; ++i) is_finished = is_finished && (IsScalar(axes, i) || is_shared[i]);
+  const auto pointer = [&](size_t i) {
+    return "(const " + StorageType(type(i)) + "*)a.in[" + std::to_string(i + 1) + "]";
+  };
+  std::ostringstream text;
+  text << kCommonSource << "\n" << kPointwiseSource << "\n";
+  const auto define = [&](const char* name, int64_t value) { text << "#define " << name << " " << value << "\n"; };
+  define("CHANNELS", conv.channels);
+  define("OUTPUTS", conv.outputs);
+  define("GROUPS", conv.groups);
+  const std::pair<const char*, const int64_t*> sizes[] = {{"IMAGE_", conv.image},
+                                                          {"OUT_", conv.output},
+                                                          {"KERNEL_", conv.kernel},
+                                                          {"STRIDE_", conv.strides},
+                                                          {"DILATION_", conv.dilations}};
+  for (const auto& [name, pair] : sizes) {
+    define((std::string(name) + "H").c_str(), pair[0]);
+    define((std::string(name) + "W").c_str(), pair[1]);
+  }
+  define("PAD_TOP", conv.pads[0]);
+  define("PAD_LEFT", conv.pads[1]);
+  define("IMAGES", schedule.images);
+  define("ROWS", schedule.rows);
+  define("MAPS", schedule.maps);
+  define("STRIP", schedule.strip);
+  define("BLOCK_MAPS", schedule.block_maps);
+  define("CHUNK", schedule.chunk);
+  define("ROW_PITCH", schedule.row_pitch);
+  define("IMAGE_PITCH", schedule.image_pitch);
+  define("VECTOR", schedule.vector);
+  define("THREADS", schedule.threads);
+  define("MIN_BLOCKS", schedule.min_blocks);
+  define("CONSTANT_WEIGHTS", conv.constant_weights);
+  define("TURNED_WEIGHTS", conv.turned_weights);
+  bool are_constant = true;
+  for (size_t i = 1; i < inputs; ++i)
+    are_constant =
+        are_constant && (!is_shared[i] || (i <= conv.constant_operands.size() && conv.constant_operands[i - 1]));
+  define("CONSTANT_OPERANDS", are_constant);
+  // Vectors of operands that a thread loads before it needs the first, as far as registers are left.
+  int64_t held = 1;
+  for (size_t i = 1; i < inputs; ++i)
+    if (!IsScalar(axes, i) && !is_shared[i])
+      held += static_cast<int64_t>(SizeOf(type(i))) * (is_row_value(i) ? 1 : schedule.vector);
+  define("AHEAD", std::clamp<int64_t>(64 / held, 1, 4));
+  text << "typedef " << StorageType(type(0)) << " storage_t;\n"
+       << "typedef unsigned " << (schedule.wide ? "long long" : "int") << " index_t;\n\n"
+       << "struct Arguments {\n  const void* in[" << inputs + 1 << "];\n  void* out[" << outputs
+       << "];\n  unsigned long long images;\n"
+       << map.EmitMembers() << "};\n\n";
+
+  // Ordered: the read-only path could be moved in front of the wait for the kernel that writes them.
+  text << "struct Scalars {\n";
+  for (size_t i = 1; i < inputs; ++i)
+    if (IsScalar(axes, i)) text << "  Vector<" << StorageType(type(i)) << ", 1> p" << i << ";\n";
+  text << "  __device__ __forceinline__ Scalars(const Arguments& a) {\n";
+  for (size_t i = 1; i < inputs; ++i)
+    if (IsScalar(axes, i)) text << "    p" << i << ".load_ordered(" << pointer(i) << ");\n";
+  text << "  }\n};\n\n";
+
+  // Of all channels of a block, and of one of them on its way there.
+  text << "struct SharedOperands {\n";
+  for (size_t i = 1; i < inputs; ++i)
+    if (is_shared[i]) text << "  " << StorageType(type(i)) << " p" << i << "[BLOCK_MAPS];\n";
+  text << "};\nstruct ChannelOperands {\n";
+  for (size_t i = 1; i < inputs; ++i)
+    if (is_shared[i]) text << "  Vector<" << StorageType(type(i)) << ", 1> p" << i << ";\n";
+  text << "  __device__ __forceinline__ void load(const Arguments& a, int channel) {\n";
+  for (size_t i = 1; i < inputs; ++i)
+    if (is_shared[i])
+      text << "    p" << i << (are_constant ? ".load(" : ".load_ordered(") << pointer(i) << " + channel);\n";
+  text << "  }\n  __device__ __forceinline__ void store(SharedOperands& shared, int map) const {\n";
+  for (size_t i = 1; i < inputs; ++i)
+    if (is_shared[i]) text << "    shared.p" << i << "[map] = p" << i << ".elements[0];\n";
+  text << "  }\n};\n\n";
+
+  text << "template <int N>\nstruct Operands {\n";
+  for (size_t i = 1; i < inputs; ++i)
+    if (!IsScalar(axes, i) && !is_finished)
+      text << "  Vector<" << StorageType(type(i)) << ", " << (is_row_value(i) ? "1" : "N") << "> p" << i << ";\n";
+  text << "  // map(j): the channel of element j, counted from the block's first, which is number `channel` of y\n"
+          "  template <typename Map>\n  __device__ __forceinline__ void load(const Arguments& a, const SharedOperands& "
+          "shared, index_t index, int channel, const Map& map) {\n";
+  for (size_t i = 1; i < inputs; ++i) {
+    if (!is_of_channel(i) || is_finished) continue;
+    const std::string number = std::to_string(i), count = is_row_value(i) ? "1" : "N";
+    text << "#pragma unroll\n    for (int j = 0; j < " << count << "; ++j) {\n";
+    if (is_shared[i]) {
+      text << "      p" << number << ".set(j, shared.p" << number << "[map(j)]);\n    }\n";
+    } else {
+      text << "      Vector<" << StorageType(type(i)) << ", 1> x;\n      x.load(" << pointer(i)
+           << " + channel + map(j));\n      p" << number << ".set(j, x.elements[0]);\n    }\n";
+    }
+  }
+  for (size_t i = 1; i < inputs; ++i)
+    if (IsLinear(axes, i))
+      text << "    p" << i << ".load_ordered(" << pointer(i) << " + (unsigned long long)index * N);\n";
+  if (across && !repeated.empty()) {
+    text << "#pragma unroll\n    for (int j = 0; j < N; ++j) {\n      const index_t element = index * N + j;\n"
+         << map.EmitOffsets("      ");
+    for (const size_t i : repeated)
+      text << "      Vector<" << StorageType(type(i)) << ", 1> x" << i << ";\n      x" << i << ".load(" << pointer(i)
+           << " + " << map.OffsetOf(i) << ");\n      p" << i << ".set(j, x" << i << "[0]);\n";
+    text << "    }\n";
+  } else if (!repeated.empty()) {
+    text << map.EmitOffsets("    ");
+    for (const size_t i : repeated)
+      text << "    p" << i << ".load(" << pointer(i) << " + " << map.OffsetOf(i) << ");\n";
+  }
+  text << "  }\n};\n\n";
+
+  text << "template <int N>\nstruct Results {\n";
+  for (size_t r = 0; r < outputs; ++r) {
+    const std::string stored = StorageType(result_type(r));
+    text << "  Vector<" << stored << ", N> r" << r << ";\n  __device__ __forceinline__ void set" << r << "(int j, "
+         << ComputeType(result_type(r)) << " x) {\n    " << stored << " y;\n    from_compute(x, y);\n    r" << r
+         << ".set(j, y);\n  }\n";
+  }
+  text << "  __device__ __forceinline__ void store(const Arguments& a, index_t index) const {\n";
+  for (size_t r = 0; r < outputs; ++r)
+    text << "    r" << r << ".store((" << StorageType(result_type(r)) << "*)a.out[" << r
+         << "] + (unsigned long long)index * N);\n";
+  text << "  }\n};\n\n";
+
+  std::vector<uint32_t> statements(program.statements().size());
+  std::iota(statements.begin(), statements.end(), 0);
+  const auto emit_program = [&](const char* shared, const char* element) {
+    text << "  const float v" << program.parameters()[0] << " = sum;\n";
+    for (size_t i = 1; i < inputs; ++i)
+      text << "  const " << ComputeType(type(i)) << " v" << program.parameters()[i] << " = to_compute("
+           << (IsScalar(axes, i) ? "scalars.p" : shared) << i
+           << (IsScalar(axes, i) || (is_row_value(i) && !is_finished) ? "[0]" : element) << ");\n";
+    text << EmitCuda(program, statements, "  ");
+  };
+  text << "// A sum of channel `map` of the block, as far as the thread that made it can finish it.\n"
+          "__device__ __forceinline__ float finish(float sum, const SharedOperands& shared, int map, const Scalars& "
+          "scalars) {\n";
+  if (is_finished) {
+    emit_program("shared.p", "[map]");
+    text << "  return v" << program.results()[0] << ";\n}\n";
+  } else {
+    text << "  return sum;\n}\n";
+  }
+  text << "// The rest.\ntemplate <int N>\n__device__ __forceinline__ void apply(float sum, const Operands<N>& "
+          "operands, "
+          "const Scalars& scalars, int j, Results<N>& results) {\n";
+  if (is_finished) {
+    text << "  results.set0(j, sum);\n";
+  } else {
+    emit_program("operands.p", "[j]");
+    for (size_t r = 0; r < outputs; ++r) text << "  results.set" << r << "(j, v" << program.results()[r] << ");\n";
+  }
+  text << "}\n\n" << kConvDirectSource;
+  return text.str();
+}
+
+std::vector<uint64_t> DirectArguments(const DirectConv& conv, const Program& program, const Axes& axes,
+                                      const DirectSchedule& schedule) {
+  std::vector<uint64_t> block(program.parameters().size() + 1 + program.results().size());
+  block.push_back(static_cast<uint64_t>(conv.images));
+  const std::vector<uint64_t> numbers = MapOf(conv, axes, schedule).Numbers();
+  block.insert(block.end(), numbers.begin(), numbers.end());
+  return block;
+}
+
+cuda::LaunchShape DirectLaunch(const DirectSchedule& schedule, const cuda::DeviceFacts& gpu) {
+  // As many blocks as run at once, each of which makes about as many tiles.
+  const int64_t at_once =
+      std::max<int64_t>(1, int64_t{schedule.min_blocks} * gpu.multiprocessors / schedule.map_blocks);
+  const int64_t turns = DivideUp(schedule.tiles, at_once);
+  return {static_cast<unsigned>(DivideUp(schedule.tiles, turns) * schedule.map_blocks),
+          static_cast<unsigned>(schedule.threads), 0,
+          schedule.is_short ? cuda::NextStarts::kAtLaunch : cuda::NextStarts::kAtEnd};
+}
+
+}  // namespace ortplugin

@@ -1,0 +1,289 @@
+#include "ortplugin/runtime/cudnn/plan.h"
+
+#include <algorithm>
+#include <deque>
+#include <memory>
+#include <set>
+#include <stdexcept>
+#include <utility>
+
+#include "ortplugin/runtime/cudnn/problem.h"
+#include "ortplugin/runtime/error.h"
+
+namespace ortplugin::cudnn {
+namespace {
+
+DType ResultType(const Problem& problem) {
+  return problem.program == nullptr ? problem.dtype : problem.program->value(problem.program->results()[0]).dtype;
+}
+
+struct Notes {
+  std::set<int> numerical, behavior;
+  explicit Notes(const Descriptor& engine) {
+    int values[32];
+    int64_t count = engine.Get(abi::kEngineNumericalNotes, abi::kTypeNumericalNote, 32, values);
+    numerical.insert(values, values + std::clamp<int64_t>(count, 0, 32));
+    count = engine.Get(abi::kEngineBehaviorNotes, abi::kTypeBehaviorNote, 32, values);
+    behavior.insert(values, values + std::clamp<int64_t>(count, 0, 32));
+  }
+  bool Has(abi::NumericalNote note) const { return numerical.count(note) != 0; }
+  bool is_compiled_here() const { return behavior.count(abi::kNoteRuntimeCompilation) != 0; }
+  bool is_deterministic() const { return !Has(abi::kNoteNondeterministic); }
+  // cuDNN's engine that can do everything, tens of times slower than any other.
+  bool is_reference() const { return Has(abi::kNoteStrictNanPropagation) && !Has(abi::kNoteTensorCore); }
+
+  // Why the engine is left out for a problem; null where it is not.
+  const char* Objection(int64_t engine, const Problem& problem, bool has_epilogue) const {
+    if (Has(abi::kNoteReducedPrecisionReduction)) return "it accumulates in less than fp32";
+    // Not what its notes say, but what it does: of 12 plans for 17 to 8 channels, 5 x 5, in float16 with channels
+    // first, this one was off by up to 8 units in the last place for 16% of the elements, all others by 0.51
+    // (cuDNN 9.19).
+    constexpr int64_t kSumsInHalf = 2;
+    if (engine == kSumsInHalf && problem.direction == Direction::kDataGradient && SizeOf(problem.dtype) == 2)
+      return "it accumulates in less than fp32, as was measured";
+    // Nor is this one what it says: of 16 or 4 to 4 channels, 3 wide, dW in fp32 from fp16 or bf16 is another tensor
+    // (cuDNN 9.19).
+    constexpr int64_t kWrongInFloat = 2;
+    if (engine == kWrongInFloat && problem.direction == Direction::kWeightGradient &&
+        ResultType(problem) != problem.dtype)
+      return "its weight gradients in another dtype than their operands' are wrong, as was measured";
+    if (Has(abi::kNoteWinograd) || Has(abi::kNoteFft))
+      return "a NaN or infinity spreads to elements that do not see it";
+    const bool is_exact = !Has(abi::kNoteTensorCore) && !Has(abi::kNoteDownConvertInputs);
+    if (problem.dtype == DType::kFloat && !problem.allow_tf32 && !is_exact)
+      return "it rounds the operands of products and allow_tf32 is 0";
+    // These pay in no case: a plan without the epilogue, and a kernel after it, is faster, up to a hundred times.
+    if (has_epilogue && is_reference()) return "cuDNN's reference engine is slower than an epilogue apart";
+    if (has_epilogue && SizeOf(problem.dtype) == 2 && !Has(abi::kNoteTensorCore) && !is_compiled_here())
+      return "without tensor cores it is slower than an epilogue apart";
+    return nullptr;
+  }
+};
+
+struct Candidate {
+  PlanText text;
+  Notes notes;
+};
+
+std::vector<Candidate> Propose(const Graph& graph, const Target& target, abi::HeuristicMode mode) {
+  std::vector<Candidate> candidates;
+  const bool has_identity = HasIdentity(graph.problem());
+  try {
+    Descriptor heuristic(abi::kHeuristic);
+    heuristic.SetDescriptor(abi::kHeuristicGraph, graph.descriptor());
+    heuristic.SetEnum(abi::kHeuristicMode, abi::kTypeHeuristicMode, mode);
+    if (target.properties != nullptr) heuristic.SetDescriptor(abi::kHeuristicDeviceProperties, *target.properties);
+    heuristic.Finalize("a heuristic");
+    const int64_t count = heuristic.Get(abi::kHeuristicResults, abi::kTypeDescriptor, 0, nullptr);
+    std::deque<Descriptor> configurations;
+    std::vector<abi::RawDescriptor> raw;
+    for (int64_t i = 0; i < count; ++i) raw.push_back(configurations.emplace_back(abi::kEngineConfiguration).raw());
+    const int64_t given = heuristic.Get(abi::kHeuristicResults, abi::kTypeDescriptor, count, raw.data());
+    for (int64_t i = 0; i < std::min(count, given); ++i) {
+      const Descriptor& configuration = configurations[static_cast<size_t>(i)];
+      const Descriptor engine(abi::kEngine);
+      abi::RawDescriptor raw_engine = engine.raw();
+      configuration.Get(abi::kConfigurationEngine, abi::kTypeDescriptor, 1, &raw_engine);
+      PlanText text{};
+      engine.Get(abi::kEngineIndex, abi::kTypeInt64, 1, &text.engine);
+      // Asked for none, cuDNN says that there are none: so offer room for more than there can be.
+      std::deque<Descriptor> choices;
+      std::vector<abi::RawDescriptor> raw_choices;
+      for (size_t k = 0; k < kMaxKnobs; ++k) raw_choices.push_back(choices.emplace_back(abi::kKnobChoice).raw());
+      const int64_t knobs = configuration.Get(abi::kConfigurationKnobChoices, abi::kTypeDescriptor,
+                                              static_cast<int64_t>(kMaxKnobs), raw_choices.data());
+      while (static_cast<int64_t>(choices.size()) > std::max<int64_t>(knobs, 0)) choices.pop_back();
+      for (const Descriptor& choice : choices) {
+        int type = 0;
+        int64_t value = 0;
+        choice.Get(abi::kKnobChoiceType, abi::kTypeKnob, 1, &type);
+        choice.Get(abi::kKnobChoiceValue, abi::kTypeInt64, 1, &value);
+        text.knobs.emplace_back(type, value);
+      }
+      text.has_identity = has_identity;
+      std::sort(text.knobs.begin(), text.knobs.end());
+      candidates.push_back({std::move(text), Notes(engine)});
+    }
+  } catch (const std::runtime_error&) {
+    // A heuristic that can't judge this graph proposes nothing; the next one may.
+  }
+  return candidates;
+}
+
+class GraphPlan : public Plan {
+ public:
+  // Throws Refused or Error where cuDNN can't build it.
+  GraphPlan(std::shared_ptr<const Graph> graph, const Target& target, PlanText text)
+      : graph_(std::move(graph)), device_(target.device), text_(std::move(text)) {
+    engine_.SetDescriptor(abi::kEngineGraph, graph_->descriptor());
+    engine_.SetInt64(abi::kEngineIndex, text_.engine);
+    if (target.properties != nullptr) engine_.SetDescriptor(abi::kEngineDeviceProperties, *target.properties);
+    engine_.Finalize("the engine");
+    const Notes notes(engine_);
+    if (const char* objection = notes.Objection(text_.engine, graph_->problem(), graph_->HasEpilogue()))
+      throw Refused("engine " + std::to_string(text_.engine) + " is left out: " + objection);
+    is_deterministic_ = notes.is_deterministic();
+    is_compiled_here_ = notes.is_compiled_here();
+    std::vector<abi::RawDescriptor> raw;
+    for (const auto& [type, value] : text_.knobs) {
+      Descriptor& choice = choices_.emplace_back(abi::kKnobChoice);
+      choice.SetEnum(abi::kKnobChoiceType, abi::kTypeKnob, static_cast<int>(type));
+      choice.SetInt64(abi::kKnobChoiceValue, value);
+      choice.Finalize("a knob");
+      raw.push_back(choice.raw());
+    }
+    configuration_.SetDescriptor(abi::kConfigurationEngine, engine_);
+    if (!raw.empty()) configuration_.SetDescriptors(abi::kConfigurationKnobChoices, raw);
+    configuration_.Finalize("the engine's knobs");
+    if (target.handle != nullptr) plan_.SetHandle(abi::kPlanHandle, target.handle);
+    if (target.properties != nullptr) plan_.SetDescriptor(abi::kPlanDeviceProperties, *target.properties);
+    plan_.SetDescriptor(abi::kPlanConfiguration, configuration_);
+    plan_.Finalize("the plan");
+    int64_t bytes = 0;
+    plan_.Get(abi::kPlanWorkspaceSize, abi::kTypeInt64, 1, &bytes);
+    workspace_bytes_ = static_cast<size_t>(std::max<int64_t>(bytes, 0));
+  }
+
+  const PlanText& text() const override { return text_; }
+  size_t workspace_bytes() const override { return workspace_bytes_; }
+  bool is_deterministic() const override { return is_deterministic_; }
+  bool is_compiled_here() const override { return is_compiled_here_; }
+
+  void Run(cuda::Stream stream, const Arguments& arguments) const override {
+    const Problem& problem = graph_->problem();
+    if (device_ == nullptr) Fail("a plan that was made without a GPU can't run: ", problem.ToString());
+    try {
+      const std::vector<const void*> addresses = graph_->Addresses(arguments);
+      CheckAlignment(arguments);
+      const cuda::ContextScope scope(*device_);
+      const HandleLoan handle(*device_, stream);
+      Descriptor pack(abi::kVariantPack);
+      pack.SetInt64s(abi::kVariantPackUniqueIds, graph_->ids());
+      pack.Set(abi::kVariantPackPointers, abi::kTypePointer, static_cast<int64_t>(addresses.size()), addresses.data());
+      pack.Set(abi::kVariantPackWorkspace, abi::kTypePointer, 1, &arguments.workspace);
+      pack.Finalize("the addresses");
+      cuda::LaunchForeign(*device_, stream, [&] {
+        CheckStatus(Library().cudnnBackendExecute(handle.get(), plan_.raw(), pack.raw()), "cudnnBackendExecute");
+      });
+    } catch (const std::runtime_error& error) {
+      Fail(error.what(), "; plan ", text_.ToString(), " of ", problem.ToString());
+    }
+  }
+
+ private:
+  void CheckAlignment(const Arguments& arguments) const {
+    const Problem& problem = graph_->problem();
+    const auto check = [&](const void* address) {
+      if (reinterpret_cast<uintptr_t>(address) % static_cast<uintptr_t>(problem.alignment) != 0)
+        Fail("the address ", address, " is not aligned to ", problem.alignment, " bytes");
+    };
+    for (const void* input : arguments.inputs) check(input);
+    for (size_t i = 0; i < problem.operands.size(); ++i) check(arguments.operands[i]);
+    for (size_t i = 0; i < std::max<size_t>(problem.results.size(), 1); ++i) check(arguments.results[i]);
+  }
+
+  std::shared_ptr<const Graph> graph_;
+  const cuda::DeviceFacts* device_;
+  PlanText text_;
+  Descriptor engine_{abi::kEngine};
+  std::deque<Descriptor> choices_;
+  Descriptor configuration_{abi::kEngineConfiguration};
+  Descriptor plan_{abi::kPlan};
+  size_t workspace_bytes_ = 0;
+  bool is_deterministic_ = true, is_compiled_here_ = false;
+};
+
+// Those of an H200 where there is no device.
+int Multiprocessors(const Target& target) { return target.device != nullptr ? target.device->multiprocessors : 132; }
+
+// Why an epilogue is not worth a plan whose kernels are compiled for it, measured on an H200 with cuDNN 9.19: the
+// convolution alone, and a pointwise kernel after it, took 0.5 to 0.8 of the time. Null where it may be.
+const char* WhyApart(const Graph& graph, const Target& target) {
+  if (!graph.HasEpilogue()) return nullptr;
+  if (HasErf(*graph.problem().program)) return "Gelu and Erf are faster apart than in the kernels that cuDNN compiles";
+  if (IsSlowWithEpilogue(graph.problem())) return "strided data gradients like this are faster without an epilogue";
+  if (graph.problem().direction == Direction::kForward && HasLongSums(graph.problem(), Multiprocessors(target)))
+    return "long sums for few elements are faster without an epilogue";
+  return nullptr;
+}
+
+constexpr abi::HeuristicMode kModes[] = {abi::kHeuristicA, abi::kHeuristicB, abi::kHeuristicFallback};
+
+}  // namespace
+
+void ForEachCandidate(const Graph& graph, const Target& target,
+                      const std::function<bool(const PlanText&, bool)>& visit) {
+  std::set<std::string> seen;
+  std::vector<Candidate> nondeterministic, reference;
+  for (const abi::HeuristicMode mode : kModes) {
+    for (Candidate& candidate : Propose(graph, target, mode)) {
+      if (candidate.notes.Objection(candidate.text.engine, graph.problem(), graph.HasEpilogue()) != nullptr ||
+          !seen.insert(candidate.text.ToString()).second)
+        continue;
+      if (candidate.notes.is_reference()) {
+        reference.push_back(std::move(candidate));
+      } else if (!candidate.notes.is_deterministic()) {
+        nondeterministic.push_back(std::move(candidate));
+      } else if (visit(candidate.text, candidate.notes.is_compiled_here())) {
+        return;
+      }
+    }
+  }
+  for (const std::vector<Candidate>* candidates : {&nondeterministic, &reference})
+    for (const Candidate& candidate : *candidates)
+      if (visit(candidate.text, candidate.notes.is_compiled_here())) return;
+}
+
+Found Search(const Target& target, const Problem& problem, size_t workspace_limit, const PlanText* text) {
+  const bool is_hopper = target.device != nullptr && target.device->major == 9;
+  if (text == nullptr && is_hopper && IsFasterWithIdentity(problem, target.device->multiprocessors)) {
+    Found found = Search(target, WithIdentity(problem), workspace_limit, nullptr);
+    if (found.plan != nullptr && found.plan->is_deterministic()) return found;
+  }
+  if (text != nullptr && text->has_identity && !HasIdentity(problem)) {
+    if (!TakesIdentity(problem))
+      return {nullptr, "an identity follows only convolutions and data gradients in 16 bits without an epilogue"};
+    return Search(target, WithIdentity(problem), workspace_limit, text);
+  }
+  std::shared_ptr<const Graph> graph;
+  try {
+    graph = std::make_shared<const Graph>(problem, target.handle);
+  } catch (const Refused& refused) {
+    return {nullptr, refused.what()};
+  }
+  Found found;
+  size_t tried = 0, too_large = 0;
+  std::string first;
+  const char* apart = text == nullptr ? WhyApart(*graph, target) : nullptr;
+  if (apart != nullptr && HasErf(*problem.program))
+    return {nullptr, apart};  // which no engine has that is not compiled here
+  const auto attempt = [&](const PlanText& candidate, bool is_compiled_here) {
+    if (is_compiled_here && apart != nullptr) return false;
+    ++tried;
+    try {
+      auto plan = std::make_shared<const GraphPlan>(graph, target, candidate);
+      if (plan->workspace_bytes() <= workspace_limit) {
+        found.plan = std::move(plan);
+        return true;
+      }
+      ++too_large;
+      if (first.empty())
+        first = "plan " + candidate.ToString() + " needs a workspace of " + std::to_string(plan->workspace_bytes()) +
+                " bytes, more than " + std::to_string(workspace_limit);
+    } catch (const std::runtime_error& error) {  // this plan can't be built, the next one may
+      if (first.empty()) first = "plan " + candidate.ToString() + ": " + error.what();
+    }
+    return false;
+  };
+  if (text != nullptr)
+    attempt(*text, false);
+  else
+    ForEachCandidate(*graph, target, attempt);
+  if (found.plan == nullptr)
+    found.refusal = tried == 0 ? apart != nullptr ? apart : "cuDNN's heuristics propose no plan"
+                               : "none of " + std::to_string(tried) + " plans can be used (" +
+                                     std::to_string(too_large) + " for their workspace); " + first;
+  return found;
+}
+
+}  // namespace ortplugin::cudnn

@@ -1,0 +1,27 @@
+// The search for a plan of a problem.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "ortplugin/runtime/cudnn/cudnn.h"
+#include "ortplugin/runtime/cudnn/graph.h"
+#include "ortplugin/runtime/cudnn/library.h"
+
+namespace ortplugin::cudnn {
+
+// What plans are made for: a device, or one that is described only.
+struct Target {
+  const cuda::DeviceFacts* device = nullptr;
+  abi::Handle handle = nullptr;
+  const Descriptor* properties = nullptr;
+};
+
+// The proposals of cuDNN's heuristics in the order in which they are tried: calls `visit` until it returns true.
+void ForEachCandidate(const Graph& graph, const Target& target,
+                      const std::function<bool(const PlanText& text, bool is_compiled_here)>& visit);
+
+// FindPlan, not remembered.
+Found Search(const Target& target, const Problem& problem, size_t workspace_limit, const PlanText* text);
+
+}  // namespace ortplugin::cudnn

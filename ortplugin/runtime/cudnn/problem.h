@@ -1,0 +1,61 @@
+// What cudnn.h's parts ask of a problem.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ortplugin/runtime/cudnn/cudnn.h"
+#include "ortplugin/runtime/cudnn/abi.h"
+
+namespace ortplugin::cudnn {
+
+// The tensor that the convolution computes.
+const Tensor& ValueOf(const Problem& problem);
+
+// Dense, with the axes in the order that they have in `like`.
+Tensor DenseLike(std::vector<int64_t> dims, const Tensor& like);
+
+// cuDNN has no convolutions of one spatial dimension: a second one, of length 1, goes before it.
+Problem Lifted(Problem problem);
+
+// The problem as the kernels take it that cuDNN compiles for an epilogue: they tell a layout by its strides, and a
+// tensor of one pixel, whose channels are last and first at once, is channels last to them (9.19). Strides of such
+// tensors are made so; nothing where another tensor's channels come first: cuDNN proposes plans for the two together
+// that compute something else.
+std::optional<Problem> InOneLayout(Problem problem);
+
+// Whether it is a strided data gradient for which the kernels that cuDNN compiles with an epilogue are known to take
+// longer than its ready-made ones without, and the epilogue in a kernel after it.
+bool IsSlowWithEpilogue(const Problem& problem);
+
+// Whether sums have 2048 elements or more, for so few results that their tiles leave half of the multiprocessors idle:
+// cuDNN's ready-made kernels divide such sums among multiprocessors, but not those that it compiles.
+bool HasLongSums(const Problem& problem, int multiprocessors);
+
+// Whether an identity may follow the convolution (PlanText): it has no epilogue, and 16 bits, and is no weight
+// gradient.
+bool TakesIdentity(const Problem& problem);
+
+// The problem with an identity as its epilogue, and whether it is one.
+Problem WithIdentity(Problem problem);
+bool HasIdentity(const Problem& problem);
+
+// Whether plans with an identity are known to be faster.
+bool IsFasterWithIdentity(const Problem& problem, int multiprocessors);
+
+// The forward convolution, with weights turned around, whose sums are those of a data gradient of stride 1 and one
+// group.
+std::optional<Problem> TurnedAround(const Problem& gradient);
+
+// Equal for problems that have the same plans: all but the names in the program.
+std::string Signature(const Problem& problem);
+
+// Of an engine configuration; cuDNN has 46 kinds.
+constexpr size_t kMaxKnobs = 64;
+
+abi::DataType DataTypeOf(DType dtype);
+
+}  // namespace ortplugin::cudnn

@@ -1,0 +1,95 @@
+#include "ortplugin/runtime/program/epilogue.h"
+
+namespace ortplugin {
+namespace {
+
+size_t InputCount(const Program& program, size_t own_inputs) { return program.parameters().size() - 1 + own_inputs; }
+
+[[noreturn]] void FailOperand(const Program& program, size_t own_inputs, size_t input, const Shape& shape,
+                              const Shape& full) {
+  const Value& parameter = program.value(program.parameters()[input - own_inputs + 1]);
+  Fail("input ", input, " ('", parameter.name, "'): the shape ", ToString(shape), " does not broadcast to ",
+       ToString(full));
+}
+
+bool Broadcasts(const Shape& shape, const Shape& full) {
+  if (shape.size() > full.size()) return false;
+  const size_t lead = full.size() - shape.size();
+  for (size_t i = 0; i < shape.size(); ++i)
+    if (shape[i] != 1 && shape[i] != -1 && full[lead + i] != -1 && shape[i] != full[lead + i]) return false;
+  return true;
+}
+
+}  // namespace
+
+Program ParseEpilogue(const std::string& text) {
+  Program program = Program::Parse(text);
+  for (const Statement& statement : program.statements())
+    if (IsCore(statement.op))
+      Fail("the program's '", program.value(statement.result).name, "' is a ", NameOf(statement.op),
+           ", which is not pointwise: another fused operator has it");
+  if (program.parameters().empty()) Fail("the program has no parameter; the first is the operator's own value");
+  if (!IsFloating(ValueType(program)))
+    Fail("the program's first parameter is ", NameOf(ValueType(program)), "; it must be of a floating dtype");
+  return program;
+}
+
+DType ValueType(const Program& program) { return program.value(program.parameters()[0]).dtype; }
+
+void CheckInput(const Program& program, size_t own_inputs, size_t input, ort::ElementType type) {
+  const size_t parameter = input < own_inputs ? 0 : input - own_inputs + 1;
+  const Value& value = program.value(program.parameters()[parameter]);
+  if (ToOrt(value.dtype) != type)
+    Fail("input ", input, " is ", NameOfOrt(type), " but the program's parameter '", value.name, "' is ",
+         NameOf(value.dtype));
+}
+
+std::vector<TensorType> CheckEpilogue(const Program& program, size_t own_inputs, const NodeInfo& info) {
+  const size_t inputs = InputCount(program, own_inputs), outputs = program.results().size();
+  if (info.input_count() != inputs)
+    Fail("with its program of ", program.parameters().size(), " parameters the node takes ", inputs, " inputs; it has ",
+         info.input_count());
+  if (info.output_count() != outputs)
+    Fail("the program has ", outputs, " results, the node ", info.output_count(), " outputs");
+  std::vector<TensorType> types;
+  for (size_t i = 0; i < inputs; ++i) {
+    types.push_back(info.input(i));
+    CheckInput(program, own_inputs, i, types[i].type);
+  }
+  return types;
+}
+
+std::vector<TensorType> EpilogueInputs(const Program& program, size_t own_inputs, const ShapeContext& context) {
+  const size_t inputs = InputCount(program, own_inputs);
+  if (context.input_count() != inputs)
+    Fail("with its program of ", program.parameters().size(), " parameters the node takes ", inputs, " inputs; it has ",
+         context.input_count());
+  std::vector<TensorType> types;
+  for (size_t i = 0; i < inputs; ++i) {
+    types.push_back(context.input(i));
+    if (types[i].type != ort::kUndefined) CheckInput(program, own_inputs, i, types[i].type);
+  }
+  return types;
+}
+
+void InferEpilogue(const Program& program, size_t own_inputs, const std::vector<TensorType>& inputs,
+                   const TensorType& value, TensorType output, ShapeContext* context) {
+  for (size_t i = own_inputs; i < inputs.size(); ++i)
+    if (value.has_shape && inputs[i].has_shape && !Broadcasts(inputs[i].shape, value.shape))
+      FailOperand(program, own_inputs, i, inputs[i].shape, value.shape);
+  for (size_t r = 0; r < program.results().size(); ++r) {
+    output.type = ToOrt(program.value(program.results()[r]).dtype);
+    context->set_output(r, output);
+  }
+}
+
+Axes EpilogueAxes(const Program& program, size_t own_inputs, const Shape& full, const std::vector<Shape>& shapes) {
+  std::vector<Shape> parameters{full};
+  for (size_t i = own_inputs; i < shapes.size(); ++i) {
+    if (!Broadcasts(shapes[i], full)) FailOperand(program, own_inputs, i, shapes[i], full);
+    parameters.push_back(shapes[i]);
+  }
+  return JoinAxes(full, parameters);
+}
+
+}  // namespace ortplugin

@@ -1,0 +1,743 @@
+// One loop per operator and dtype, over the lanes of a block; the compiler vectorises them. Every loop exists once per
+// instruction set that is worth it, and the best one of the machine is chosen at run time; all give the same bits.
+//
+// Compile with -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math: the last two let square roots, roundings and
+// selections vectorise, and change no result. GCC also with -fno-thread-jumps: it would else copy what comes before a
+// selection behind each side of another one, and vectorise all the copies.
+#include "ortplugin/runtime/program/evaluator.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+#endif
+
+#include "ortplugin/runtime/half.h"
+#include "ortplugin/runtime/program/integer_math.h"
+#include "ortplugin/runtime/program/vector_math.h"
+
+#ifdef __FAST_MATH__
+#error "the evaluator promises IEEE 754: compile it without -ffast-math"
+#endif
+
+namespace ortplugin {
+namespace {
+
+// Lanes of different values never overlap in part: they are distinct blocks, or the very same one.
+// (clang finds that out at run time.)
+#if defined(__GNUC__) && !defined(__clang__)
+#define ORTPLUGIN_LANES _Pragma("GCC ivdep")
+#else
+#define ORTPLUGIN_LANES
+#endif
+
+// What a loop does to one lane: inlined into every copy of the loop, or the loop does not vectorise.
+#if defined(__GNUC__)
+#define ORTPLUGIN_LANE __attribute__((always_inline))
+#else
+#define ORTPLUGIN_LANE
+#endif
+
+// Bytes of bool lanes hold 0 or 1.
+using Bool = uint8_t;
+
+// ---- The loops, inlined into each instruction set's copy ----------------------------------------------------------
+
+struct Job {
+  const Statement* statement;
+  DType from;  // of the last operand: T, or what Cast reads
+  DType to;    // of the result
+  // How a Pow by a literal is computed: 0 for any exponent, 2 and 3 by multiplication.
+  int power;
+  const void* a;
+  const void* b;
+  const void* c;
+  void* result;
+  size_t count;
+};
+
+template <typename A, typename R, typename F>
+ORTPLUGIN_INLINE void Map(const Job& job, F f) {
+  const A* a = static_cast<const A*>(job.a);
+  R* result = static_cast<R*>(job.result);
+  ORTPLUGIN_LANES
+  for (size_t i = 0; i < job.count; ++i) result[i] = static_cast<R>(f(a[i]));
+}
+
+template <typename A, typename R, typename F>
+ORTPLUGIN_INLINE void Map2(const Job& job, F f) {
+  const A* a = static_cast<const A*>(job.a);
+  const A* b = static_cast<const A*>(job.b);
+  R* result = static_cast<R*>(job.result);
+  ORTPLUGIN_LANES
+  for (size_t i = 0; i < job.count; ++i) result[i] = static_cast<R>(f(a[i], b[i]));
+}
+
+// For a function f that vectorises but is right only for lanes that are `within` its range; `otherwise` is right for
+// every one, and slow.
+template <typename T, typename Within, typename F, typename Otherwise>
+ORTPLUGIN_INLINE void MapWithin(const Job& job, Within within, F f, Otherwise otherwise) {
+  const T* a = static_cast<const T*>(job.a);
+  const T* b = static_cast<const T*>(job.b != nullptr ? job.b : job.a);
+  uint32_t outside = 0;
+  for (size_t i = 0; i < job.count; ++i) outside += within(a[i], b[i]) ? 0 : 1;
+  if (outside == 0) return Map2<T, T>({job.statement, job.from, job.to, 0, a, b, nullptr, job.result, job.count}, f);
+  T* result = static_cast<T*>(job.result);
+  for (size_t i = 0; i < job.count; ++i) result[i] = within(a[i], b[i]) ? f(a[i], b[i]) : otherwise(a[i], b[i]);
+}
+
+template <typename A, typename T, typename F>
+ORTPLUGIN_INLINE void Map3(const Job& job, F f) {
+  const A* a = static_cast<const A*>(job.a);
+  const T* b = static_cast<const T*>(job.b);
+  const T* c = static_cast<const T*>(job.c);
+  T* result = static_cast<T*>(job.result);
+  ORTPLUGIN_LANES
+  for (size_t i = 0; i < job.count; ++i) result[i] = f(a[i], b[i], c[i]);
+}
+
+// A lane of any operand dtype as the float that rounding further to a 16-bit dtype makes the nearest of.
+ORTPLUGIN_INLINE float Narrow(float x) { return x; }
+ORTPLUGIN_INLINE float Narrow(double x) { return RoundToOdd(x); }
+template <typename T>
+ORTPLUGIN_INLINE float Narrow(T x) {
+  return lane::IntegerToOdd(x);
+}
+
+// To an integer: of an integer the low bits, of a floating value the nearest of the range.
+template <typename T, typename A>
+ORTPLUGIN_INLINE void RunCastToInteger(const Job& job) {
+  if constexpr (std::is_integral_v<A>) {
+    return Map<A, T>(job, [](A x) ORTPLUGIN_LANE { return static_cast<T>(x); });
+  } else {
+    return Map<A, T>(job, [](A x) ORTPLUGIN_LANE { return lane::Saturate<T>(x); });
+  }
+}
+
+// A is a lane's type; bool's bytes are numbers like any other here.
+template <typename A>
+ORTPLUGIN_INLINE void RunCast(const Job& job) {
+  switch (job.to) {
+    case DType::kFloat16:
+      return Map<A, float>(job, [](A x) ORTPLUGIN_LANE { return HalfToFloat(FloatToHalf(Narrow(x))); });
+    case DType::kBFloat16:
+      return Map<A, float>(job, [](A x) ORTPLUGIN_LANE { return BFloat16ToFloat(FloatToBFloat16(Narrow(x))); });
+    case DType::kFloat:
+      return Map<A, float>(job, [](A x) ORTPLUGIN_LANE { return static_cast<float>(x); });
+    case DType::kDouble:
+      return Map<A, double>(job, [](A x) ORTPLUGIN_LANE { return static_cast<double>(x); });
+    case DType::kBool:
+      return Map<A, Bool>(job, [](A x) ORTPLUGIN_LANE { return x != A(0); });
+    case DType::kInt8:
+      return RunCastToInteger<int8_t, A>(job);
+    case DType::kInt16:
+      return RunCastToInteger<int16_t, A>(job);
+    case DType::kInt32:
+      return RunCastToInteger<int32_t, A>(job);
+    case DType::kInt64:
+      return RunCastToInteger<int64_t, A>(job);
+    case DType::kUInt8:
+      return RunCastToInteger<uint8_t, A>(job);
+    case DType::kUInt16:
+      return RunCastToInteger<uint16_t, A>(job);
+    case DType::kUInt32:
+      return RunCastToInteger<uint32_t, A>(job);
+    case DType::kUInt64:
+      return RunCastToInteger<uint64_t, A>(job);
+  }
+}
+
+// What is the same for every dtype of one size.
+template <typename T>
+ORTPLUGIN_INLINE void RunWhere(const Job& job) {
+  Map3<Bool, T>(job, [](Bool a, T b, T c) ORTPLUGIN_LANE { return a != 0 ? b : c; });
+}
+
+// What is one operator of C++ for every type of numbers.
+template <typename T>
+ORTPLUGIN_INLINE void RunComparison(const Job& job) {
+  switch (job.statement->op) {
+    case Op::kEqual:
+      return Map2<T, Bool>(job, [](T a, T b) ORTPLUGIN_LANE { return a == b; });
+    case Op::kLess:
+      return Map2<T, Bool>(job, [](T a, T b) ORTPLUGIN_LANE { return a < b; });
+    case Op::kLessOrEqual:
+      return Map2<T, Bool>(job, [](T a, T b) ORTPLUGIN_LANE { return a <= b; });
+    case Op::kGreater:
+      return Map2<T, Bool>(job, [](T a, T b) ORTPLUGIN_LANE { return a > b; });
+    case Op::kGreaterOrEqual:
+      return Map2<T, Bool>(job, [](T a, T b) ORTPLUGIN_LANE { return a >= b; });
+    default:
+      return;
+  }
+}
+
+ORTPLUGIN_INLINE void RunLogical(const Job& job) {
+  switch (job.statement->op) {
+    case Op::kAnd:
+      return Map2<Bool, Bool>(job, [](Bool a, Bool b) ORTPLUGIN_LANE { return a & b; });
+    case Op::kOr:
+      return Map2<Bool, Bool>(job, [](Bool a, Bool b) ORTPLUGIN_LANE { return a | b; });
+    case Op::kXor:
+      return Map2<Bool, Bool>(job, [](Bool a, Bool b) ORTPLUGIN_LANE { return a ^ b; });
+    case Op::kNot:
+      return Map<Bool, Bool>(job, [](Bool a) ORTPLUGIN_LANE { return a ^ 1; });
+    case Op::kCast:
+      return RunCast<Bool>(job);
+    default:
+      return RunComparison<Bool>(job);
+  }
+}
+
+template <typename T>
+ORTPLUGIN_INLINE void RunInteger(const Job& job) {
+  switch (job.statement->op) {
+    case Op::kAbs:
+      return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::IntegerAbs(x); });
+    case Op::kNeg:
+      return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::WrappingNeg(x); });
+    case Op::kSign:
+      return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::IntegerSign(x); });
+    case Op::kRelu:
+      return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::IntegerMax(x, T(0)); });
+    case Op::kAdd:
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::WrappingAdd(a, b); });
+    case Op::kSub:
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::WrappingSub(a, b); });
+    case Op::kMul:
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::WrappingMul(a, b); });
+    case Op::kDiv:
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::IntegerDiv(a, b); });
+    case Op::kMod:
+      if (job.statement->attributes[0] != 0)
+        return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::Remainder(a, b); });
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::Modulo(a, b); });
+    case Op::kPow:
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::Saturate<T>(lane::PowerOfIntegers(a, b)); });
+    case Op::kMin:
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::IntegerMin(a, b); });
+    case Op::kMax:
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::IntegerMax(a, b); });
+    case Op::kClip:
+      return Map3<T, T>(
+          job, [](T x, T low, T high) ORTPLUGIN_LANE { return lane::IntegerMin(lane::IntegerMax(x, low), high); });
+    case Op::kBitwiseAnd:
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a & b; });
+    case Op::kBitwiseOr:
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a | b; });
+    case Op::kBitwiseXor:
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a ^ b; });
+    case Op::kBitwiseNot:
+      return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return ~x; });
+    case Op::kBitShift:
+      if constexpr (std::is_unsigned_v<T>) {
+        if (job.statement->attributes[0] != 0)
+          return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::ShiftRight(a, b); });
+        return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::ShiftLeft(a, b); });
+      }
+      return;
+    case Op::kCast:
+      return RunCast<T>(job);
+    default:
+      return RunComparison<T>(job);
+  }
+}
+
+// Sine (0 QUARTERS of a turn on) and cosine (1).
+template <int QUARTERS, typename T>
+ORTPLUGIN_INLINE void RunAngle(const Job& job) {
+  const auto library = [](T x, T) ORTPLUGIN_LANE { return QUARTERS == 0 ? std::sin(x) : std::cos(x); };
+  if constexpr (std::is_same_v<T, float>) {
+    return MapWithin<T>(
+        job, [](T x, T) ORTPLUGIN_LANE { return !(lane::Abs(x) > lane::kMostAngle); },
+        [](T x, T) ORTPLUGIN_LANE { return lane::SinWithin<QUARTERS>(x); }, library);
+  } else {
+    return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return QUARTERS == 0 ? std::sin(x) : std::cos(x); });
+  }
+}
+
+template <typename T>
+ORTPLUGIN_INLINE void RunFmod(const Job& job) {
+  const auto library = [](T a, T b) ORTPLUGIN_LANE { return std::fmod(a, b); };
+  if constexpr (std::is_same_v<T, float>) {
+    return MapWithin<T>(
+        job, [](T a, T b) ORTPLUGIN_LANE { return lane::IsModerateQuotient(a, b); },
+        [](T a, T b) ORTPLUGIN_LANE { return lane::FmodWithin(a, b); }, library);
+  } else {
+    return Map2<T, T>(job, library);
+  }
+}
+
+// The operators of T, float or double.
+template <typename T>
+ORTPLUGIN_INLINE void RunFloating(const Job& job) {
+  const T p = static_cast<T>(job.statement->attributes[0]);
+  const T q = static_cast<T>(job.statement->attributes[1]);
+  switch (job.statement->op) {
+#define ORTPLUGIN_UNARY(Name) \
+  case Op::k##Name:           \
+    return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::Name(x); });
+    ORTPLUGIN_UNARY(Abs)
+    ORTPLUGIN_UNARY(Neg)
+    ORTPLUGIN_UNARY(Reciprocal)
+    ORTPLUGIN_UNARY(Sqrt)
+    ORTPLUGIN_UNARY(Exp)
+    ORTPLUGIN_UNARY(Log)
+    ORTPLUGIN_UNARY(Floor)
+    ORTPLUGIN_UNARY(Ceil)
+    ORTPLUGIN_UNARY(Round)
+    ORTPLUGIN_UNARY(Sign)
+    ORTPLUGIN_UNARY(Tan)
+    ORTPLUGIN_UNARY(Asin)
+    ORTPLUGIN_UNARY(Acos)
+    ORTPLUGIN_UNARY(Atan)
+    ORTPLUGIN_UNARY(Sinh)
+    ORTPLUGIN_UNARY(Cosh)
+    ORTPLUGIN_UNARY(Tanh)
+    ORTPLUGIN_UNARY(Asinh)
+    ORTPLUGIN_UNARY(Acosh)
+    ORTPLUGIN_UNARY(Atanh)
+    ORTPLUGIN_UNARY(Erf)
+    ORTPLUGIN_UNARY(Relu)
+    ORTPLUGIN_UNARY(Sigmoid)
+    ORTPLUGIN_UNARY(Softplus)
+    ORTPLUGIN_UNARY(Softsign)
+    ORTPLUGIN_UNARY(HardSwish)
+    ORTPLUGIN_UNARY(Mish)
+#undef ORTPLUGIN_UNARY
+    case Op::kSin:
+      return RunAngle<0, T>(job);
+    case Op::kCos:
+      return RunAngle<1, T>(job);
+    case Op::kLeakyRelu:
+      return Map<T, T>(job, [p](T x) ORTPLUGIN_LANE { return lane::LeakyRelu(x, p); });
+    case Op::kElu:
+      return Map<T, T>(job, [p](T x) ORTPLUGIN_LANE { return lane::Elu(x, p); });
+    case Op::kCelu:
+      return Map<T, T>(job, [p](T x) ORTPLUGIN_LANE { return lane::Celu(x, p); });
+    case Op::kSelu:
+      return Map<T, T>(job, [p, q](T x) ORTPLUGIN_LANE { return lane::Selu(x, p, q); });
+    case Op::kHardSigmoid:
+      return Map<T, T>(job, [p, q](T x) ORTPLUGIN_LANE { return lane::HardSigmoid(x, p, q); });
+    case Op::kThresholdedRelu:
+      return Map<T, T>(job, [p](T x) ORTPLUGIN_LANE { return lane::ThresholdedRelu(x, p); });
+    case Op::kShrink:
+      return Map<T, T>(job, [p, q](T x) ORTPLUGIN_LANE { return lane::Shrink(x, p, q); });
+    case Op::kSwish:
+    case Op::kQuickGelu:
+      return Map<T, T>(job, [p](T x) ORTPLUGIN_LANE { return lane::Swish(x, p); });
+    case Op::kGelu:
+      if (p != 0) return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::GeluTanh(x); });
+      return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::Gelu(x); });
+    case Op::kAdd:
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a + b; });
+    case Op::kSub:
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a - b; });
+    case Op::kMul:
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a * b; });
+    case Op::kDiv:
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a / b; });
+    case Op::kMod:
+      return RunFmod<T>(job);
+    case Op::kPow:
+      if (job.power == 2) return Map<T, T>(job, [](T a) ORTPLUGIN_LANE { return a * a; });
+      if (job.power == 3) return Map<T, T>(job, [](T a) ORTPLUGIN_LANE { return a * a * a; });
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::Pow(a, b); });
+    case Op::kMin:
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::Min(a, b); });
+    case Op::kMax:
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::Max(a, b); });
+    case Op::kPRelu:
+      return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return lane::LeakyRelu(a, b); });
+    case Op::kClip:
+      return Map3<T, T>(job, [](T a, T b, T c) ORTPLUGIN_LANE { return lane::Clip(a, b, c); });
+    case Op::kIsNaN:
+      return Map<T, Bool>(job, [](T a) ORTPLUGIN_LANE { return lane::IsNaN(a); });
+    case Op::kIsInf: {
+      const Bool negative = p != 0, positive = q != 0;
+      return Map<T, Bool>(job, [negative, positive](T a) ORTPLUGIN_LANE {
+        return static_cast<Bool>((a == -lane::Infinity<T>()) & negative) |
+               static_cast<Bool>((a == lane::Infinity<T>()) & positive);
+      });
+    }
+    case Op::kCast:
+      return RunCast<T>(job);
+    default:
+      return RunComparison<T>(job);
+  }
+}
+
+ORTPLUGIN_INLINE void RunJob(const Job& job) {
+  if (job.statement->op == Op::kWhere) {
+    switch (LaneSize(job.to)) {
+      case 1:
+        return RunWhere<uint8_t>(job);
+      case 2:
+        return RunWhere<uint16_t>(job);
+      case 4:
+        return RunWhere<uint32_t>(job);
+      default:
+        return RunWhere<uint64_t>(job);
+    }
+  }
+  switch (job.from) {
+    case DType::kFloat16:
+    case DType::kBFloat16:
+    case DType::kFloat:
+      return RunFloating<float>(job);
+    case DType::kDouble:
+      return RunFloating<double>(job);
+    case DType::kBool:
+      return RunLogical(job);
+    case DType::kInt8:
+      return RunInteger<int8_t>(job);
+    case DType::kInt16:
+      return RunInteger<int16_t>(job);
+    case DType::kInt32:
+      return RunInteger<int32_t>(job);
+    case DType::kInt64:
+      return RunInteger<int64_t>(job);
+    case DType::kUInt8:
+      return RunInteger<uint8_t>(job);
+    case DType::kUInt16:
+      return RunInteger<uint16_t>(job);
+    case DType::kUInt32:
+      return RunInteger<uint32_t>(job);
+    case DType::kUInt64:
+      return RunInteger<uint64_t>(job);
+  }
+}
+
+// 16-bit elements to lanes and back; the other dtypes are copied.
+ORTPLUGIN_INLINE void LoadHalves(const uint16_t* elements, size_t count, float* lanes) {
+  ORTPLUGIN_LANES
+  for (size_t i = 0; i < count; ++i) lanes[i] = HalfToFloat(elements[i]);
+}
+ORTPLUGIN_INLINE void LoadBFloats(const uint16_t* elements, size_t count, float* lanes) {
+  ORTPLUGIN_LANES
+  for (size_t i = 0; i < count; ++i) lanes[i] = BFloat16ToFloat(elements[i]);
+}
+ORTPLUGIN_INLINE void StoreHalves(const float* lanes, size_t count, uint16_t* elements) {
+  ORTPLUGIN_LANES
+  for (size_t i = 0; i < count; ++i) elements[i] = FloatToHalf(lanes[i]);
+}
+ORTPLUGIN_INLINE void StoreBFloats(const float* lanes, size_t count, uint16_t* elements) {
+  ORTPLUGIN_LANES
+  for (size_t i = 0; i < count; ++i) elements[i] = FloatToBFloat16(lanes[i]);
+}
+ORTPLUGIN_INLINE void RoundHalves(const float* lanes, size_t count, float* rounded) {
+  ORTPLUGIN_LANES
+  for (size_t i = 0; i < count; ++i) rounded[i] = HalfToFloat(FloatToHalf(lanes[i]));
+}
+
+// Adds `term` of every lane: in 32 partial sums within a block, so that the loop vectorises, and over blocks in double.
+template <typename T, typename Term>
+ORTPLUGIN_INLINE double Reduce(const T* lanes, size_t count, Term term) {
+  constexpr size_t kPartial = 32;
+  double total = 0;
+  for (size_t first = 0; first < count; first += kBlock) {
+    const size_t last = first + kBlock < count ? first + kBlock : count;
+    T partial[kPartial] = {};
+    size_t i = first;
+    for (; i + kPartial <= last; i += kPartial)
+      for (size_t j = 0; j < kPartial; ++j) partial[j] += term(lanes[i + j]);
+    for (; i < last; ++i) partial[i % kPartial] += term(lanes[i]);
+    for (size_t j = 0; j < kPartial; ++j) total += static_cast<double>(partial[j]);
+  }
+  return total;
+}
+
+template <typename T>
+ORTPLUGIN_INLINE double SumOf(const void* lanes, size_t count) {
+  return Reduce(static_cast<const T*>(lanes), count, [](T x) ORTPLUGIN_LANE { return x; });
+}
+
+template <typename T>
+ORTPLUGIN_INLINE double SquaresOf(const void* lanes, double mean, size_t count) {
+  const T centre = static_cast<T>(mean);
+  return Reduce(static_cast<const T*>(lanes), count,
+                [centre](T x) ORTPLUGIN_LANE { return (x - centre) * (x - centre); });
+}
+
+template <typename T>
+ORTPLUGIN_INLINE void NormalizeOf(const void* lanes, double mean, double scale, size_t count, void* normalized) {
+  const T* from = static_cast<const T*>(lanes);
+  T* to = static_cast<T*>(normalized);
+  const T centre = static_cast<T>(mean), factor = static_cast<T>(scale);
+  ORTPLUGIN_LANES
+  for (size_t i = 0; i < count; ++i) to[i] = (from[i] - centre) * factor;
+}
+
+// The highest x86-64 level to use: 4 is AVX-512, 3 AVX2, anything lower SSE2. The tests build it for each.
+#ifndef ORTPLUGIN_X86_LEVEL
+#define ORTPLUGIN_X86_LEVEL 4
+#endif
+
+// ---- The copies ---------------------------------------------------------------------------------------------------
+
+struct Functions {
+  void (*run)(const Job&);
+  void (*load16)(DType, const uint16_t*, size_t, float*);
+  void (*store16)(DType, const float*, size_t, uint16_t*);
+  double (*sum)(bool, const void*, size_t);
+  double (*squares)(bool, const void*, double, size_t);
+  void (*normalize)(bool, const void*, double, double, size_t, void*);
+};
+
+// Halves: the conversions of load16 and store16 for float16, and a Cast's rounding to it.
+#define ORTPLUGIN_COPY(Name, Halves, ...)                                                                      \
+  __VA_ARGS__ void Run##Name(const Job& job) {                                                                 \
+    const bool is_float = job.from <= DType::kFloat;                                                           \
+    if (job.statement->op == Op::kCast && job.to == DType::kFloat16 && is_float) {                             \
+      Round##Halves(static_cast<const float*>(job.a), job.count, static_cast<float*>(job.result));             \
+    } else {                                                                                                   \
+      RunJob(job);                                                                                             \
+    }                                                                                                          \
+  }                                                                                                            \
+  __VA_ARGS__ void Load##Name(DType dtype, const uint16_t* elements, size_t count, float* lanes) {             \
+    dtype == DType::kFloat16 ? Load##Halves(elements, count, lanes) : LoadBFloats(elements, count, lanes);     \
+  }                                                                                                            \
+  __VA_ARGS__ void Store##Name(DType dtype, const float* lanes, size_t count, uint16_t* elements) {            \
+    dtype == DType::kFloat16 ? Store##Halves(lanes, count, elements) : StoreBFloats(lanes, count, elements);   \
+  }                                                                                                            \
+  __VA_ARGS__ double Sum##Name(bool is_double, const void* lanes, size_t count) {                              \
+    return is_double ? SumOf<double>(lanes, count) : SumOf<float>(lanes, count);                               \
+  }                                                                                                            \
+  __VA_ARGS__ double Squares##Name(bool is_double, const void* lanes, double mean, size_t count) {             \
+    return is_double ? SquaresOf<double>(lanes, mean, count) : SquaresOf<float>(lanes, mean, count);           \
+  }                                                                                                            \
+  __VA_ARGS__ void Normalize##Name(bool is_double, const void* lanes, double mean, double scale, size_t count, \
+                                   void* normalized) {                                                         \
+    is_double ? NormalizeOf<double>(lanes, mean, scale, count, normalized)                                     \
+              : NormalizeOf<float>(lanes, mean, scale, count, normalized);                                     \
+  }                                                                                                            \
+  constexpr Functions k##Name{Run##Name, Load##Name, Store##Name, Sum##Name, Squares##Name, Normalize##Name};
+
+ORTPLUGIN_COPY(Baseline, Halves)
+
+#if defined(__x86_64__) && defined(__GNUC__)
+// The instructions for halves give half.h's bits.
+#define ORTPLUGIN_F16C __attribute__((target("avx2,f16c")))
+
+ORTPLUGIN_F16C inline __m256 Widen(const uint16_t* elements) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(elements)));
+}
+ORTPLUGIN_F16C inline __m128i RoundToHalves(const float* lanes) {
+  return _mm256_cvtps_ph(_mm256_loadu_ps(lanes), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+ORTPLUGIN_F16C void LoadF16C(const uint16_t* elements, size_t count, float* lanes) {
+  size_t i = 0;
+  for (; i + 8 <= count; i += 8) _mm256_storeu_ps(lanes + i, Widen(elements + i));
+  for (; i < count; ++i) lanes[i] = HalfToFloat(elements[i]);
+}
+ORTPLUGIN_F16C void StoreF16C(const float* lanes, size_t count, uint16_t* elements) {
+  size_t i = 0;
+  for (; i + 8 <= count; i += 8) _mm_storeu_si128(reinterpret_cast<__m128i*>(elements + i), RoundToHalves(lanes + i));
+  for (; i < count; ++i) elements[i] = FloatToHalf(lanes[i]);
+}
+ORTPLUGIN_F16C void RoundF16C(const float* lanes, size_t count, float* rounded) {
+  size_t i = 0;
+  for (; i + 8 <= count; i += 8) _mm256_storeu_ps(rounded + i, _mm256_cvtph_ps(RoundToHalves(lanes + i)));
+  for (; i < count; ++i) rounded[i] = HalfToFloat(FloatToHalf(lanes[i]));
+}
+#undef ORTPLUGIN_F16C
+
+ORTPLUGIN_COPY(Avx2, F16C, __attribute__((target("avx2,fma,f16c"))))
+ORTPLUGIN_COPY(Avx512, F16C, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,f16c"))))
+
+Functions Choose() {
+  __builtin_cpu_init();
+  const bool has_avx2 =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  if (ORTPLUGIN_X86_LEVEL >= 4 && has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+    return kAvx512;
+  }
+  return ORTPLUGIN_X86_LEVEL >= 3 && has_avx2 ? kAvx2 : kBaseline;
+}
+#else
+Functions Choose() { return kBaseline; }
+#endif
+
+const Functions& Best() {
+  static const Functions best = Choose();
+  return best;
+}
+
+constexpr size_t kAlignment = 64;
+
+size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+template <typename T>
+void Fill(const void* lane, size_t count, void* lanes) {
+  T value;
+  std::memcpy(&value, lane, sizeof(value));
+  T* to = static_cast<T*>(lanes);
+  for (size_t i = 0; i < count; ++i) to[i] = value;
+}
+
+// One lane of `size` bytes, repeated.
+void FillWith(const void* lane, size_t size, size_t count, void* lanes) {
+  switch (size) {
+    case 1:
+      return Fill<uint8_t>(lane, count, lanes);
+    case 2:
+      return Fill<uint16_t>(lane, count, lanes);
+    case 4:
+      return Fill<uint32_t>(lane, count, lanes);
+    default:
+      return Fill<uint64_t>(lane, count, lanes);
+  }
+}
+
+void FillLiteral(const Value& value, void* lanes) {
+  // A lane's bytes are the first ones of `lane` in memory: machines are little-endian, as ORT's tensors are.
+  uint64_t lane = value.integer;
+  const double number = value.literal;
+  if (value.dtype == DType::kBool) {
+    lane = number != 0;
+  } else if (value.dtype == DType::kDouble) {
+    lane = BitCast<uint64_t>(number);
+  } else if (IsFloating(value.dtype)) {
+    lane = BitCast<uint32_t>(static_cast<float>(RoundTo(value.dtype, number)));
+  }
+  FillWith(&lane, LaneSize(value.dtype), kBlock, lanes);
+}
+
+}  // namespace
+
+size_t LaneSize(DType dtype) {
+  return dtype == DType::kFloat16 || dtype == DType::kBFloat16 ? sizeof(float) : SizeOf(dtype);
+}
+
+void LoadLanes(DType dtype, const void* elements, size_t count, void* lanes) {
+  if (dtype == DType::kFloat16 || dtype == DType::kBFloat16) {
+    Best().load16(dtype, static_cast<const uint16_t*>(elements), count, static_cast<float*>(lanes));
+  } else if (count > 0) {
+    std::memcpy(lanes, elements, count * LaneSize(dtype));
+  }
+}
+
+void FillLanes(DType dtype, const void* element, size_t count, void* lanes) {
+  uint64_t lane = 0;  // large enough for a lane of any dtype
+  LoadLanes(dtype, element, 1, &lane);
+  FillWith(&lane, LaneSize(dtype), count, lanes);
+}
+
+void StoreLanes(DType dtype, const void* lanes, size_t count, void* elements) {
+  if (dtype == DType::kFloat16 || dtype == DType::kBFloat16) {
+    Best().store16(dtype, static_cast<const float*>(lanes), count, static_cast<uint16_t*>(elements));
+  } else if (count > 0) {
+    std::memcpy(elements, lanes, count * LaneSize(dtype));
+  }
+}
+
+double SumLanes(DType dtype, const void* lanes, size_t count) {
+  return Best().sum(dtype == DType::kDouble, lanes, count);
+}
+
+double SumSquaredDeviations(DType dtype, const void* lanes, double mean, size_t count) {
+  return Best().squares(dtype == DType::kDouble, lanes, mean, count);
+}
+
+void NormalizeLanes(DType dtype, const void* lanes, double mean, double scale, size_t count, void* normalized) {
+  Best().normalize(dtype == DType::kDouble, lanes, mean, scale, count, normalized);
+}
+
+Evaluator::Evaluator(const Program& program, std::vector<uint32_t> statements) : program_(&program) {
+  const std::vector<Value>& values = program.values();
+  // Lanes of one size that no value needs any more are used again, so that a long chain stays in the first cache. That
+  // is for what only these statements compute and read.
+  std::vector<bool> kept(values.size(), true);
+  std::vector<size_t> last_use(values.size(), 0);
+  for (size_t step = 0; step < statements.size(); ++step) {
+    const Statement& statement = program.statements().at(statements[step]);
+    if (IsCore(statement.op)) {
+      Fail("program: ", NameOf(statement.op), " is a core operator, the evaluator runs pointwise ones only");
+    }
+    kept[statement.result] = false;
+    for (const ValueId operand : statement.operands) last_use[operand] = step;
+    const Value& last = values[statement.operands.back()];
+    int power = 0;
+    if (statement.op == Op::kPow && last.kind == Value::Kind::kLiteral) {
+      power = last.literal == 2 ? 2 : last.literal == 3 ? 3 : 0;
+    }
+    steps_.push_back({&statement, last.dtype, values[statement.result].dtype, power});
+  }
+  std::vector<bool> is_here(program.statements().size());
+  for (const uint32_t index : statements) is_here[index] = true;
+  for (const ValueId result : program.results()) kept[result] = true;
+  for (size_t index = 0; index < is_here.size(); ++index) {
+    if (is_here[index]) continue;
+    for (const ValueId operand : program.statements()[index].operands) kept[operand] = true;
+  }
+
+  bytes_ = kAlignment;
+  const auto reserve = [this](size_t lane) {
+    const size_t offset = bytes_ - kAlignment;
+    bytes_ += Aligned(kBlock * lane);
+    return offset;
+  };
+  offsets_.resize(values.size());
+  for (size_t id = 0; id < values.size(); ++id) {
+    if (kept[id]) offsets_[id] = reserve(LaneSize(values[id].dtype));
+  }
+  std::array<std::vector<size_t>, sizeof(uint64_t) + 1> free;  // by the size of a lane: offsets
+  for (size_t step = 0; step < steps_.size(); ++step) {
+    const Statement& statement = *steps_[step].statement;
+    // First what dies here, for a loop may write where it reads, element by element of one size.
+    for (size_t i = 0; i < statement.operands.size(); ++i) {
+      const ValueId operand = statement.operands[i];
+      const auto end = statement.operands.begin() + static_cast<std::ptrdiff_t>(i);
+      const bool is_repeated = std::find(statement.operands.begin(), end, operand) != end;
+      if (!kept[operand] && last_use[operand] == step && !is_repeated) {
+        free[LaneSize(values[operand].dtype)].push_back(offsets_[operand]);
+      }
+    }
+    if (kept[statement.result]) continue;
+    const size_t lane = LaneSize(values[statement.result].dtype);
+    if (free[lane].empty()) {
+      offsets_[statement.result] = reserve(lane);
+    } else {
+      offsets_[statement.result] = free[lane].back();
+      free[lane].pop_back();
+    }
+  }
+}
+
+Evaluator::Workspace::Workspace(const Evaluator& evaluator) : memory_(new unsigned char[evaluator.bytes_]) {
+  unsigned char* base = memory_.get();
+  base += (kAlignment - reinterpret_cast<uintptr_t>(base) % kAlignment) % kAlignment;
+  const std::vector<Value>& values = evaluator.program_->values();
+  slots_.reserve(values.size());
+  for (size_t id = 0; id < values.size(); ++id) {
+    slots_.push_back(base + evaluator.offsets_[id]);
+    if (values[id].kind == Value::Kind::kLiteral) FillLiteral(values[id], slots_.back());
+  }
+}
+
+void Evaluator::Run(Workspace& workspace, size_t count) const {
+  void (*const run)(const Job&) = Best().run;
+  void* const* slots = workspace.slots_.data();
+  for (const Step& step : steps_) {
+    const ValueId* operands = step.statement->operands.data();
+    const size_t arity = step.statement->operands.size();
+    Job job;
+    job.statement = step.statement;
+    job.from = step.from;
+    job.to = step.to;
+    job.power = step.power;
+    job.a = slots[operands[0]];
+    job.b = arity > 1 ? slots[operands[1]] : nullptr;
+    job.c = arity > 2 ? slots[operands[2]] : nullptr;
+    job.result = slots[step.statement->result];
+    job.count = count;
+    run(job);
+  }
+}
+
+}  // namespace ortplugin
