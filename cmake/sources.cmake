@@ -21,30 +21,30 @@ set(sources
   ${root}/ortplugin/runtime/program/operand_lanes.cc
   ${root}/ortplugin/runtime/program/operands.cc
   ${root}/ortplugin/runtime/program/program.cc
-  ${root}/ortplugin/runtime/program/program_pass.cc
+  ${root}/ortplugin/runtime/program/program_sweep.cc
   ${root}/ortplugin/ops/list_algorithms.cc
   ${root}/ortplugin/ops/conv/algorithm.cc
   ${root}/ortplugin/ops/conv/conv.cc
   ${root}/ortplugin/ops/conv/conv_cuda.cc
   ${root}/ortplugin/ops/conv/geometry.cc
-  ${root}/ortplugin/ops/conv/cpu/blocked_conv.cc
+  ${root}/ortplugin/ops/conv/cpu/nchwc_conv.cc
   ${root}/ortplugin/ops/conv/cpu/conv_cpu.cc
-  ${root}/ortplugin/ops/conv/cpu/host_layout.cc
-  ${root}/ortplugin/ops/conv/cpu/standard_epilogue.cc
+  ${root}/ortplugin/ops/conv/cpu/layout.cc
+  ${root}/ortplugin/ops/conv/cpu/fused_activation.cc
   ${root}/ortplugin/ops/conv/engines/depthwise.cc
   ${root}/ortplugin/ops/conv/engines/direct.cc
-  ${root}/ortplugin/ops/conv/engines/few_filters.cc
-  ${root}/ortplugin/ops/conv/engines/few_pixels.cc
-  ${root}/ortplugin/ops/conv/engines/one_tap.cc
-  ${root}/ortplugin/ops/conv/engines/own_kernels.cc
+  ${root}/ortplugin/ops/conv/engines/few_output_channels.cc
+  ${root}/ortplugin/ops/conv/engines/split_k.cc
+  ${root}/ortplugin/ops/conv/engines/conv_1x1.cc
+  ${root}/ortplugin/ops/conv/engines/engine.cc
   ${root}/ortplugin/ops/conv/engines/pixel_shuffle.cc
   ${root}/ortplugin/ops/conv/engines/polyphase.cc
   ${root}/ortplugin/ops/conv/engines/stem.cc
-  ${root}/ortplugin/ops/conv/engines/vector_conv.cc
+  ${root}/ortplugin/ops/conv/engines/gemv.cc
   ${root}/ortplugin/ops/conv_grad/contraction.cc
   ${root}/ortplugin/ops/conv_grad/conv_grad.cc
   ${root}/ortplugin/ops/conv_grad/conv_grad_cuda.cc
-  ${root}/ortplugin/ops/conv_grad/grad_ways.cc
+  ${root}/ortplugin/ops/conv_grad/grad_engines.cc
   ${root}/ortplugin/ops/conv_grad/weight_grad.cc
   ${root}/ortplugin/ops/conv_transpose/conv_transpose.cc
   ${root}/ortplugin/ops/conv_transpose/conv_transpose_cuda.cc

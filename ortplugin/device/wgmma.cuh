@@ -1,35 +1,38 @@
-// Hopper's tensor cores (wgmma), for the kernels whose warpgroups, of 128 threads, work for themselves: a team each.
+// Hopper's tensor cores (wgmma), for kernels whose warpgroups (128 threads) each issue their own MMAs.
 //
-// In shared memory 64 elements of a sum are one matrix, [row][64], with the octets of row r at octet ^ (r % 8): neither
-// copies nor the tensor cores meet conflicts. `multiply` and `await_products` are generated (wgmma.cc).
+// Tiles in shared memory are K-major with a 128-byte swizzle: 64 elements along K are one matrix [row][64], and the
+// octet o of row r stands at octet o ^ (r % 8). Neither copies nor tensor cores meet bank conflicts. `wgmma` and
+// `wait_wgmma` are generated (wgmma.cc).
 
-__device__ __forceinline__ void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N>
-__device__ __forceinline__ void await_copies() {
+__device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
-// What this thread wrote to shared memory is there for the tensor cores.
-__device__ __forceinline__ void show_to_tensor_cores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-__device__ __forceinline__ void meet_team(int team) { asm volatile("bar.sync %0, 128;" ::"r"(team + 1) : "memory"); }
-// For more products while these are made.
-__device__ __forceinline__ void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void await_products_but_last() {
-  asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+// Makes what this thread wrote to shared memory visible to the tensor cores.
+__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void sync_warpgroup(int warpgroup) {
+  asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
 }
+// Lets further MMAs be issued while these run.
+__device__ __forceinline__ void commit_wgmma() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wait_wgmma_but_last() { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
 
-// The offset of an octet of channels in a matrix of `rows` rows, in elements.
-__device__ __forceinline__ int place_of(int row, int octet, int rows) {
+// The swizzled offset of an octet of channels in a tile of `rows` rows, in elements.
+__device__ __forceinline__ int swizzled_offset(int row, int octet, int rows) {
   return (octet / 8 * rows + row) * 64 + (octet % 8 ^ row % 8) * 8;
 }
-// A descriptor of its lower half: eight rows are 1024 bytes, swizzled over 128.
-__device__ __forceinline__ unsigned long long whole(unsigned lower) { return 1ull << 62 | 64ull << 32 | lower; }
-// Such a matrix for `multiply`, from its first 16 channels or later ones.
+// A matrix descriptor from its lower half: eight rows are 1024 bytes, with the 128-byte swizzle.
+__device__ __forceinline__ unsigned long long full_descriptor(unsigned lower) {
+  return 1ull << 62 | 64ull << 32 | lower;
+}
+// The descriptor of a K-major tile, from its first 16 channels or later ones.
 __device__ __forceinline__ unsigned long long descriptor(const storage_t* matrix) {
   constexpr unsigned kOffset = (1 << 18) - 1;  // an address in a cluster has the block's number above it
-  return whole(((unsigned)__cvta_generic_to_shared(matrix) & kOffset) >> 4 | 1u << 16);
+  return full_descriptor(((unsigned)__cvta_generic_to_shared(matrix) & kOffset) >> 4 | 1u << 16);
 }
-// The right one where its rows lie side by side: matrices [64 elements of a sum][64 rows], one behind the other, from
-// their first 16 elements or later ones.
-__device__ __forceinline__ unsigned long long descriptor_of_columns(const storage_t* matrix) {
+// The descriptor of an MN-major B: matrices [64 along K][64 along N], one behind the other, from their first 16
+// elements along K or later ones.
+__device__ __forceinline__ unsigned long long descriptor_mn_major(const storage_t* matrix) {
   return descriptor(matrix) ^ (1ull ^ 512ull) << 16;
 }

@@ -1,4 +1,4 @@
-// What kernels for Hopper's tensor cores share (wgmma.cuh).
+// What kernels on Hopper's tensor cores share: the generated part of wgmma.cuh.
 #pragma once
 
 #include <string>
@@ -7,12 +7,12 @@
 
 namespace ortplugin {
 
-// The text in front of a kernel that multiplies matrices of `dtype`, of 16 bits, with its sums in float:
-//   multiply(sums, left, right, adds): 64 rows of `left` by `columns` rows of `right`, 16 elements of each, onto
-//     sums[columns / 2] of each thread, or in their place where `adds` is false; with `by_columns` the rows of `right`
-//     lie side by side (descriptor_of_columns)
-//   await_products(sums): until all of them are there
+// The text in front of a kernel that multiplies fp16 or bf16 tiles and accumulates in fp32 (wgmma m64 n k16):
+//   wgmma(sums, left, right, adds): 64 rows of A = `left` by n rows of B = `right`, 16 elements along K, onto the
+//     accumulators sums[n / 2] of each thread, or in their place where `adds` is false. B is K-major; with
+//     `b_is_mn_major` it is MN-major (descriptor_mn_major)
+//   wait_wgmma(sums): until all of them are there
 // and what stands in wgmma.cuh.
-std::string WgmmaSource(DType dtype, int columns, bool by_columns = false);
+std::string WgmmaSource(DType dtype, int n, bool b_is_mn_major = false);
 
 }  // namespace ortplugin

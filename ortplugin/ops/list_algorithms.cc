@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "ortplugin/ops/conv/conv_cuda.h"
-#include "ortplugin/ops/conv_grad/grad_ways.h"
+#include "ortplugin/ops/conv_grad/grad_engines.h"
 
 namespace ortplugin {
 namespace {
@@ -62,21 +62,22 @@ extern "C" __attribute__((visibility("default"))) int OrtPluginListConvAlgorithm
   return Answer(answer, [&] {
     Numbers from(numbers, count);
     const int device = static_cast<int>(from.Next());
-    ConvCase the{};
-    the.attributes.transposed = from.Next() != 0;
-    the.attributes.auto_pad = static_cast<AutoPad>(from.Next());
-    the.attributes.channels_last = from.Next() != 0;
-    the.attributes.turns_input = from.Next() != 0;
-    the.attributes.turns_output = from.Next() != 0;
-    the.attributes.groups = from.Next();
-    the.allow_tf32 = from.Next() != 0;
-    the.constant_weights = from.Next() != 0;
-    for (Shape* list : {&the.attributes.kernel_shape, &the.attributes.strides, &the.attributes.dilations,
-                        &the.attributes.pads, &the.attributes.output_padding, &the.attributes.output_shape})
+    ConvCase conv_case{};
+    conv_case.attributes.transposed = from.Next() != 0;
+    conv_case.attributes.auto_pad = static_cast<AutoPad>(from.Next());
+    conv_case.attributes.channels_last = from.Next() != 0;
+    conv_case.attributes.x_channels_first = from.Next() != 0;
+    conv_case.attributes.y_channels_first = from.Next() != 0;
+    conv_case.attributes.groups = from.Next();
+    conv_case.allow_tf32 = from.Next() != 0;
+    conv_case.constant_weights = from.Next() != 0;
+    for (Shape* list :
+         {&conv_case.attributes.kernel_shape, &conv_case.attributes.strides, &conv_case.attributes.dilations,
+          &conv_case.attributes.pads, &conv_case.attributes.output_padding, &conv_case.attributes.output_shape})
       *list = from.List();
-    the.shapes = from.Lists();
-    the.program = std::make_shared<const Program>(ParseEpilogue(program));
-    return ListConvAlgorithms(the, cuda::Device(device));
+    conv_case.shapes = from.Lists();
+    conv_case.program = std::make_shared<const Program>(ParseEpilogue(program));
+    return ListConvAlgorithms(conv_case, cuda::Device(device));
   });
 }
 
@@ -98,7 +99,8 @@ extern "C" __attribute__((visibility("default"))) int OrtPluginListConvGradAlgor
       *each = from.Next() != 0;
     node.group = from.Next();
     node.weight_dtype = kWeightTypes[from.Next()];
-    for (Shape* list : {&node.kernel, &node.strides, &node.dilations, &node.begin, &node.end, &node.output_padding})
+    for (Shape* list :
+         {&node.kernel, &node.strides, &node.dilations, &node.pads_begin, &node.pads_end, &node.output_padding})
       *list = from.List();
     const std::vector<Shape> shapes = from.Lists();
     node.text = program;

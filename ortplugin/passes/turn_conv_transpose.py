@@ -33,9 +33,9 @@ from ortplugin.passes.fused_conv import conv_dtype, conv_node, is_channels_last,
 from ortplugin.program import parse
 
 MANY_PRODUCTS = 1 << 31  # from which on a convolution with a program pays, whatever its kernel
-FEW_PRODUCTS = 210  # of an element, up to which our kernel for one element may be the fastest (conv/one_tap.cc)
+FEW_PRODUCTS = 210  # of an element, up to which our kernel for one element may be the fastest (engines/conv_1x1.cc)
 VERY_LONG_SUM = 4096  # elements of a sum, from which on it pays
-LONG_SUM = 2048  # and with so few products that our kernel for few pixels is the fastest (conv/few_pixels.cc)
+LONG_SUM = 2048  # and with so few products that our kernel for few pixels is the fastest (engines/split_k.cc)
 SMALL_WORK = 1 << 29
 NARROW = range(64, 128)  # channels of the result, of which much work pays
 HUGE_WORK = 1 << 32  # where cuDNN has no faster gradients (IsFasterWithIdentity)

@@ -1,4 +1,4 @@
-"""Our kernel for transposed convolutions with strides: equal to the reference for tiles of every form and all kinds of
+"""Our engine for transposed convolutions with strides: equal to the reference for tiles of every form and all kinds of
 taps and programs; infinite pixels reach no result that they don't belong to."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from node_cases import typed
 
 from gpu.device import host, make, run, run_bound
 from gpu.sessions import Trial, check_graph
-from gpu.test_few_filters import NOT_TAKEN
+from gpu.test_few_output_channels import NOT_TAKEN
 from gpu.transposed import MAXIMA, check_anywhere, check_infinite_pixels, check_transposed_maxima_of_nan
 
 cupy = pytest.importorskip("cupy")
@@ -30,9 +30,9 @@ SEVERAL = """(T c, T b, T r, float g, float h) => (T y, float z, int64 p) {
   p = Cast<to=int64>(b)
 }"""
 
-# x, filters, kernel, attributes. The first seven have a schedule each on an H200 (test_polyphase_kernels.cc has them,
-# too); then several tiles for a block, channels and filters that nothing divides, pads that cut, phases without taps,
-# and several tiles with some of these.
+# x, filters, kernel, attributes. The first seven have a tile configuration each on an H200 (test_polyphase_kernels.cc
+# has them, too); then several tiles for a block, channels and filters that nothing divides, pads that cut, phases
+# without taps, and several tiles with some of these.
 SHAPES: tuple[tuple[tuple[int, ...], int, tuple[int, int], dict[str, Any]], ...] = (
     ((3, 72, 31, 31), 136, (4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
     ((8, 8, 23, 23), 72, (4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),

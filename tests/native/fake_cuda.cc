@@ -143,12 +143,12 @@ DRIVER Result cuGraphKernelNodeSetParams_v2(Node node, const KernelNodeParams* p
 }
 
 DRIVER Result cuGraphNodeGetDependencies_v2(Node node, Node* from, EdgeData* edges, size_t* count) {
-  const fake::GraphNode& the = *Of(node);
-  for (size_t i = 0; from != nullptr && i < the.from.size(); ++i) {
-    from[i] = As(the.from[i]);
-    edges[i] = the.edges[i];
+  const fake::GraphNode& graph_node = *Of(node);
+  for (size_t i = 0; from != nullptr && i < graph_node.from.size(); ++i) {
+    from[i] = As(graph_node.from[i]);
+    edges[i] = graph_node.edges[i];
   }
-  *count = the.from.size();
+  *count = graph_node.from.size();
   return 0;
 }
 
@@ -161,12 +161,13 @@ DRIVER Result cuGraphAddDependencies_v2(Graph, const Node* from, const Node* to,
 DRIVER Result cuGraphRemoveDependencies_v2(Graph, const Node* from, const Node* to, const EdgeData* edges, size_t) {
   for (const auto& node : nodes)
     if (node->type == kAllocationNode || node->type == kFreeNode) return kNotSupported;
-  fake::GraphNode& the = *Of(*to);
-  const auto found = std::find(the.from.begin(), the.from.end(), Of(*from));
-  const auto at = found - the.from.begin();
-  if (found == the.from.end() || the.edges[at].type != edges->type || the.edges[at].from_port != edges->from_port)
+  fake::GraphNode& graph_node = *Of(*to);
+  const auto found = std::find(graph_node.from.begin(), graph_node.from.end(), Of(*from));
+  const auto at = found - graph_node.from.begin();
+  if (found == graph_node.from.end() || graph_node.edges[at].type != edges->type ||
+      graph_node.edges[at].from_port != edges->from_port)
     return 1;
-  the.from.erase(found);
-  the.edges.erase(the.edges.begin() + at);
+  graph_node.from.erase(found);
+  graph_node.edges.erase(graph_node.edges.begin() + at);
   return 0;
 }

@@ -1,8 +1,8 @@
 // What ONNX Runtime's own convolutions take of a program, and what is left of it; sizes and layouts of convolutions.
 
-#include "ortplugin/ops/conv/cpu/blocked_conv.h"
+#include "ortplugin/ops/conv/cpu/fused_activation.h"
+#include "ortplugin/ops/conv/cpu/nchwc_conv.h"
 #include "ortplugin/ops/conv/geometry.h"
-#include "ortplugin/ops/conv/cpu/standard_epilogue.h"
 #include "tests/native/check.h"
 
 using namespace ortplugin;
@@ -11,35 +11,37 @@ namespace {
 
 TensorType Float(const Shape& shape) { return {ort::kFloat, true, shape, std::vector<std::string>(shape.size())}; }
 
-StandardEpilogue Take(const char* text, const std::vector<Shape>& operands, bool sum = true, bool activation = true) {
+FusedActivation Take(const char* text, const std::vector<Shape>& operands, bool sum = true, bool activation = true) {
   std::vector<TensorType> types;
   for (const Shape& shape : operands) types.push_back(Float(shape));
-  return TakeStandardEpilogue(Program::Parse(text), types, 2, false, sum, activation);
+  return TakeFusedActivation(Program::Parse(text), types, 2, false, sum, activation);
 }
 
 void TestTaken() {
   const Shape bias{8, 1, 1}, full{2, 8, 9, 9};
-  StandardEpilogue all =
+  FusedActivation all =
       Take("(float c, float b, float r) => (float y) { a = Add(c, b) s = Add(r, a) y = Clip(s, 0, 6) }", {bias, full});
   CHECK(all.bias == size_t{1} && all.sum == size_t{2} && all.activation == "Clip");
   CHECK((all.activation_params == std::vector<float>{0, 6}));
   CHECK(all.rest.statements().empty() && all.rest.results()[0] == all.rest.parameters()[0]);
 
   // What follows is computed from the value as it then is, and statements keep their numbers.
-  const StandardEpilogue silu =
+  const FusedActivation silu =
       Take("(float c, float b) => (float y) { a = Add(c, b) s = Sigmoid(a) y = Mul(a, s) }", {bias});
   CHECK(silu.bias && !silu.sum && silu.activation.empty());
   CHECK_WITH(silu.rest.ToString().find("s = Sigmoid(c)\n  y = Mul(c, s)\n") != std::string::npos, silu.rest.ToString());
   CHECK(silu.rest.value(silu.rest.results()[0]).index == 1);
 
-  const StandardEpilogue leaky = Take("(float c) => (float y) { a = LeakyRelu<alpha=0.25>(c) y = Neg(a) }", {});
+  const FusedActivation leaky = Take("(float c) => (float y) { a = LeakyRelu<alpha=0.25>(c) y = Neg(a) }", {});
   CHECK(leaky.activation == "LeakyRelu" && leaky.activation_params == std::vector<float>{0.25f});
   CHECK(leaky.rest.statements().size() == 1);
 }
 
 void TestLeft() {
   const Shape bias{8, 1, 1}, full{2, 8, 9, 9};
-  const auto nothing = [](const StandardEpilogue& the) { return !the.bias && !the.sum && the.activation.empty(); };
+  const auto nothing = [](const FusedActivation& fused) {
+    return !fused.bias && !fused.sum && fused.activation.empty();
+  };
   CHECK(nothing(Take("(float c, float b) => (float y, float c) { y = Add(c, b) }", {bias})));
   CHECK(nothing(Take("(float c, float b) => (float y) { a = Add(c, b) y = Mul(a, c) }", {bias})));
   CHECK(nothing(Take("(float c) => (float y) { y = Add(c, c) }", {})));
@@ -52,13 +54,13 @@ void TestLeft() {
   CHECK(nothing(Take("(float c, float r) => (float y) { s = Add(c, r) y = Relu(s) }", {full}, false)));
   // Activations end it: nothing is added after them, and a bias is not added after a residual.
   CHECK(!Take("(float c, float b) => (float y) { a = Relu(c) y = Add(a, b) }", {bias}).bias);
-  const StandardEpilogue late =
+  const FusedActivation late =
       Take("(float c, float r, float b) => (float y) { s = Add(c, r) y = Add(s, b) }", {full, bias});
   CHECK(late.sum && !late.bias && late.rest.statements().size() == 1);
   CHECK(Take("(float c, float b) => (float y) { a = Add(c, b) y = Relu(a) }", {bias}, true, false).activation.empty());
   // An operand whose shape is not known.
   const Program program = Program::Parse("(float c, float b) => (float y) { y = Add(c, b) }");
-  CHECK(!TakeStandardEpilogue(program, {TensorType{}}, 2, false, true, true).bias);
+  CHECK(!TakeFusedActivation(program, {TensorType{}}, 2, false, true, true).bias);
 }
 
 void TestPerChannel() {
@@ -104,20 +106,20 @@ void TestBlocks() {
     attributes.groups = groups;
     return FitConv(attributes, {1, channels, size, size}, {filters, channels / groups, kernel, kernel});
   };
-  CHECK(BlockedConv::Pays(shape(64, 64, 1, 3, 56)));
-  CHECK(BlockedConv::Pays(shape(96, 96, 96, 3, 56)));
-  CHECK(BlockedConv::Pays(shape(3, 64, 1, 7, 224)));
-  CHECK(!BlockedConv::Pays(shape(64, 256, 1, 1, 56)));  // moving it costs more
-  CHECK(!BlockedConv::Pays(shape(66, 64, 1, 3, 56)));   // no multiple of 4
-  CHECK(!BlockedConv::Pays(shape(64, 8, 1, 3, 56)));    // half of each block would be empty
+  CHECK(NchwcConv::Pays(shape(64, 64, 1, 3, 56)));
+  CHECK(NchwcConv::Pays(shape(96, 96, 96, 3, 56)));
+  CHECK(NchwcConv::Pays(shape(3, 64, 1, 7, 224)));
+  CHECK(!NchwcConv::Pays(shape(64, 256, 1, 1, 56)));  // moving it costs more
+  CHECK(!NchwcConv::Pays(shape(66, 64, 1, 3, 56)));   // no multiple of 4
+  CHECK(!NchwcConv::Pays(shape(64, 8, 1, 3, 56)));    // half of each block would be empty
   ConvAttributes attributes{};
   attributes.groups = 2;
-  CHECK(!BlockedConv::Takes(attributes, {8, 4, 3, 3}));
+  CHECK(!NchwcConv::Takes(attributes, {8, 4, 3, 3}));
   attributes.groups = 8;
-  CHECK(BlockedConv::Takes(attributes, {8, 1, 3, 3}) && !BlockedConv::Takes(attributes, {16, 1, 3, 3}));
-  CHECK(!BlockedConv::Takes(attributes, {8, 1, 3}));
+  CHECK(NchwcConv::Takes(attributes, {8, 1, 3, 3}) && !NchwcConv::Takes(attributes, {16, 1, 3, 3}));
+  CHECK(!NchwcConv::Takes(attributes, {8, 1, 3}));
   attributes.auto_pad = AutoPad::kSameUpper;
-  CHECK(!BlockedConv::Takes(attributes, {8, 1, 3, 3}));
+  CHECK(!NchwcConv::Takes(attributes, {8, 1, 3, 3}));
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ struct Case {
   const char* program;
 };
 
-const char* const kBare = "(T dz) => (T dz) {}";
+const char* const kIdentity = "(T dz) => (T dz) {}";
 const char* const kRelu = "(T dy, T y) => (T dz) {\n  p = Greater(y, 0)\n  dz = Where(p, dy, 0)\n}";
 const char* const kScaled = "(T dy, T s) => (T dz) {\n  dz = Mul(dy, s)\n}";  // s: one element
 
@@ -64,10 +64,10 @@ void CheckWeights(const WeightGrad& given, const char* program_text, const std::
   if (program.parameters().size() > 1) shapes.push_back(program_text == kScaled ? Shape{1} : full);
   const Axes axes = JoinAxes(full, shapes);
   CHECK(IsWeightGradProgram(program, axes, given.makes_bias) && FitsWeightGrad(given, type));
-  const std::optional<WeightGradSchedule> found = ScheduleWeightGrad(given, program, device);
+  const std::optional<WeightGradConfig> found = ConfigureWeightGrad(given, program, device);
   CHECK(found.has_value());
   if (!found) return;
-  const WeightGradSchedule& s = *found;
+  const WeightGradConfig& s = *found;
   const std::string source = WeightGradSource(given, program, axes, s);
   if (const char* folder = std::getenv("DUMP")) {
     std::ofstream(std::string(folder) + "/" + std::to_string(number) + ".cu") << source;
@@ -111,7 +111,7 @@ int main(int argc, char** argv) {
   }
   WeightGrad last = Square(8, 3, 224, 64, 7, 2);
   last.channels_last = true;
-  CheckWeights(last, kBare, "float16", architecture);
+  CheckWeights(last, kIdentity, "float16", architecture);
   last = Square(3, 5, 33, 7, 5, 3);
   last.weight_dtype = DType::kDouble;
   last.makes_bias = false;  // which is summed from what is not rounded
@@ -120,14 +120,14 @@ int main(int argc, char** argv) {
   CheckWeights(last, kRelu, "float", architecture);
   last.channels_last = true;
   CheckWeights(last, kRelu, "float16", architecture);
-  CheckWeights(Square(16, 48, 13, 20, 1, 1), kBare, "float", architecture);
-  CheckWeights(Square(1, 1, 5, 1, 3, 1), kBare, "float", architecture);
+  CheckWeights(Square(16, 48, 13, 20, 1, 1), kIdentity, "float", architecture);
+  CheckWeights(Square(1, 1, 5, 1, 3, 1), kIdentity, "float", architecture);
   WeightGrad other = Square(3, 13, 9, 11, 3, 2);
   other.pads[0] = 0, other.output[0] = 4;
   CheckWeights(other, kRelu, "float", architecture);
   other.makes_bias = other.stores_z = false;
   other.channels_last = true;
-  CheckWeights(other, kBare, "float", architecture);
+  CheckWeights(other, kIdentity, "float", architecture);
   const Axes axes = JoinAxes({3, 4, 5, 6}, {{3, 4, 5, 6}, {3, 4, 5, 6}}),
              spread = JoinAxes({3, 4, 5, 6}, {{3, 4, 5, 6}, {4, 1, 1}});
   const Program product = Program::Parse(Typed(kScaled, "float16")), relu = Program::Parse(Typed(kRelu, "float16"));

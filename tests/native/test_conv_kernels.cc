@@ -1,4 +1,4 @@
-// Compiles our own kernels of FusedConv for a GPU architecture, and fails where the compiler spills registers to local
+// Compiles our engines of FusedConv for a GPU architecture, and fails where the compiler spills registers to local
 // memory. Needs NVRTC but no GPU.
 //
 //   test_conv_kernels sm_90     VERBOSE=1 shows each variant
@@ -9,7 +9,7 @@
 #include <sstream>
 
 #include "ortplugin/ops/conv/conv_cuda.h"
-#include "ortplugin/ops/conv/engines/own_kernels.h"
+#include "ortplugin/ops/conv/engines/engine.h"
 #include "ortplugin/ops/conv/engines/pixel_shuffle.h"
 #include "ortplugin/runtime/gpu/cuda.h"
 #include "tests/native/check.h"
@@ -90,7 +90,7 @@ std::vector<Case> Cases() {
   vectors(kHalf, 8, 1280, 1000);
   vectors(kBrain, 8, 1152, 48);
   vectors(kFloat, 3, 130, 77);
-  for (Case& the : cases) the.problem.constant_weights = the.problem.batch == 8;
+  for (Case& test_case : cases) test_case.problem.constant_weights = test_case.problem.batch == 8;
   return cases;
 }
 
@@ -109,53 +109,54 @@ const Shuffle kShuffles[] = {
     {kMixed, {3, 5, 4, 16}, {16, 2, 2, 12}, {2, 2}, {}, {}, {{12}, {3, 10, 8, 12}, {3, 1, 1, 12}, {10, 1, 1}}},
 };
 
-ConvCase CaseOf(const Shuffle& the) {
+ConvCase CaseOf(const Shuffle& shuffle) {
   ConvCase made{};
   made.attributes.transposed = made.attributes.channels_last = true;
   made.attributes.groups = 1;
-  made.attributes.kernel_shape = {the.w[1], the.w[2]};
-  made.attributes.strides = the.strides;
-  made.attributes.pads = the.pads;
-  made.attributes.output_padding = the.output_padding;
-  made.program = std::make_shared<const Program>(Program::Parse(the.program));
-  made.shapes = {the.x, the.w};
-  made.shapes.insert(made.shapes.end(), the.operands.begin(), the.operands.end());
+  made.attributes.kernel_shape = {shuffle.w[1], shuffle.w[2]};
+  made.attributes.strides = shuffle.strides;
+  made.attributes.pads = shuffle.pads;
+  made.attributes.output_padding = shuffle.output_padding;
+  made.program = std::make_shared<const Program>(Program::Parse(shuffle.program));
+  made.shapes = {shuffle.x, shuffle.w};
+  made.shapes.insert(made.shapes.end(), shuffle.operands.begin(), shuffle.operands.end());
   return made;
 }
 
 void TestShuffles(const std::string& architecture) {
-  for (const Shuffle& the : kShuffles) {
-    const ConvCase given = CaseOf(the);
-    const ConvShape shape = FitConv(given.attributes, the.x, the.w);
+  for (const Shuffle& shuffle : kShuffles) {
+    const ConvCase given = CaseOf(shuffle);
+    const ConvShape shape = FitConv(given.attributes, shuffle.x, shuffle.w);
     CHECK(FitsPixelShuffle(given, shape));
-    const cudnn::Problem products = ProductsProblem(given, shape);
+    const cudnn::Problem products = GemmProblem(given, shape);
     cudnn::Check(products);
-    CHECK(ElementCount(products.w.dims) == ElementCount(the.w) && ElementCount(products.y.dims) == ElementCount(the.x));
-    const OwnKernel own = PixelShuffleKernel(given, shape);
-    CHECK(own.arguments.size() == the.operands.size() + 3 + given.program->results().size());
+    CHECK(ElementCount(products.w.dims) == ElementCount(shuffle.w) &&
+          ElementCount(products.y.dims) == ElementCount(shuffle.x));
+    const EngineKernel kernel = PixelShuffleKernel(given, shape);
+    CHECK(kernel.arguments.size() == shuffle.operands.size() + 3 + given.program->results().size());
     std::string log;
-    const std::string code = cuda::Compile(own.source, architecture, &log);
+    const std::string code = cuda::Compile(kernel.source, architecture, &log);
     CHECK_WITH(code.size() > 1000 && test::Spilled(log) == 0 && test::Local(log) == 0, log);
-    if (architecture == "sm_90") CHECK_WITH(test::BeforeWait(own.source).empty(), test::BeforeWait(own.source));
+    if (architecture == "sm_90") CHECK_WITH(test::BeforeWait(kernel.source).empty(), test::BeforeWait(kernel.source));
   }
   // What overlaps, is dilated, in groups, or has its channels first.
   const auto fits = [](const std::function<void(ConvCase*)>& change) {
-    ConvCase the = CaseOf(kShuffles[0]);
-    change(&the);
-    return FitsPixelShuffle(the, FitConv(the.attributes, the.shapes[0], the.shapes[1]));
+    ConvCase conv_case = CaseOf(kShuffles[0]);
+    change(&conv_case);
+    return FitsPixelShuffle(conv_case, FitConv(conv_case.attributes, conv_case.shapes[0], conv_case.shapes[1]));
   };
   CHECK(fits([](ConvCase*) {}));
-  CHECK(!fits([](ConvCase* the) { the->attributes.strides = {2, 1}; }));
-  CHECK(!fits([](ConvCase* the) { the->attributes.dilations = {1, 2}; }));
-  CHECK(!fits([](ConvCase* the) { the->attributes.groups = 2; }));
-  CHECK(!fits([](ConvCase* the) {
-    the->attributes.strides = {1, 1};
-    the->attributes.kernel_shape = {1, 1};
-    the->shapes[1] = {256, 1, 1, 128};
+  CHECK(!fits([](ConvCase* conv_case) { conv_case->attributes.strides = {2, 1}; }));
+  CHECK(!fits([](ConvCase* conv_case) { conv_case->attributes.dilations = {1, 2}; }));
+  CHECK(!fits([](ConvCase* conv_case) { conv_case->attributes.groups = 2; }));
+  CHECK(!fits([](ConvCase* conv_case) {
+    conv_case->attributes.strides = {1, 1};
+    conv_case->attributes.kernel_shape = {1, 1};
+    conv_case->shapes[1] = {256, 1, 1, 128};
   }));
-  CHECK(!fits([](ConvCase* the) {
-    the->attributes.channels_last = false;
-    the->shapes = {{8, 256, 32, 32}, {256, 128, 2, 2}, {128, 1, 1}};
+  CHECK(!fits([](ConvCase* conv_case) {
+    conv_case->attributes.channels_last = false;
+    conv_case->shapes = {{8, 256, 32, 32}, {256, 128, 2, 2}, {128, 1, 1}};
   }));
 }
 
@@ -165,32 +166,32 @@ int main(int argc, char** argv) {
   if (argc != 2) return test::AskForArchitecture(argv[0]);
   const std::string architecture = argv[1];
   const cuda::DeviceFacts device = test::DeviceOf(architecture);
-  for (const Case& the : Cases()) {
-    const Program program = Program::Parse(the.program);
-    const std::optional<OwnKernel> own = FindOwnKernel(program, the.problem, device, false);
-    const bool is_stem = the.problem.group == 1 && the.problem.kernel_height > 1;
-    CHECK(own.has_value() == (device.major >= 8 || !is_stem));  // Turing's tensor cores lack what a stem takes
-    if (!own) continue;
-    CHECK(own->arguments.size() == the.problem.operands.size() + 3 + program.results().size());
+  for (const Case& test_case : Cases()) {
+    const Program program = Program::Parse(test_case.program);
+    const std::optional<EngineKernel> kernel = FindEngineKernel(program, test_case.problem, device, false);
+    const bool is_stem = test_case.problem.group == 1 && test_case.problem.kernel_height > 1;
+    CHECK(kernel.has_value() == (device.major >= 8 || !is_stem));  // Turing's tensor cores lack what a stem takes
+    if (!kernel) continue;
+    CHECK(kernel->arguments.size() == test_case.problem.operands.size() + 3 + program.results().size());
     std::string log, failure;
-    const std::string code = test::Compile(own->source, architecture, &log, &failure);
+    const std::string code = test::Compile(kernel->source, architecture, &log, &failure);
     const auto variant = [&] {
       std::ostringstream text;
-      text << architecture << " " << own->entry << " " << NameOf(the.problem.dtype) << " "
-           << ToString(the.problem.output_shape()) << " kernel " << the.problem.kernel_height << " stride "
-           << the.problem.strides[0] << " threads " << own->launch.blocks << "x" << own->launch.threads << " registers "
-           << test::Registers(log) << " spilled " << test::Spilled(log) << " bytes " << failure;
+      text << architecture << " " << kernel->entry << " " << NameOf(test_case.problem.dtype) << " "
+           << ToString(test_case.problem.output_shape()) << " kernel " << test_case.problem.kernel_height << " stride "
+           << test_case.problem.strides[0] << " threads " << kernel->launch.blocks << "x" << kernel->launch.threads
+           << " registers " << test::Registers(log) << " spilled " << test::Spilled(log) << " bytes " << failure;
       return text.str();
     };
     if (std::getenv("VERBOSE") != nullptr) std::cout << variant() << "\n";
     CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, variant());
     CHECK_WITH(test::Spilled(log) == 0 && test::Local(log) == 0, variant());
-    CHECK_WITH(code.find(own->entry) != std::string::npos, variant());
+    CHECK_WITH(code.find(kernel->entry) != std::string::npos, variant());
   }
   TestShuffles(architecture);
   for (const size_t bytes : {1, 2, 4, 8}) {
     std::string log;
-    const std::string source = ChannelsLastSource(bytes), code = cuda::Compile(source, architecture, &log);
+    const std::string source = TransposeSource(bytes), code = cuda::Compile(source, architecture, &log);
     CHECK(code.size() > 1000 && test::Spilled(log) == 0);
     if (architecture == "sm_90") CHECK_WITH(test::BeforeWait(source).empty(), test::BeforeWait(source));
   }

@@ -61,14 +61,15 @@ void Memory() {
 
 // Machine code of the GPU's own architecture, where NVRTC knows it, or else PTX of the newest one before.
 void Architectures() {
-  const auto of = [](int major, int minor) { return cuda::Architecture({0, major, minor, 1, 0}); };
-  CHECK_WITH(of(7, 5) == "sm_75", of(7, 5));
-  CHECK_WITH(of(8, 6) == "sm_86", of(8, 6));
-  CHECK_WITH(of(8, 9) == "compute_86", of(8, 9));
-  CHECK_WITH(of(9, 0) == "sm_90a", of(9, 0));
-  CHECK_WITH(of(13, 0) == "compute_120", of(13, 0));
-  CHECK_WITH(Has(ErrorOf([&] { of(7, 0); }), "NVRTC 13.0 can't compile for this GPU of compute capability 7.0"),
-             ErrorOf([&] { of(7, 0); }));
+  const auto architecture_of = [](int major, int minor) { return cuda::Architecture({0, major, minor, 1, 0}); };
+  CHECK_WITH(architecture_of(7, 5) == "sm_75", architecture_of(7, 5));
+  CHECK_WITH(architecture_of(8, 6) == "sm_86", architecture_of(8, 6));
+  CHECK_WITH(architecture_of(8, 9) == "compute_86", architecture_of(8, 9));
+  CHECK_WITH(architecture_of(9, 0) == "sm_90a", architecture_of(9, 0));
+  CHECK_WITH(architecture_of(13, 0) == "compute_120", architecture_of(13, 0));
+  CHECK_WITH(
+      Has(ErrorOf([&] { architecture_of(7, 0); }), "NVRTC 13.0 can't compile for this GPU of compute capability 7.0"),
+      ErrorOf([&] { architecture_of(7, 0); }));
 }
 
 // A driver for CUDA 12.2 and NVRTC 13.0: the message has both, the architecture and what to do. Once the driver loads

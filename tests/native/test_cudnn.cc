@@ -206,7 +206,7 @@ void TestSlowGradients() {
     problem.strides = {stride, stride};
     return cudnn::IsSlowWithEpilogue(problem);
   };
-  CHECK(is_slow(256, 128, 28, 128, 3, 2));   // many products
+  CHECK(is_slow(256, 128, 28, 128, 3, 2));   // many FLOPs
   CHECK(!is_slow(8, 128, 28, 128, 3, 2));    // few
   CHECK(!is_slow(256, 128, 28, 128, 3, 1));  // no stride
   CHECK(is_slow(8, 512, 7, 512, 3, 2));      // long sums
@@ -243,14 +243,14 @@ void TestIdentities() {
   std::vector<Case> cases = {{Layer(gradient, 8, 56, 64, 64, 3, 1), true},
                              {Layer(gradient, 1, 28, 128, 128, 3, 1), true},
                              {Layer(gradient, 128, 28, 32, 128, 3, 1), true},
-                             {Layer(gradient, 128, 56, 32, 128, 3, 1), false},  // too many products
+                             {Layer(gradient, 128, 56, 32, 128, 3, 1), false},  // too many FLOPs
                              {Layer(gradient, 1, 7, 512, 512, 3, 1), false},    // long sums
                              {Layer(gradient, 32, 14, 256, 256, 3, 1), true},   // long, but of many elements
                              {Layer(gradient, 8, 14, 1024, 512, 1, 1), false},  // one element
                              {Layer(gradient, 8, 56, 128, 128, 3, 2), false},
                              {Layer(gradient, 8, 56, 8, 64, 3, 1), false},
                              {Layer(forward, 8, 56, 64, 64, 3, 1), true},
-                             {Layer(forward, 1, 56, 64, 64, 3, 1), false},  // too few products
+                             {Layer(forward, 1, 56, 64, 64, 3, 1), false},  // too few FLOPs
                              {Layer(forward, 128, 56, 64, 64, 3, 1), false},
                              {Layer(Direction::kWeightGradient, 8, 56, 64, 64, 3, 1), false}};
   const Problem fast = cases[0].problem;
@@ -277,22 +277,22 @@ void TestIdentities() {
   CHECK(cudnn::MapProgram(*identity.program, &why).value().nodes.at(0).mode == Mode::kIdentity);
 }
 
-void TestTurning() {
+void TestRotated() {
   Problem gradient = Layer(Direction::kDataGradient, 2, 9, 24, 40, 3, 1);
   gradient.pads_begin = {0, 1};  // of 3 by 3: y is 9 by 9 with these
   gradient.pads_end = {2, 1};
   Check(gradient);
-  const std::optional<Problem> turned = cudnn::TurnedAround(gradient);
+  const std::optional<Problem> turned = cudnn::Rotated180(gradient);
   CHECK(turned.has_value());
   Check(*turned);
   CHECK(turned->direction == Direction::kForward && turned->x.dims == gradient.y.dims);
   CHECK(turned->y.dims == gradient.x.dims && turned->w.dims == std::vector<int64_t>({24, 40, 3, 3}));
   CHECK(turned->w.strides == cudnn::ChannelsLast({24, 40, 3, 3}).strides);
   CHECK(turned->pads_begin == std::vector<int64_t>({2, 1}) && turned->pads_end == std::vector<int64_t>({0, 1}));
-  CHECK(!cudnn::TurnedAround(*turned));
-  CHECK(!cudnn::TurnedAround(Layer(Direction::kDataGradient, 2, 8, 24, 40, 3, 2)));
+  CHECK(!cudnn::Rotated180(*turned));
+  CHECK(!cudnn::Rotated180(Layer(Direction::kDataGradient, 2, 8, 24, 40, 3, 2)));
   gradient.pads_begin = {3, 3};  // cut off more than the kernel adds
-  CHECK(!cudnn::TurnedAround(gradient));
+  CHECK(!cudnn::Rotated180(gradient));
 }
 
 void TestPlanTexts() {
@@ -450,7 +450,7 @@ int main(int argc, char** argv) {
   TestSlowGradients();
   TestPlanTexts();
   TestIdentities();
-  TestTurning();
+  TestRotated();
   TestPrograms();
   return test::Summary();
 }

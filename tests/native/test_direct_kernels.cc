@@ -16,7 +16,7 @@ using namespace ortplugin;
 
 namespace {
 
-const char* const kBare = "(float c) => (float c) {}";
+const char* const kIdentity = "(float c) => (float c) {}";
 const char* const kRelu = "(float c, float b) => (float y) {\n  s = Add(c, b)\n  y = Relu(s)\n}";
 // Two results, a residual, operands of a row and of an image, mixed dtypes.
 const char* const kMixed =
@@ -47,9 +47,9 @@ DirectConv Square(int64_t images, int64_t channels, int64_t size, int64_t output
 }
 
 // The data gradient of such a convolution.
-DirectConv Turned(DirectConv conv) {
+DirectConv Rotated180(DirectConv conv) {
   std::swap(conv.channels, conv.outputs);
-  conv.turned_weights = true;
+  conv.rotated_filters = true;
   return conv;
 }
 
@@ -59,45 +59,45 @@ int main(int argc, char** argv) {
   if (argc != 2) return test::AskForArchitecture(argv[0]);
   const std::string architecture = argv[1];
   const cuda::DeviceFacts device = test::DeviceOf(architecture);
-  for (const Case& the :
+  for (const Case& test_case :
        {Case{Square(100, 1, 28, 16, 3, 1), kRelu, 16}, Case{Square(1000, 1, 28, 16, 3, 1), kRelu, 16},
         Case{Square(100, 16, 14, 32, 3, 1), kRelu, 16}, Case{Square(1000, 16, 14, 32, 3, 1), kMixed, 16},
         Case{Square(1000, 32, 7, 32, 3, 1), kRelu, 16}, Case{Square(8, 3, 224, 32, 7, 2), kMixed, 16},
-        Case{Square(3, 5, 33, 7, 5, 3), kMixed, 1}, Case{Turned(Square(1000, 16, 14, 32, 3, 1)), kBare, 16},
-        Case{Turned(Square(100, 3, 33, 7, 5, 1)), kBare, 16}}) {
-    const Program program = Program::Parse(the.program);
-    const Shape full{the.conv.images, the.conv.outputs, the.conv.output[0], the.conv.output[1]};
+        Case{Square(3, 5, 33, 7, 5, 3), kMixed, 1}, Case{Rotated180(Square(1000, 16, 14, 32, 3, 1)), kIdentity, 16},
+        Case{Rotated180(Square(100, 3, 33, 7, 5, 1)), kIdentity, 16}}) {
+    const Program program = Program::Parse(test_case.program);
+    const Shape full{test_case.conv.images, test_case.conv.outputs, test_case.conv.output[0], test_case.conv.output[1]};
     std::vector<Shape> shapes{full};
-    if (program.parameters().size() > 1) shapes.push_back({the.conv.outputs, 1, 1});
+    if (program.parameters().size() > 1) shapes.push_back({test_case.conv.outputs, 1, 1});
     if (program.parameters().size() > 2)
-      shapes.insert(shapes.end(), {full, {the.conv.output[0], 1}, {the.conv.images, 1, 1, 1}});
+      shapes.insert(shapes.end(), {full, {test_case.conv.output[0], 1}, {test_case.conv.images, 1, 1, 1}});
     const Axes axes = JoinAxes(full, shapes);
-    CHECK(FitsDirect(the.conv, DType::kFloat));
-    const std::optional<DirectSchedule> found = ScheduleDirect(the.conv, device, the.most_vector);
+    CHECK(FitsDirect(test_case.conv, DType::kFloat));
+    const std::optional<DirectConfig> found = ConfigureDirect(test_case.conv, device, test_case.most_vector);
     CHECK(found.has_value());
     if (!found) continue;
-    const DirectSchedule& schedule = *found;
+    const DirectConfig& config = *found;
     std::string log, failure;
     const std::string code =
-        test::Compile(DirectSource(the.conv, program, axes, schedule), architecture, &log, &failure);
+        test::Compile(DirectSource(test_case.conv, program, axes, config), architecture, &log, &failure);
     const auto variant = [&] {
       std::ostringstream text;
-      text << architecture << " " << ToString(full) << " of " << the.conv.channels << " channels: images "
-           << schedule.images << " rows " << schedule.rows << " maps " << schedule.maps << " of " << schedule.block_maps
-           << " strip " << schedule.strip << " chunk " << schedule.chunk << " vector " << schedule.vector << " threads "
-           << schedule.threads << " blocks " << schedule.min_blocks << " registers " << test::Registers(log)
-           << " spilled " << test::Spilled(log) << " bytes " << failure;
+      text << architecture << " " << ToString(full) << " of " << test_case.conv.channels << " channels: images "
+           << config.images << " rows " << config.rows << " maps " << config.maps << " of " << config.block_maps
+           << " strip " << config.strip << " chunk " << config.chunk << " vector " << config.vector << " threads "
+           << config.threads << " blocks " << config.min_blocks << " registers " << test::Registers(log) << " spilled "
+           << test::Spilled(log) << " bytes " << failure;
       return text.str();
     };
     if (std::getenv("VERBOSE") != nullptr) std::cout << variant() << "\n";
     CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, variant());
     CHECK_WITH(test::Spilled(log) == 0, variant());
-    CHECK_WITH(device.major < 9 || test::BeforeWait(DirectSource(the.conv, program, axes, schedule)).empty(),
+    CHECK_WITH(device.major < 9 || test::BeforeWait(DirectSource(test_case.conv, program, axes, config)).empty(),
                variant());
   }
   DirectConv wide = Square(1, 3, 2000, 8, 3, 4);
   wide.dilations[0] = 200;
   wide.output[0] = (2000 + 2 - 401) / 4 + 1;
-  CHECK(!FitsDirect(wide, DType::kFloat) || !ScheduleDirect(wide, device, 16));
+  CHECK(!FitsDirect(wide, DType::kFloat) || !ConfigureDirect(wide, device, 16));
   return test::Summary();
 }

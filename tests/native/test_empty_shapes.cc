@@ -67,15 +67,13 @@ void TestSum(const Shape& full, size_t which, size_t axes) {
     if (group.kept_elements == 0) continue;  // as PlanSums
     CHECK_WITH(group.kept_elements == ElementCount(shape.results[0]) && group.summed_elements == 0, name);
     for (const bool aligned : {false, true}) {
-      const SumSchedule schedule = ScheduleSums(sums, group, kGpu, aligned);
-      const SumPieces pieces = CutSums(group, schedule, 132);
-      CHECK_WITH(schedule.kept_threads > 0 && schedule.summed_threads > 0 && !SumSource(sums, group, schedule).empty(),
+      const SumConfig config = ConfigureSums(sums, group, kGpu, aligned);
+      const SumPieces pieces = CutSums(group, config, 132);
+      CHECK_WITH(config.kept_threads > 0 && config.summed_threads > 0 && !SumSource(sums, group, config).empty(), name);
+      CHECK_WITH(pieces.chunks == 1 && pieces.kept_blocks * config.kept_threads * (config.along ? 1 : config.vector) >=
+                                           group.kept_elements,
                  name);
-      CHECK_WITH(
-          pieces.chunks == 1 && pieces.kept_blocks * schedule.kept_threads * (schedule.along ? 1 : schedule.vector) >=
-                                    group.kept_elements,
-          name);
-      CHECK_WITH(SumNumbers(group, schedule, pieces).size() >= 7, name);
+      CHECK_WITH(SumNumbers(group, config, pieces).size() >= 7, name);
     }
   }
 }
@@ -91,8 +89,8 @@ void TestPointwise() {
   for (const Shape& full : EmptyShapes(3))
     for (size_t which = 0; which < size_t{1} << full.size(); ++which) {
       const PointwiseShape shape = FitPointwise(program, {full, Repeated(full, which)});
-      const PointwiseSchedule schedule = SchedulePointwise(program, shape, kGpu, kMostVector);
-      CHECK_WITH(schedule.vector > 0 && schedule.tiles > 0 && !PointwiseSource(program, shape, schedule).empty(),
+      const PointwiseConfig config = ConfigurePointwise(program, shape, kGpu, kMostVector);
+      CHECK_WITH(config.vector > 0 && config.tiles > 0 && !PointwiseSource(program, shape, config).empty(),
                  ToString(full));
     }
 }

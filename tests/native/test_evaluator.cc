@@ -18,8 +18,8 @@
 #include <xmmintrin.h>
 #endif
 
-#include "ortplugin/runtime/program/evaluator.h"
 #include "ortplugin/runtime/half.h"
+#include "ortplugin/runtime/program/evaluator.h"
 #include "ortplugin/runtime/program/vector_math.h"
 #include "tests/native/check.h"
 

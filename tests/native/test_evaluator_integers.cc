@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "ortplugin/runtime/program/evaluator.h"
 #include "ortplugin/runtime/half.h"
+#include "ortplugin/runtime/program/evaluator.h"
 #include "tests/native/check.h"
 
 namespace {

@@ -1,5 +1,5 @@
-// Compiles the kernel of FusedLayerNorm for a GPU architecture, in each of the variants that a schedule can take, and
-// fails where the compiler spills registers to local memory. Needs NVRTC but no GPU.
+// Compiles the kernel of FusedLayerNorm for a GPU architecture, in each of the variants that a configuration can take,
+// and fails where the compiler spills registers to local memory. Needs NVRTC but no GPU.
 //
 //   test_layer_norm_kernels sm_90     VERBOSE=1 shows each variant
 //   test_layer_norm_kernels 768       the source for an architecture like the H200's and a width, on standard output
@@ -77,27 +77,27 @@ std::vector<Case> Cases() {
 int main(int argc, char** argv) {
   const std::string argument = argc == 2 ? argv[1] : "";
   if (argument.rfind("sm_", 0) != 0) {
-    const Case the = Biased("float16", 8192, std::atoll(argument.c_str()));
-    const NormProgram norm = NormProgram::Parse(the.program);
-    const NormShape shape = FitShapes(norm, the.inputs);
-    std::cout << LayerNormSource(norm, shape, ScheduleLayerNorm(norm, shape, {132, 60 << 20}, true));
+    const Case test_case = Biased("float16", 8192, std::atoll(argument.c_str()));
+    const NormProgram norm = NormProgram::Parse(test_case.program);
+    const NormShape shape = FitShapes(norm, test_case.inputs);
+    std::cout << LayerNormSource(norm, shape, ConfigureLayerNorm(norm, shape, {132, 60 << 20}, true));
     return 0;
   }
   std::cout << cuda::CompilerVersion() << "\n";  // without NVRTC the test ends here and says so
-  for (const Case& the : Cases()) {
-    const NormProgram norm = NormProgram::Parse(the.program);
-    const NormShape shape = FitShapes(norm, the.inputs);
-    const NormSchedule schedule = ScheduleLayerNorm(norm, shape, {132, 60 << 20}, true);
-    const std::string source = LayerNormSource(norm, shape, schedule);
+  for (const Case& test_case : Cases()) {
+    const NormProgram norm = NormProgram::Parse(test_case.program);
+    const NormShape shape = FitShapes(norm, test_case.inputs);
+    const NormConfig config = ConfigureLayerNorm(norm, shape, {132, 60 << 20}, true);
+    const std::string source = LayerNormSource(norm, shape, config);
     std::string log, failure;
     const std::string code = test::Compile(source, argument, &log, &failure);
     const auto variant = [&] {
       std::ostringstream text;
-      text << argument << " rows " << shape.rows << " width " << shape.width << " vector " << schedule.vector
-           << " lanes " << schedule.lanes << "x" << schedule.groups << " items " << schedule.items << " rows at once "
-           << schedule.rows_at_once << " prefetch " << schedule.prefetch << " line " << schedule.line << " streamed "
-           << schedule.streamed << " blocks " << schedule.min_blocks << " registers " << test::Registers(log)
-           << " spilled " << test::Spilled(log) << " bytes " << failure;
+      text << argument << " rows " << shape.rows << " width " << shape.width << " vector " << config.vector << " lanes "
+           << config.lanes << "x" << config.groups << " items " << config.items << " rows at once "
+           << config.rows_at_once << " prefetch " << config.prefetch << " line " << config.line << " streamed "
+           << config.streamed << " blocks " << config.min_blocks << " registers " << test::Registers(log) << " spilled "
+           << test::Spilled(log) << " bytes " << failure;
       return text.str();
     };
     if (std::getenv("VERBOSE") != nullptr) std::cout << variant() << "\n";

@@ -1,5 +1,5 @@
-// Compiles the kernel of FusedPointwise for a GPU architecture, in each of the variants that a schedule can take, and
-// fails where the compiler spills registers to local memory. Needs NVRTC but no GPU.
+// Compiles the kernel of FusedPointwise for a GPU architecture, in each of the variants that a configuration can take,
+// and fails where the compiler spills registers to local memory. Needs NVRTC but no GPU.
 //
 //   test_pointwise_kernels sm_90     VERBOSE=1 shows each variant
 //   test_pointwise_kernels NAME      the source of the case of this name for a GPU like the H200, on standard output
@@ -22,7 +22,7 @@ namespace {
 struct Case {
   std::string name, program;
   std::vector<Shape> inputs;
-  int vector;         // what the schedule must choose; 0: whatever registers and code allow
+  int vector;         // what the configuration must be; 0: whatever registers and code allow
   std::string modes;  // likewise, of: across, tail, wide
   int most_vector = 16;
 };
@@ -118,10 +118,9 @@ std::vector<Case> Cases() {
   return cases;
 }
 
-std::string Modes(const PointwiseSchedule& schedule) {
+std::string Modes(const PointwiseConfig& config) {
   std::string modes;
-  for (const auto& [is, name] :
-       {std::pair(schedule.across, "across"), {schedule.wide, "wide"}, {schedule.tail, "tail"}})
+  for (const auto& [is, name] : {std::pair(config.across, "across"), {config.wide, "wide"}, {config.tail, "tail"}})
     if (is) modes += (modes.empty() ? "" : " ") + std::string(name);
   return modes;
 }
@@ -150,15 +149,15 @@ int main(int argc, char** argv) {
   const std::string argument = argc == 2 ? argv[1] : "";
   const cuda::DeviceFacts gpu = {0, 9, 0, 132, 60 << 20};
   std::vector<Case> cases = Cases();
-  for (Case& the : HeavyCases()) cases.push_back(std::move(the));
+  for (Case& test_case : HeavyCases()) cases.push_back(std::move(test_case));
   const bool show = argument.rfind("sm_", 0) != 0;
   if (!show) std::cout << cuda::CompilerVersion() << "\n";  // without NVRTC the test ends here and says so
-  for (const Case& the : cases) {
-    if (show && the.name != argument) continue;
-    const Program program = ParsePointwise(the.program);
-    const PointwiseShape shape = FitPointwise(program, the.inputs);
-    const PointwiseSchedule schedule = SchedulePointwise(program, shape, gpu, the.most_vector);
-    const std::string source = PointwiseSource(program, shape, schedule);
+  for (const Case& test_case : cases) {
+    if (show && test_case.name != argument) continue;
+    const Program program = ParsePointwise(test_case.program);
+    const PointwiseShape shape = FitPointwise(program, test_case.inputs);
+    const PointwiseConfig config = ConfigurePointwise(program, shape, gpu, test_case.most_vector);
+    const std::string source = PointwiseSource(program, shape, config);
     if (show) {
       std::cout << source;
       return 0;
@@ -168,19 +167,20 @@ int main(int argc, char** argv) {
     const std::string code = test::Compile(source, argument, &log, &failure);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     std::ostringstream text;
-    text << argument << " " << the.name << ": vector " << schedule.vector << " items " << schedule.items << " modes '"
-         << Modes(schedule) << "' tiles " << schedule.tiles << "x" << schedule.threads << " registers "
+    text << argument << " " << test_case.name << ": vector " << config.vector << " items " << config.items << " modes '"
+         << Modes(config) << "' tiles " << config.tiles << "x" << config.threads << " registers "
          << test::Registers(log) << " spilled " << test::Spilled(log) << " local " << test::Local(log) << " seconds "
          << seconds << " " << failure;
     if (std::getenv("VERBOSE") != nullptr) std::cout << text.str() << std::endl;
     CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, text.str());
     // 32 operands, each broadcast in its own way, is as much as a program can ask: two registers may lack.
-    const int lacking = the.name.find("32 ways") == 0 ? 8 : 0;
+    const int lacking = test_case.name.find("32 ways") == 0 ? 8 : 0;
     CHECK_WITH(test::Spilled(log) <= 2 * lacking, text.str());
     // Sine and its like keep a table of digits there for large arguments.
-    CHECK_WITH(test::Local(log) <= lacking || the.program.find("Sin(") != std::string::npos, text.str());
+    CHECK_WITH(test::Local(log) <= lacking || test_case.program.find("Sin(") != std::string::npos, text.str());
     if (argument == "sm_90") CHECK_WITH(test::BeforeWait(source).empty(), test::BeforeWait(source) + text.str());
-    if (the.vector > 0) CHECK_WITH(schedule.vector == the.vector && Modes(schedule) == the.modes, text.str());
+    if (test_case.vector > 0)
+      CHECK_WITH(config.vector == test_case.vector && Modes(config) == test_case.modes, text.str());
   }
   return test::Summary();
 }

@@ -1,5 +1,5 @@
-// Compiles our kernel for transposed convolutions with strides, and fails where the compiler spills registers to local
-// memory or makes the tensor cores wait for each product. Needs NVRTC but no GPU.
+// Compiles our engine for transposed convolutions with strides, and fails where the compiler spills registers to local
+// memory or makes the tensor cores wait for each MMA. Needs NVRTC but no GPU.
 //
 //   test_polyphase_kernels sm_90     VERBOSE=1 shows each variant
 
@@ -30,28 +30,28 @@ ConvProblem Layer(DType dtype, int64_t batch, int64_t size, int64_t channels, in
   return problem;
 }
 
-constexpr const char* kSchedules[] = {
+constexpr const char* kConfigs[] = {
     "256 1 8 4", "128 2 8 4", "128 1 8 4", "64 1 8 4", "64 1 4 4", "64 1 4 5", "64 1 4 7",
 };
 
 std::vector<ConvCase> Cases() {
   return WithOperands({
-      // As in tests/gpu/test_polyphase.py: those of kSchedules.
-      {kBare, Layer(kHalf, 3, 31, 72, 136, 4)},
+      // As in tests/gpu/test_polyphase.py: those of kConfigs.
+      {kIdentity, Layer(kHalf, 3, 31, 72, 136, 4)},
       {kMixed, Layer(kBrain, 8, 23, 8, 72, 4)},
       {kMixed, Layer(kBrain, 2, 40, 8, 72, 2, 2, 0)},
       {kMixed, Layer(kBrain, 13, 23, 24, 16, 2, 2, 0)},
       {kMixed, Layer(kBrain, 8, 23, 16, 16)},
       {kMixed, Layer(kBrain, 12, 16, 200, 24)},
       {kMixed, Layer(kBrain, 1, 5, 136, 40)},
-      {kBare, Layer(kHalf, 256, 28, 128, 128)},
+      {kIdentity, Layer(kHalf, 256, 28, 128, 128)},
       {kRelu, Layer(kHalf, 256, 28, 128, 128)},
       {kRelu, Layer(kHalf, 64, 32, 256, 64, 4)},
       {kResidual, Layer(kHalf, 256, 14, 256, 256)},
       {kMixed, Layer(kBrain, 64, 9, 200, 136, 5, 3, 2, 2)},
       {kMixed, Layer(kBrain, 64, 9, 40, 24, 2, 3, 0)},
       // Weights of 64 channels are more than 2 GB.
-      {kBare, Layer(kHalf, 1, 1, 72, 4096, 72)},
+      {kIdentity, Layer(kHalf, 1, 1, 72, 4096, 72)},
   });
 }
 
@@ -63,24 +63,24 @@ int main(int argc, char** argv) {
   const cuda::DeviceFacts device = DeviceOf(architecture);
   const bool exists = architecture == "sm_90";
   size_t number = 0;
-  for (const ConvCase& the : Cases()) {
-    const Program program = Program::Parse(the.program);
-    CHECK(FitsPolyphase(program, the.problem, device) == exists);
+  for (const ConvCase& conv_case : Cases()) {
+    const Program program = Program::Parse(conv_case.program);
+    CHECK(FitsPolyphase(program, conv_case.problem, device) == exists);
     if (!exists) continue;
-    const PolyphaseSchedule schedule = SchedulePolyphase(the.problem, device);
-    const cuda::LaunchShape launch = PolyphaseLaunch(the.problem, schedule, device);
-    const std::string source = PolyphaseSource(program, the.problem, schedule);
+    const PolyphaseConfig config = ConfigurePolyphase(conv_case.problem, device);
+    const cuda::LaunchShape launch = PolyphaseLaunch(conv_case.problem, config, device);
+    const std::string source = PolyphaseSource(program, conv_case.problem, config);
     std::ostringstream numbers;
-    numbers << schedule.columns << " " << schedule.per << " " << schedule.warps << " " << schedule.stages;
-    const std::string variant = CheckCompiles(source, the.problem, launch, "schedule " + numbers.str());
+    numbers << config.tile_n << " " << config.m_tiles << " " << config.warps << " " << config.stages;
+    const std::string variant = CheckCompiles(source, conv_case.problem, launch, "schedule " + numbers.str());
     CHECK_WITH(BeforeWait(source).empty(), variant + BeforeWait(source));
-    CHECK_WITH(number >= std::size(kSchedules) || numbers.str() == kSchedules[number], variant);
+    CHECK_WITH(number >= std::size(kConfigs) || numbers.str() == kConfigs[number], variant);
     ++number;
-    CHECK_WITH(launch.blocks % (the.problem.strides[0] * the.problem.strides[1]) == 0, variant);
+    CHECK_WITH(launch.blocks % (conv_case.problem.strides[0] * conv_case.problem.strides[1]) == 0, variant);
   }
   if (!exists) return Summary();
 
-  const Program program = Program::Parse(kBare);
+  const Program program = Program::Parse(kIdentity);
   const ConvProblem known = Layer(kHalf, 8, 28, 128, 128);
   const Program relu = Program::Parse(kRelu);
   // Much work for few filters is cuDNN's unless a program follows.
@@ -88,24 +88,24 @@ int main(int argc, char** argv) {
   CHECK(IsPolyphaseFast(relu, much) && !IsPolyphaseFast(program, much) && IsPolyphaseFast(program, known));
   CHECK(IsPolyphaseFast(program, Layer(kHalf, 256, 14, 256, 256)));
   const Refusals refusals(known, [&](const ConvProblem& other) { return FitsPolyphase(program, other, device); });
-  refusals.Check("a plain one", [](ConvProblem* the) { the->transposed = false; });
-  refusals.Check("25 phases", [](ConvProblem* the) { the->strides = {5, 5}; });
-  refusals.Check("no strides", [](ConvProblem* the) { the->strides = {1, 1}; });
-  refusals.Check("rows that 13 bits don't count", [](ConvProblem* the) { the->height = 1 << 13; });
-  refusals.Check("columns", [](ConvProblem* the) { the->width = 1 << 13; });
-  refusals.Check("pads", [](ConvProblem* the) { the->pads[1] = 1 << 13; });
-  refusals.Check("rows of a phase", [](ConvProblem* the) { the->out_height = 1 << 14; });
-  refusals.Check("columns of a phase", [](ConvProblem* the) { the->out_width = 1 << 14; });
-  refusals.Check("pixels of a phase behind an X of 4 GB", [](ConvProblem* the) {
-    the->batch = 1;
-    the->channels = 256;
-    the->height = 1048;
-    the->width = 8000;
-    the->out_height = 2098;
-    the->filters = 8;
-    the->out_width = 16000;
+  refusals.Check("a plain one", [](ConvProblem* changed) { changed->transposed = false; });
+  refusals.Check("25 phases", [](ConvProblem* changed) { changed->strides = {5, 5}; });
+  refusals.Check("no strides", [](ConvProblem* changed) { changed->strides = {1, 1}; });
+  refusals.Check("rows that 13 bits don't count", [](ConvProblem* changed) { changed->height = 1 << 13; });
+  refusals.Check("columns", [](ConvProblem* changed) { changed->width = 1 << 13; });
+  refusals.Check("pads", [](ConvProblem* changed) { changed->pads[1] = 1 << 13; });
+  refusals.Check("rows of a phase", [](ConvProblem* changed) { changed->out_height = 1 << 14; });
+  refusals.Check("columns of a phase", [](ConvProblem* changed) { changed->out_width = 1 << 14; });
+  refusals.Check("pixels of a phase behind an X of 4 GB", [](ConvProblem* changed) {
+    changed->batch = 1;
+    changed->channels = 256;
+    changed->height = 1048;
+    changed->width = 8000;
+    changed->out_height = 2098;
+    changed->filters = 8;
+    changed->out_width = 16000;
   });
-  refusals.Check("taps that reach as far", [](ConvProblem* the) { the->dilations = {1, 3000}; });
+  refusals.Check("taps that reach as far", [](ConvProblem* changed) { changed->dilations = {1, 3000}; });
   CHECK(!FitsPolyphase(Program::Parse("(float16 c) => (bool p) {\n  p = Greater(c, 0)\n}"), known, device));
   return Summary();
 }

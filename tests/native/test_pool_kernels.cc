@@ -1,5 +1,5 @@
-// Compiles the kernels of FusedPool and FusedResize for a GPU architecture, in the variants that a schedule can take,
-// and fails where the compiler uses local memory. Needs NVRTC but no GPU.
+// Compiles the kernels of FusedPool and FusedResize for a GPU architecture, in the variants that a configuration can
+// take, and fails where the compiler uses local memory. Needs NVRTC but no GPU.
 //
 //   test_pool_kernels sm_90     VERBOSE=1 shows each variant
 //   test_pool_kernels NAME      the source of the case of this name for a GPU like the H200, on standard output
@@ -29,34 +29,34 @@ const cuda::DeviceFacts kGpu = {0, 9, 0, 132, 60 << 20};
 
 PoolAttributes Windows(bool is_max, bool channels_last, std::vector<int64_t> kernel, std::vector<int64_t> strides,
                        int64_t pad) {
-  PoolAttributes the;
-  the.is_max = is_max;
-  the.channels_last = channels_last;
-  the.auto_pad = "NOTSET";
-  the.dilations.assign(kernel.size(), 1);
-  the.pads.assign(2 * kernel.size(), pad);
-  the.kernel = std::move(kernel);
-  the.strides = std::move(strides);
-  return the;
+  PoolAttributes attributes;
+  attributes.is_max = is_max;
+  attributes.channels_last = channels_last;
+  attributes.auto_pad = "NOTSET";
+  attributes.dilations.assign(kernel.size(), 1);
+  attributes.pads.assign(2 * kernel.size(), pad);
+  attributes.kernel = std::move(kernel);
+  attributes.strides = std::move(strides);
+  return attributes;
 }
 
 PoolAttributes Global(bool is_max, bool channels_last) {
-  PoolAttributes the;
-  the.is_max = is_max;
-  the.is_global = true;
-  the.channels_last = channels_last;
-  return the;
+  PoolAttributes attributes;
+  attributes.is_max = is_max;
+  attributes.is_global = true;
+  attributes.channels_last = channels_last;
+  return attributes;
 }
 
-// For an architecture below 9.0 the schedule is another one: no clusters.
+// For an architecture below 9.0 the configuration is another one: no clusters.
 std::vector<Case> Cases(const cuda::DeviceFacts& gpu) {
   std::vector<Case> cases;
-  const auto pool = [&](const std::string& name, const PoolAttributes& the, const Shape& input, DType dtype, int vector,
-                        bool wide = false, int cluster = 1, int alignment = 16) {
-    const PoolShape shape = FitPool(the, input);
-    const PoolSchedule schedule = SchedulePool(shape, dtype, gpu, alignment);
-    cases.push_back({name + " " + NameOf(dtype), PoolSource(the, shape, dtype, schedule), schedule.vector, vector,
-                     schedule.wide, wide, schedule.blocks, schedule.cluster, gpu.major >= 9 ? cluster : 1});
+  const auto pool = [&](const std::string& name, const PoolAttributes& attributes, const Shape& input, DType dtype,
+                        int vector, bool wide = false, int cluster = 1, int alignment = 16) {
+    const PoolShape shape = FitPool(attributes, input);
+    const PoolConfig config = ConfigurePool(shape, dtype, gpu, alignment);
+    cases.push_back({name + " " + NameOf(dtype), PoolSource(attributes, shape, dtype, config), config.vector, vector,
+                     config.wide, wide, config.blocks, config.cluster, gpu.major >= 9 ? cluster : 1});
   };
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat, DType::kDouble}) {
     const int most = 16 / static_cast<int>(SizeOf(dtype));
@@ -84,16 +84,16 @@ std::vector<Case> Cases(const cuda::DeviceFacts& gpu) {
   const auto resize = [&](const std::string& name, bool is_linear, bool channels_last, Coordinates coordinates,
                           const Shape& input, const Shape& sizes, DType dtype, int vector, bool wide = false,
                           NearestMode nearest = NearestMode::kRoundPreferFloor) {
-    ResizeAttributes the;
-    the.nearest = nearest;
-    the.is_linear = is_linear;
-    the.channels_last = channels_last;
-    the.coordinates = coordinates;
-    the.sizes = sizes;
-    const ResizeShape shape = FitResize(the, input);
-    const ResizeSchedule schedule = ScheduleResize(the, shape, dtype, gpu, 16);
-    cases.push_back({name + " " + NameOf(dtype), ResizeSource(the, shape, dtype, schedule), schedule.vector, vector,
-                     schedule.wide, wide, schedule.blocks, 1, 1});
+    ResizeAttributes attributes;
+    attributes.nearest = nearest;
+    attributes.is_linear = is_linear;
+    attributes.channels_last = channels_last;
+    attributes.coordinates = coordinates;
+    attributes.sizes = sizes;
+    const ResizeShape shape = FitResize(attributes, input);
+    const ResizeConfig config = ConfigureResize(attributes, shape, dtype, gpu, 16);
+    cases.push_back({name + " " + NameOf(dtype), ResizeSource(attributes, shape, dtype, config), config.vector, vector,
+                     config.wide, wide, config.blocks, 1, 1});
   };
   for (const DType dtype : {DType::kFloat16, DType::kFloat, DType::kDouble}) {
     const int most = 16 / static_cast<int>(SizeOf(dtype));
@@ -142,25 +142,27 @@ int main(int argc, char** argv) {
     gpu.major = std::atoi(argument.c_str() + 3) / 10;
     std::cout << cuda::CompilerVersion() << "\n";  // without NVRTC the test ends here and says so
   }
-  for (const Case& the : Cases(gpu)) {
+  for (const Case& test_case : Cases(gpu)) {
     if (show) {
-      if (the.name == argument) std::cout << the.source;
+      if (test_case.name == argument) std::cout << test_case.source;
       continue;
     }
     std::string log, failure;
-    const std::string code = test::Compile(the.source, argument, &log, &failure);
+    const std::string code = test::Compile(test_case.source, argument, &log, &failure);
     std::ostringstream text;
-    text << argument << " " << the.name << ": vector " << the.vector << " wide " << the.wide << " blocks " << the.blocks
-         << " cluster " << the.cluster << " registers " << test::Registers(log) << " spilled " << test::Spilled(log)
-         << " local " << test::Local(log) << " " << failure;
+    text << argument << " " << test_case.name << ": vector " << test_case.vector << " wide " << test_case.wide
+         << " blocks " << test_case.blocks << " cluster " << test_case.cluster << " registers " << test::Registers(log)
+         << " spilled " << test::Spilled(log) << " local " << test::Local(log) << " " << failure;
     if (std::getenv("VERBOSE") != nullptr) std::cout << text.str() << std::endl;
     CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, text.str());
     CHECK_WITH(test::Spilled(log) == 0 && test::Local(log) == 0, text.str());
-    CHECK_WITH(the.vector == the.wanted_vector && the.wide == the.wanted_wide && the.cluster == the.wanted_cluster,
+    CHECK_WITH(test_case.vector == test_case.wanted_vector && test_case.wide == test_case.wanted_wide &&
+                   test_case.cluster == test_case.wanted_cluster,
                text.str());
     if (argument == "sm_90")
-      CHECK_WITH(test::BeforeWait(the.source).empty(), the.name + ": " + test::BeforeWait(the.source));
-    CHECK_WITH(the.blocks > 0 && the.blocks % the.cluster == 0, text.str());
+      CHECK_WITH(test::BeforeWait(test_case.source).empty(),
+                 test_case.name + ": " + test::BeforeWait(test_case.source));
+    CHECK_WITH(test_case.blocks > 0 && test_case.blocks % test_case.cluster == 0, text.str());
   }
   return test::Summary();
 }

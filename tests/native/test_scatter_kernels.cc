@@ -27,10 +27,10 @@ struct Problem {
 };
 
 ScatterAttributes Of(ScatterKind kind, int64_t axis = 0) {
-  ScatterAttributes the;
-  the.kind = kind;
-  the.axis = axis;
-  return the;
+  ScatterAttributes attributes;
+  attributes.kind = kind;
+  attributes.axis = axis;
+  return attributes;
 }
 
 // A problem with the reduction.

@@ -1,4 +1,4 @@
-// Compiles the kernels of FusedSumTo for a GPU architecture, in each of the variants that a schedule can take, and
+// Compiles the kernels of FusedSumTo for a GPU architecture, in each of the variants that a configuration can take, and
 // fails where the compiler spills registers to local memory. Needs NVRTC but no GPU.
 //
 //   test_sum_to_kernels sm_90     VERBOSE=1 shows each variant
@@ -21,7 +21,7 @@ namespace {
 struct Case {
   std::string name, program;
   std::vector<Shape> inputs;
-  int vector;         // what the schedule must choose for the first group; 0: whatever registers allow
+  int vector;         // what the configuration must be for the first group; 0: whatever registers allow
   std::string modes;  // likewise, of: along, wide, stream, chunks
   size_t groups = 1;
   bool aligned = true;
@@ -96,11 +96,11 @@ std::vector<Case> Cases() {
   return cases;
 }
 
-std::string Modes(const SumSchedule& schedule, const SumPieces& pieces) {
+std::string Modes(const SumConfig& config, const SumPieces& pieces) {
   std::string modes;
-  for (const auto& [is, name] : {std::pair(schedule.along, "along"),
-                                 {schedule.wide, "wide"},
-                                 {schedule.stream, "stream"},
+  for (const auto& [is, name] : {std::pair(config.along, "along"),
+                                 {config.wide, "wide"},
+                                 {config.stream, "stream"},
                                  {pieces.chunks > 1, "chunks"}})
     if (is) modes += (modes.empty() ? "" : " ") + std::string(name);
   return modes;
@@ -113,41 +113,40 @@ int main(int argc, char** argv) {
   const bool show = argument.rfind("sm_", 0) != 0;
   const cuda::DeviceFacts gpu = {0, 9, 0, 132, 60 << 20};
   if (!show) std::cout << cuda::CompilerVersion() << "\n";  // without NVRTC the test ends here and says so
-  for (const Case& the : Cases()) {
-    if (show && the.name != argument) continue;
-    const SumProgram sums = SumProgram::Parse(the.program);
-    const SumShape shape = FitSums(sums, the.inputs);
-    const std::vector<SumGroup> groups = GroupSums(sums, shape, the.inputs);
-    CHECK_WITH(groups.size() == the.groups, the.name);
+  for (const Case& test_case : Cases()) {
+    if (show && test_case.name != argument) continue;
+    const SumProgram sums = SumProgram::Parse(test_case.program);
+    const SumShape shape = FitSums(sums, test_case.inputs);
+    const std::vector<SumGroup> groups = GroupSums(sums, shape, test_case.inputs);
+    CHECK_WITH(groups.size() == test_case.groups, test_case.name);
     for (size_t g = 0; g < groups.size(); ++g) {
-      const SumSchedule schedule = ScheduleSums(sums, groups[g], gpu, the.aligned);
-      const std::string source = SumSource(sums, groups[g], schedule);
+      const SumConfig config = ConfigureSums(sums, groups[g], gpu, test_case.aligned);
+      const std::string source = SumSource(sums, groups[g], config);
       if (show) {
         std::cout << source;
         continue;
       }
       std::string log, failure;
       const std::string code = test::Compile(source, argument, &log, &failure);
-      const int threads = schedule.kept_threads * schedule.summed_threads;
+      const int threads = config.kept_threads * config.summed_threads;
       const int64_t resident = std::min(2048 / threads, 65536 / std::max(1, test::Registers(log) * threads));
-      const SumPieces pieces = CutSums(groups[g], schedule, resident * gpu.multiprocessors);
+      const SumPieces pieces = CutSums(groups[g], config, resident * gpu.multiprocessors);
       std::ostringstream text;
-      text << argument << " " << the.name << " " << g << ": vector " << schedule.vector << " items " << schedule.items
-           << " threads " << schedule.kept_threads << "x" << schedule.summed_threads << " modes '"
-           << Modes(schedule, pieces) << "' blocks " << pieces.kept_blocks << "x" << pieces.chunks << " registers "
-           << test::Registers(log) << " spilled " << test::Spilled(log) << " local " << test::Local(log) << " "
-           << failure;
+      text << argument << " " << test_case.name << " " << g << ": vector " << config.vector << " items " << config.items
+           << " threads " << config.kept_threads << "x" << config.summed_threads << " modes '" << Modes(config, pieces)
+           << "' blocks " << pieces.kept_blocks << "x" << pieces.chunks << " registers " << test::Registers(log)
+           << " spilled " << test::Spilled(log) << " local " << test::Local(log) << " " << failure;
       if (std::getenv("VERBOSE") != nullptr) std::cout << text.str() << std::endl;
       CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, text.str());
       CHECK_WITH(test::Spilled(log) == 0 && test::Local(log) == 0, text.str());
       if (argument == "sm_90") CHECK_WITH(test::BeforeWait(source).empty(), test::BeforeWait(source) + text.str());
       // Every index has a piece, and no piece is empty but that of a sum of nothing.
-      const int64_t summed = groups[g].summed_elements / (schedule.along ? schedule.vector : 1);
+      const int64_t summed = groups[g].summed_elements / (config.along ? config.vector : 1);
       CHECK_WITH(pieces.chunk_size * (pieces.chunks - 1) < std::max<int64_t>(1, summed) &&
                      pieces.chunk_size * pieces.chunks >= summed,
                  text.str());
-      if (g == 0 && the.vector > 0)
-        CHECK_WITH(schedule.vector == the.vector && Modes(schedule, pieces) == the.modes, text.str());
+      if (g == 0 && test_case.vector > 0)
+        CHECK_WITH(config.vector == test_case.vector && Modes(config, pieces) == test_case.modes, text.str());
     }
   }
   return test::Summary();

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "ortplugin/ops/conv/engines/own_kernels.h"
+#include "ortplugin/ops/conv/engines/engine.h"
 #include "tests/native/check.h"
 #include "tests/native/kernel_remarks.h"
 
@@ -19,7 +19,7 @@ namespace test {
 constexpr ortplugin::DType kHalf = ortplugin::DType::kFloat16, kBrain = ortplugin::DType::kBFloat16,
                            kFloat = ortplugin::DType::kFloat;
 
-constexpr const char* kBare = "(float16 c) => (float16 c) {}";
+constexpr const char* kIdentity = "(float16 c) => (float16 c) {}";
 constexpr const char* kRelu = "(float16 c, float16 b) => (float16 y) {\n  s = Add(c, b)\n  y = Relu(s)\n}";
 constexpr const char* kResidual =
     "(float16 c, float16 b, float16 r) => (float16 y) {\n  s = Add(c, b)\n  t = Add(s, r)\n  y = Relu(t)\n}";
@@ -36,30 +36,30 @@ struct ConvCase {
 
 // The cases, each with its program's operands.
 inline std::vector<ConvCase> WithOperands(std::vector<ConvCase> cases) {
-  for (ConvCase& the : cases) {
-    const ortplugin::ConvProblem& problem = the.problem;
+  for (ConvCase& conv_case : cases) {
+    const ortplugin::ConvProblem& problem = conv_case.problem;
     std::vector<ortplugin::Shape> operands;
-    if (the.program != kBare) operands = {{problem.filters}};
-    if (the.program == kResidual || the.program == kMixed) operands.push_back(problem.output_shape());
-    if (the.program == kMixed) {
+    if (conv_case.program != kIdentity) operands = {{problem.filters}};
+    if (conv_case.program == kResidual || conv_case.program == kMixed) operands.push_back(problem.output_shape());
+    if (conv_case.program == kMixed) {
       operands.push_back({problem.batch, 1, 1, problem.filters});
       operands.push_back({problem.out_height, 1, 1});
     }
-    the.problem.operands = operands;
+    conv_case.problem.operands = operands;
   }
   return cases;
 }
 
 // Compiles a kernel, and fails where NVRTC warns of its arithmetic, where registers are spilled to local memory or
-// where the tensor cores wait for each product. Returns what to print of it, of a schedule in words; VERBOSE=1 prints
-// it.
+// where the tensor cores wait for each MMA. Returns what to print of it, of a tile configuration in words; VERBOSE=1
+// prints it.
 inline std::string CheckCompiles(const std::string& source, const ortplugin::ConvProblem& problem,
-                                 const ortplugin::cuda::LaunchShape& launch, const std::string& schedule) {
+                                 const ortplugin::cuda::LaunchShape& launch, const std::string& config) {
   std::string log, failure;
   const std::string code = Compile(source, "sm_90a", &log, &failure);
   std::ostringstream text;
   text << NameOf(problem.dtype) << " " << problem.channels << " to " << ortplugin::ToString(problem.output_shape())
-       << ": " << schedule << ", " << launch.blocks << "x" << launch.threads << " with " << launch.shared_bytes
+       << ": " << config << ", " << launch.blocks << "x" << launch.threads << " with " << launch.shared_bytes
        << " bytes, registers " << Registers(log) << " spilled " << Spilled(log) << " bytes " << failure;
   const std::string variant = text.str();
   if (std::getenv("VERBOSE") != nullptr) std::cout << variant << "\n";
@@ -77,11 +77,11 @@ class Refusals {
   using Fits = std::function<bool(const ortplugin::ConvProblem&)>;
   Refusals(const ortplugin::ConvProblem& known, Fits fits) : known_(known), fits_(std::move(fits)) {
     CHECK(fits_(known_));
-    Check("float32", [](ortplugin::ConvProblem* the) { the->dtype = kFloat; });
-    Check("groups", [](ortplugin::ConvProblem* the) { the->group = 2; });
-    Check("12 channels", [](ortplugin::ConvProblem* the) { the->channels = 12; });
-    Check("12 filters", [](ortplugin::ConvProblem* the) { the->filters = 12; });
-    Check("Y with channels first", [](ortplugin::ConvProblem* the) { the->y_channels_first = true; });
+    Check("float32", [](ortplugin::ConvProblem* changed) { changed->dtype = kFloat; });
+    Check("groups", [](ortplugin::ConvProblem* changed) { changed->group = 2; });
+    Check("12 channels", [](ortplugin::ConvProblem* changed) { changed->channels = 12; });
+    Check("12 filters", [](ortplugin::ConvProblem* changed) { changed->filters = 12; });
+    Check("Y with channels first", [](ortplugin::ConvProblem* changed) { changed->y_channels_first = true; });
   }
   void Check(const char* what, void (*change)(ortplugin::ConvProblem*)) const {
     ortplugin::ConvProblem other = known_;

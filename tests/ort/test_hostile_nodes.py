@@ -158,8 +158,8 @@ def seeds_by_op() -> dict[str, set[str]]:
     return made
 
 
-# An empty list and a list of texts can't be told from an absent attribute by a kernel (runtime/ort/ort.h), for which the
-# specification in Python is stricter; a text of 0 characters is none.
+# An empty list and a list of texts can't be told from an absent attribute by a kernel (runtime/ort/ort.h). The
+# specification in Python is stricter there; a text of 0 characters is none.
 STRICTER = re.compile(
     r"is (INTS|STRINGS) instead|has another type than the operator gives it|=\[\] must|must be 0 or 1$|"
     r"\[b'a', b'b'\]|weight_dtype=''"

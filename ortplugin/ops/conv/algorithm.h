@@ -8,12 +8,12 @@
 
 namespace ortplugin {
 
-// "auto"          our own kernel where one is known to be the fastest, else cuDNN with the program fused, else split
-// "own"           our own kernel
+// "auto"          our engine where one is known to be the fastest, else cuDNN with the program fused, else split
+// "own"           our engine
 // "fused"         cuDNN's first plan with the program in it;   "fused:engine=3;k2=1" that plan
-// "split"         cuDNN's first plan of the bare convolution, then our pointwise kernel;    "split:engine=3;k2=1"
-// "shuffle"       of a transposed convolution without overlap: cuDNN's first plan of a matrix product, then our kernel
-//                 that puts its pixels in their places, with the program;   "shuffle:engine=3;k2=1"
+// "split"         cuDNN's first plan without the epilogue, then our pointwise kernel;        "split:engine=3;k2=1"
+// "shuffle"       of a transposed convolution without overlap: cuDNN's first plan of a GEMM, then our kernel that
+//                 puts its pixels in their places, with the program;   "shuffle:engine=3;k2=1"
 // "fused:engine=4;k24=1;identity", "split:..;identity": a plan of another kind for a kernel without the program
 // (cudnn::PlanText).
 // A choice that the shapes, the GPU or the cuDNN at hand don't have is "auto".

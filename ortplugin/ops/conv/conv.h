@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "ortplugin/ops/conv/geometry.h"
-#include "ortplugin/runtime/program/epilogue.h"
 #include "ortplugin/runtime/ort/ort.h"
+#include "ortplugin/runtime/program/epilogue.h"
 #include "ortplugin/runtime/program/program.h"
 
 namespace ortplugin {

@@ -6,14 +6,14 @@
 #include <utility>
 
 #include "ortplugin/ops/conv/engines/direct.h"
-#include "ortplugin/ops/conv/engines/own_kernels.h"
+#include "ortplugin/ops/conv/engines/engine.h"
 #include "ortplugin/ops/conv/engines/pixel_shuffle.h"
 #include "ortplugin/ops/pointwise/pointwise.h"
 #include "ortplugin/runtime/gpu/cuda.h"
 #include "ortplugin/runtime/gpu/kernel_sources.h"
 #include "ortplugin/runtime/gpu/plan_cache.h"
-#include "ortplugin/runtime/round_up.h"
 #include "ortplugin/runtime/ort/scratch.h"
+#include "ortplugin/runtime/round_up.h"
 
 namespace ortplugin {
 namespace {
@@ -21,7 +21,9 @@ namespace {
 DType ResultType(const Program& program, size_t r) { return program.value(program.results()[r]).dtype; }
 
 // Every sum is one of nothing.
-bool IsEmpty(const ConvCase& the) { return ElementCount(the.shapes[0]) == 0 || ElementCount(the.shapes[1]) == 0; }
+bool IsEmpty(const ConvCase& conv_case) {
+  return ElementCount(conv_case.shapes[0]) == 0 || ElementCount(conv_case.shapes[1]) == 0;
+}
 
 // What stands in memory as `shape`, in the layout of the node, as cuDNN names its axes.
 cudnn::Tensor TensorOf(const Shape& shape, bool channels_last) {
@@ -48,39 +50,40 @@ DirectConv DirectOf(const ConvShape& shape) {
     conv.kernel[i] = window.kernel;
     conv.strides[i] = window.stride;
     conv.dilations[i] = window.dilation;
-    conv.pads[i] = window.begin;
+    conv.pads[i] = window.pad_begin;
   }
   return conv;
 }
 
-std::optional<OwnKernel> FindDirect(const ConvCase& the, const ConvShape& shape, const cuda::DeviceFacts& gpu,
-                                    bool only_where_fast) {
+std::optional<EngineKernel> FindDirect(const ConvCase& conv_case, const ConvShape& shape, const cuda::DeviceFacts& gpu,
+                                       bool only_where_fast) {
   DirectConv conv = DirectOf(shape);
-  conv.constant_weights = the.constant_weights;
-  conv.constant_operands = the.constant_operands;
-  if (!FitsDirect(conv, ValueType(*the.program)) || (only_where_fast && !IsDirectFast(conv, gpu))) return std::nullopt;
-  const Axes axes = EpilogueAxes(*the.program, kConvInputs, shape.result(), the.shapes);
-  const std::optional<DirectSchedule> schedule = ScheduleDirect(conv, gpu, kMostVector);
-  if (!schedule) return std::nullopt;
-  return OwnKernel{DirectSource(conv, *the.program, axes, *schedule), "conv_direct", DirectLaunch(*schedule, gpu),
-                   DirectArguments(conv, *the.program, axes, *schedule)};
+  conv.constant_weights = conv_case.constant_weights;
+  conv.constant_operands = conv_case.constant_operands;
+  if (!FitsDirect(conv, ValueType(*conv_case.program)) || (only_where_fast && !IsDirectFast(conv, gpu)))
+    return std::nullopt;
+  const Axes axes = EpilogueAxes(*conv_case.program, kConvInputs, shape.result(), conv_case.shapes);
+  const std::optional<DirectConfig> config = ConfigureDirect(conv, gpu, kMostVector);
+  if (!config) return std::nullopt;
+  return EngineKernel{DirectSource(conv, *conv_case.program, axes, *config), "conv_direct", DirectLaunch(*config, gpu),
+                      DirectArguments(conv, *conv_case.program, axes, *config)};
 }
 
-// Our own kernel for a node, if there is one; `only_where_fast`: if it is known to be the fastest.
-std::optional<OwnKernel> FindOwn(const ConvCase& the, const ConvShape& shape, const cuda::DeviceFacts& gpu,
-                                 bool only_where_fast) {
-  if (shape.windows.size() != 2 || (the.attributes.transposed && !shape.channels_last)) return std::nullopt;
-  if (!shape.channels_last) return FindDirect(the, shape, gpu, only_where_fast);
-  return FindOwnKernel(*the.program, OwnProblem(the, shape), gpu, only_where_fast);
+// Our engine's kernel for a node, if one fits; `only_where_fast`: if it is known to be the fastest.
+std::optional<EngineKernel> FindEngine(const ConvCase& conv_case, const ConvShape& shape, const cuda::DeviceFacts& gpu,
+                                       bool only_where_fast) {
+  if (shape.windows.size() != 2 || (conv_case.attributes.transposed && !shape.channels_last)) return std::nullopt;
+  if (!shape.channels_last) return FindDirect(conv_case, shape, gpu, only_where_fast);
+  return FindEngineKernel(*conv_case.program, MakeConvProblem(conv_case, shape), gpu, only_where_fast);
 }
 
 }  // namespace
 
-ConvProblem OwnProblem(const ConvCase& the, const ConvShape& shape) {
+ConvProblem MakeConvProblem(const ConvCase& conv_case, const ConvShape& shape) {
   const Window &rows = shape.windows[0], &columns = shape.windows[1];
   ConvProblem problem;
-  problem.transposed = the.attributes.transposed;
-  problem.dtype = ValueType(*the.program);
+  problem.transposed = conv_case.attributes.transposed;
+  problem.dtype = ValueType(*conv_case.program);
   problem.batch = shape.batch;
   problem.height = rows.size;
   problem.width = columns.size;
@@ -89,32 +92,32 @@ ConvProblem OwnProblem(const ConvCase& the, const ConvShape& shape) {
   problem.group = shape.groups;
   problem.kernel_height = rows.kernel;
   problem.kernel_width = columns.kernel;
-  problem.pads = {rows.begin, columns.begin, rows.end, columns.end};
+  problem.pads = {rows.pad_begin, columns.pad_begin, rows.pad_end, columns.pad_end};
   problem.strides = {rows.stride, columns.stride};
   problem.dilations = {rows.dilation, columns.dilation};
   problem.out_height = rows.out;
   problem.out_width = columns.out;
-  problem.x_channels_first = the.attributes.turns_input;
-  problem.y_channels_first = the.attributes.turns_output;
-  problem.allow_tf32 = the.allow_tf32;
-  problem.constant_weights = the.constant_weights;
-  problem.operands.assign(the.shapes.begin() + kConvInputs, the.shapes.end());
+  problem.x_channels_first = conv_case.attributes.x_channels_first;
+  problem.y_channels_first = conv_case.attributes.y_channels_first;
+  problem.allow_tf32 = conv_case.allow_tf32;
+  problem.constant_weights = conv_case.constant_weights;
+  problem.operands.assign(conv_case.shapes.begin() + kConvInputs, conv_case.shapes.end());
   return problem;
 }
 
-cudnn::Problem BareProblem(const ConvCase& the, const ConvShape& shape) {
-  const bool transposed = the.attributes.transposed;
+cudnn::Problem ProblemWithoutEpilogue(const ConvCase& conv_case, const ConvShape& shape) {
+  const bool transposed = conv_case.attributes.transposed;
   cudnn::Problem problem;
   problem.direction = transposed ? cudnn::Direction::kDataGradient : cudnn::Direction::kForward;
-  problem.dtype = ValueType(*the.program);
-  problem.allow_tf32 = the.allow_tf32;
-  problem.w = TensorOf(the.shapes[1], shape.channels_last);
+  problem.dtype = ValueType(*conv_case.program);
+  problem.allow_tf32 = conv_case.allow_tf32;
+  problem.w = TensorOf(conv_case.shapes[1], shape.channels_last);
   const Shape x = shape.x_first();  // cuDNN gets it in the node's layout, whatever it came in
   (transposed ? problem.y : problem.x) = shape.channels_last ? cudnn::ChannelsLast(x) : cudnn::ChannelsFirst(x);
   (transposed ? problem.x : problem.y) = TensorOf(shape.result(), shape.channels_last);
   for (const Window& window : shape.windows) {
-    problem.pads_begin.push_back(window.begin);
-    problem.pads_end.push_back(window.end);
+    problem.pads_begin.push_back(window.pad_begin);
+    problem.pads_end.push_back(window.pad_end);
     problem.strides.push_back(window.stride);
     problem.dilations.push_back(window.dilation);
   }
@@ -122,14 +125,14 @@ cudnn::Problem BareProblem(const ConvCase& the, const ConvShape& shape) {
   return problem;
 }
 
-cudnn::Problem FusedProblem(const ConvCase& the, const ConvShape& shape) {
-  cudnn::Problem problem = BareProblem(the, shape);
-  if (IsBare(*the.program)) return problem;
-  problem.program = the.program;
+cudnn::Problem ProblemWithEpilogue(const ConvCase& conv_case, const ConvShape& shape) {
+  cudnn::Problem problem = ProblemWithoutEpilogue(conv_case, shape);
+  if (IsIdentity(*conv_case.program)) return problem;
+  problem.program = conv_case.program;
   const Shape full = shape.result();
-  for (size_t i = kConvInputs; i < the.shapes.size(); ++i)
-    problem.operands.push_back(OperandOf(the.shapes[i], full, shape.channels_last));
-  problem.results.assign(the.program->results().size(), TensorOf(full, shape.channels_last));
+  for (size_t i = kConvInputs; i < conv_case.shapes.size(); ++i)
+    problem.operands.push_back(OperandOf(conv_case.shapes[i], full, shape.channels_last));
+  problem.results.assign(conv_case.program->results().size(), TensorOf(full, shape.channels_last));
   return problem;
 }
 
@@ -139,8 +142,8 @@ namespace {
 struct Plan {
   Shape shape;   // of every result in the node's layout
   Shape output;  // and as it is given out
-  // Our own kernel, where there is one; with `convolution` it reads what that made instead of X.
-  cuda::Function own = nullptr;
+  // Our engine's kernel, where there is one; with `convolution` it reads what that made instead of X.
+  cuda::Function engine = nullptr;
   cuda::LaunchShape launch{};
   std::vector<uint64_t> arguments;
   // Else cuDNN's plan, with the program in it or without; or zeros, the sums of nothing.
@@ -159,14 +162,14 @@ struct Plan {
   std::vector<Copy> copies;
   // Tensors whose channels come first where cuDNN has them last: X made from what it is, outputs from what they become,
   // both in scratch memory.
-  struct Turn {
+  struct Transposition {
     size_t tensor;
     size_t bytes;
     cuda::Function kernel;
     cuda::LaunchShape launch;
     uint64_t rows, columns, count;  // of the matrices that are transposed, and their elements in all
   };
-  std::vector<Turn> turns;
+  std::vector<Transposition> transpositions;
   size_t value_bytes = 0, scratch_bytes = 0;
 };
 
@@ -223,106 +226,109 @@ class CudaConv : public Kernel {
       if (is_known) shapes.push_back(type.shape);
     }
     if (shapes.size() < types.size()) return;
-    const ConvCase the = CaseOf(shapes);
-    const ConvShape shape = FitConv(the.attributes, shapes[0], shapes[1]);
+    const ConvCase conv_case = CaseOf(shapes);
+    const ConvShape shape = FitConv(conv_case.attributes, shapes[0], shapes[1]);
     if (ElementCount(shape.result()) == 0) return;
-    if (IsEmpty(the) || FindOwnFor(the, shape)) {
+    if (IsEmpty(conv_case) || FindEngineFor(conv_case, shape)) {
       Make(shapes, {});
       return;
     }
     const cudnn::PlanText* text = algorithm_.plan ? &*algorithm_.plan : nullptr;
-    if (IsShuffled(the, shape)) {
-      cudnn::Prepare(device_, ProductsProblem(the, shape), cudnn::kMostWorkspace, text);
+    if (IsShuffled(conv_case, shape)) {
+      cudnn::Prepare(device_, GemmProblem(conv_case, shape), cudnn::kMostWorkspace, text);
       return;
     }
-    const bool is_split = algorithm_.kind == ConvAlgorithm::Kind::kSplit || !cudnn::RefusalOf(*the.program).empty();
+    const bool is_split =
+        algorithm_.kind == ConvAlgorithm::Kind::kSplit || !cudnn::RefusalOf(*conv_case.program).empty();
     cudnn::Version();  // throws where there is none
-    cudnn::Prepare(device_, is_split ? BareProblem(the, shape) : FusedProblem(the, shape), cudnn::kMostWorkspace, text);
+    cudnn::Prepare(device_, is_split ? ProblemWithoutEpilogue(conv_case, shape) : ProblemWithEpilogue(conv_case, shape),
+                   cudnn::kMostWorkspace, text);
   }
 
   ConvCase CaseOf(const std::vector<Shape>& shapes) const {
-    ConvCase the = convolution_;
-    the.shapes = shapes;
-    return the;
+    ConvCase conv_case = convolution_;
+    conv_case.shapes = shapes;
+    return conv_case;
   }
 
-  std::optional<OwnKernel> FindOwnFor(const ConvCase& the, const ConvShape& shape) const {
+  std::optional<EngineKernel> FindEngineFor(const ConvCase& conv_case, const ConvShape& shape) const {
     if (algorithm_.kind != ConvAlgorithm::Kind::kAuto && algorithm_.kind != ConvAlgorithm::Kind::kOwn)
       return std::nullopt;
-    return FindOwn(the, shape, device_, algorithm_.kind == ConvAlgorithm::Kind::kAuto);
+    return FindEngine(conv_case, shape, device_, algorithm_.kind == ConvAlgorithm::Kind::kAuto);
   }
 
   const Plan& Make(const std::vector<Shape>& shapes, const std::vector<size_t>& unaligned) const {
-    ConvCase the = CaseOf(shapes);
+    ConvCase conv_case = CaseOf(shapes);
     // What is copied first is written by the kernel in front.
     for (const size_t tensor : unaligned) {
-      if (tensor == 1) the.constant_weights = false;
-      if (tensor >= kConvInputs && tensor < shapes.size()) the.constant_operands[tensor - kConvInputs] = false;
+      if (tensor == 1) conv_case.constant_weights = false;
+      if (tensor >= kConvInputs && tensor < shapes.size()) conv_case.constant_operands[tensor - kConvInputs] = false;
     }
-    const ConvShape shape = FitConv(the.attributes, shapes[0], shapes[1]);
+    const ConvShape shape = FitConv(conv_case.attributes, shapes[0], shapes[1]);
     auto plan = std::make_unique<Plan>();
     plan->shape = shape.result();
     plan->output = shape.output();
-    EpilogueAxes(*the.program, kConvInputs, plan->shape, shapes);  // throws where one does not broadcast
-    if (IsEmpty(the)) {
+    EpilogueAxes(*conv_case.program, kConvInputs, plan->shape, shapes);  // throws where one does not broadcast
+    if (IsEmpty(conv_case)) {
       // Whatever stands there becomes zero.
-      const std::string name = NameOf(ValueType(*the.program));
+      const std::string name = NameOf(ValueType(*conv_case.program));
       const Program zero =
           Program::Parse("(" + name + " x) => (" + name + " y) { m = Greater(x, x) y = Where(m, x, 0) }");
       plan->zeros = PlanPointwise(zero, FitPointwise(zero, {plan->shape}), device_, kMostVector);
-      Split(the, plan.get());
-    } else if (std::optional<OwnKernel> own = FindOwnFor(the, shape)) {
-      plan->own = own->Load(device_);
-      plan->launch = own->launch;
-      plan->arguments = std::move(own->arguments);
+      Split(conv_case, plan.get());
+    } else if (std::optional<EngineKernel> engine_kernel = FindEngineFor(conv_case, shape)) {
+      plan->engine = engine_kernel->Load(device_);
+      plan->launch = engine_kernel->launch;
+      plan->arguments = std::move(engine_kernel->arguments);
     } else {
       if (algorithm_.kind == ConvAlgorithm::Kind::kOwn) WarnOfAlgorithm("there is no such kernel for it");
-      FindCudnn(the, shape, plan.get());
+      FindCudnn(conv_case, shape, plan.get());
     }
-    if (plan->own == nullptr) {
+    if (plan->engine == nullptr) {
       const int64_t pixels = ElementCount(plan->shape) / shape.batch / shape.filters;
-      if (the.attributes.turns_input && !IsEmpty(the))
-        Turn(0, ValueType(*the.program), shape.channels, ElementCount(shape.x()) / shape.batch / shape.channels,
-             ElementCount(shape.x()), plan.get());
-      for (size_t r = 0; the.attributes.turns_output && r < the.program->results().size(); ++r)
-        Turn(shapes.size() + r, ResultType(*the.program, r), pixels, shape.filters, ElementCount(plan->shape),
-             plan.get());
+      if (conv_case.attributes.x_channels_first && !IsEmpty(conv_case))
+        AddTransposition(0, ValueType(*conv_case.program), shape.channels,
+                         ElementCount(shape.x()) / shape.batch / shape.channels, ElementCount(shape.x()), plan.get());
+      for (size_t r = 0; conv_case.attributes.y_channels_first && r < conv_case.program->results().size(); ++r)
+        AddTransposition(shapes.size() + r, ResultType(*conv_case.program, r), pixels, shape.filters,
+                         ElementCount(plan->shape), plan.get());
     }
-    LayScratch(the, unaligned, plan.get());
+    LayScratch(conv_case, unaligned, plan.get());
     return plans_.Keep(shapes, unaligned, std::move(plan));
   }
 
-  bool IsShuffled(const ConvCase& the, const ConvShape& shape) const {
+  bool IsShuffled(const ConvCase& conv_case, const ConvShape& shape) const {
     if (algorithm_.kind != ConvAlgorithm::Kind::kAuto && algorithm_.kind != ConvAlgorithm::Kind::kShuffle) return false;
-    return FitsPixelShuffle(the, shape) &&
-           (algorithm_.kind == ConvAlgorithm::Kind::kShuffle || IsPixelShuffleFast(the, shape));
+    return FitsPixelShuffle(conv_case, shape) &&
+           (algorithm_.kind == ConvAlgorithm::Kind::kShuffle || IsPixelShuffleFast(conv_case, shape));
   }
 
-  // A matrix product and our kernel after it. Returns why there is none, or nothing.
-  std::string FindShuffle(const ConvCase& the, const ConvShape& shape, Plan* plan) const {
-    if (!IsShuffled(the, shape))
+  // A GEMM and our kernel after it. Returns the reason why there is none, or nothing.
+  std::string FindShuffle(const ConvCase& conv_case, const ConvShape& shape, Plan* plan) const {
+    if (!IsShuffled(conv_case, shape))
       return "its kernel overlaps, or its strides, layout, groups or dtype are not those of a shuffle";
     const cudnn::PlanText* text = algorithm_.plan ? &*algorithm_.plan : nullptr;
-    const cudnn::Found found = cudnn::FindPlan(device_, ProductsProblem(the, shape), cudnn::kMostWorkspace, text);
+    const cudnn::Found found = cudnn::FindPlan(device_, GemmProblem(conv_case, shape), cudnn::kMostWorkspace, text);
     if (found.plan == nullptr) return found.refusal;
-    OwnKernel own = PixelShuffleKernel(the, shape);
+    EngineKernel engine_kernel = PixelShuffleKernel(conv_case, shape);
     plan->convolution = found.plan;
-    plan->value_bytes = ScratchBytes(ProductsBytes(the, shape));
-    plan->own = own.Load(device_);
-    plan->launch = own.launch;
-    plan->arguments = std::move(own.arguments);
+    plan->value_bytes = ScratchBytes(GemmBytes(conv_case, shape));
+    plan->engine = engine_kernel.Load(device_);
+    plan->launch = engine_kernel.launch;
+    plan->arguments = std::move(engine_kernel.arguments);
     return "";
   }
 
-  void FindCudnn(const ConvCase& the, const ConvShape& shape, Plan* plan) const {
+  void FindCudnn(const ConvCase& conv_case, const ConvShape& shape, Plan* plan) const {
     using Kind = ConvAlgorithm::Kind;
     if (algorithm_.kind == Kind::kAuto || algorithm_.kind == Kind::kShuffle) {
-      const std::string problem = FindShuffle(the, shape, plan);
-      if (plan->own != nullptr) return;
-      if (algorithm_.kind == Kind::kShuffle) WarnOfAlgorithm(problem);
+      const std::string reason = FindShuffle(conv_case, shape, plan);
+      if (plan->engine != nullptr) return;
+      if (algorithm_.kind == Kind::kShuffle) WarnOfAlgorithm(reason);
     }
     const auto find = [&](bool is_split, const cudnn::PlanText* text) {
-      const cudnn::Problem problem = is_split ? BareProblem(the, shape) : FusedProblem(the, shape);
+      const cudnn::Problem problem =
+          is_split ? ProblemWithoutEpilogue(conv_case, shape) : ProblemWithEpilogue(conv_case, shape);
       const cudnn::Found found = cudnn::FindPlan(device_, problem, cudnn::kMostWorkspace, text);
       plan->convolution = found.plan;
       plan->is_split = is_split;
@@ -333,52 +339,54 @@ class CudaConv : public Kernel {
       refusal = find(algorithm_.kind == Kind::kSplit, &*algorithm_.plan);
       if (plan->convolution == nullptr) WarnOfAlgorithm(refusal);
     }
-    if (plan->convolution == nullptr && (algorithm_.kind != Kind::kSplit || IsBare(*the.program))) {
-      refusal = cudnn::RefusalOf(*the.program);
+    if (plan->convolution == nullptr && (algorithm_.kind != Kind::kSplit || IsIdentity(*conv_case.program))) {
+      refusal = cudnn::RefusalOf(*conv_case.program);
       if (refusal.empty()) refusal = find(false, nullptr);
       if (plan->convolution == nullptr && algorithm_.kind == Kind::kFused && !algorithm_.plan) WarnOfAlgorithm(refusal);
     }
-    if (plan->convolution == nullptr && !IsBare(*the.program)) refusal = find(true, nullptr);
+    if (plan->convolution == nullptr && !IsIdentity(*conv_case.program)) refusal = find(true, nullptr);
     if (plan->convolution == nullptr) Fail(cudnn::Version(), " has no plan for it: ", refusal);
-    if (plan->is_split) Split(the, plan);
+    if (plan->is_split) Split(conv_case, plan);
   }
 
   // The program in a kernel of its own, after the convolution; in its place where a result has its dtype.
-  void Split(const ConvCase& the, Plan* plan) const {
-    for (size_t r = the.program->results().size(); r-- > 0;)
-      if (ResultType(*the.program, r) == ValueType(*the.program)) plan->value_result = r;
+  void Split(const ConvCase& conv_case, Plan* plan) const {
+    for (size_t r = conv_case.program->results().size(); r-- > 0;)
+      if (ResultType(*conv_case.program, r) == ValueType(*conv_case.program)) plan->value_result = r;
     if (!plan->value_result)
       plan->value_bytes =
-          ScratchBytes(static_cast<size_t>(ElementCount(plan->shape)) * SizeOf(ValueType(*the.program)));
-    plan->is_split = !IsBare(*the.program);
+          ScratchBytes(static_cast<size_t>(ElementCount(plan->shape)) * SizeOf(ValueType(*conv_case.program)));
+    plan->is_split = !IsIdentity(*conv_case.program);
     if (!plan->is_split) return;
-    std::vector<Shape> shapes(the.shapes.begin() + 1, the.shapes.end());
+    std::vector<Shape> shapes(conv_case.shapes.begin() + 1, conv_case.shapes.end());
     shapes[0] = plan->shape;
-    plan->epilogue = PlanPointwise(*the.program, FitPointwise(*the.program, shapes), device_, kMostVector);
+    plan->epilogue = PlanPointwise(*conv_case.program, FitPointwise(*conv_case.program, shapes), device_, kMostVector);
   }
 
   // Transposes every matrix [rows, columns] of a tensor.
-  void Turn(size_t tensor, DType dtype, int64_t rows, int64_t columns, int64_t count, Plan* plan) const {
+  void AddTransposition(size_t tensor, DType dtype, int64_t rows, int64_t columns, int64_t count, Plan* plan) const {
     const size_t size = SizeOf(dtype);
-    const cuda::Function kernel = cuda::Load(device_, ChannelsLastSource(size), "channels_last", cuda::Warn);
+    const cuda::Function kernel = cuda::Load(device_, TransposeSource(size), "transpose", cuda::Warn);
     constexpr int64_t kMostBlocks = 1 << 20, kThreads = 256;
     const cuda::LaunchShape launch{static_cast<unsigned>(std::min(kMostBlocks, DivideUp(count, kThreads))), kThreads};
-    plan->turns.push_back({tensor, ScratchBytes(static_cast<size_t>(count) * size), kernel, launch,
-                           static_cast<uint64_t>(rows), static_cast<uint64_t>(columns), static_cast<uint64_t>(count)});
+    plan->transpositions.push_back({tensor, ScratchBytes(static_cast<size_t>(count) * size), kernel, launch,
+                                    static_cast<uint64_t>(rows), static_cast<uint64_t>(columns),
+                                    static_cast<uint64_t>(count)});
   }
 
-  // Scratch memory holds cuDNN's workspace, the convolution's value, tensors turned, and copies of tensors.
-  void LayScratch(const ConvCase& the, const std::vector<size_t>& unaligned, Plan* plan) const {
+  // Scratch memory holds cuDNN's workspace, the convolution's value, transposed tensors, and copies of tensors.
+  void LayScratch(const ConvCase& conv_case, const std::vector<size_t>& unaligned, Plan* plan) const {
     plan->scratch_bytes = plan->value_bytes;
-    for (const Plan::Turn& turn : plan->turns) plan->scratch_bytes += turn.bytes;
+    for (const Plan::Transposition& transposition : plan->transpositions) plan->scratch_bytes += transposition.bytes;
     if (plan->convolution != nullptr) plan->scratch_bytes += ScratchBytes(plan->convolution->workspace_bytes());
     for (const size_t tensor : unaligned) {
-      const size_t inputs = the.shapes.size();
-      const Shape& shape = tensor < inputs ? the.shapes[tensor] : plan->shape;
-      const DType dtype = tensor >= inputs ? ResultType(*the.program, tensor - inputs)
-                          : tensor < kConvInputs
-                              ? ValueType(*the.program)
-                              : the.program->value(the.program->parameters()[tensor - kConvInputs + 1]).dtype;
+      const size_t inputs = conv_case.shapes.size();
+      const Shape& shape = tensor < inputs ? conv_case.shapes[tensor] : plan->shape;
+      const DType dtype =
+          tensor >= inputs ? ResultType(*conv_case.program, tensor - inputs)
+          : tensor < kConvInputs
+              ? ValueType(*conv_case.program)
+              : conv_case.program->value(conv_case.program->parameters()[tensor - kConvInputs + 1]).dtype;
       const std::string name = NameOf(dtype);
       const Program copy = Program::Parse("(" + name + " x) => (" + name + " x) {}");
       const size_t bytes = ScratchBytes(static_cast<size_t>(ElementCount(shape)) * SizeOf(dtype));
@@ -405,12 +413,13 @@ class CudaConv : public Kernel {
       scratch += copy.bytes;
     }
     std::vector<void*> outside = addresses;
-    for (const Plan::Turn& turn : plan.turns) {
-      addresses[turn.tensor] = scratch;
-      scratch += turn.bytes;
-      if (turn.tensor < inputs) LaunchTurn(turn, stream, outside[turn.tensor], addresses[turn.tensor]);
+    for (const Plan::Transposition& transposition : plan.transpositions) {
+      addresses[transposition.tensor] = scratch;
+      scratch += transposition.bytes;
+      if (transposition.tensor < inputs)
+        LaunchTransposition(transposition, stream, outside[transposition.tensor], addresses[transposition.tensor]);
     }
-    if (plan.own != nullptr) {
+    if (plan.engine != nullptr) {
       if (plan.convolution != nullptr) {
         void* results[] = {value};
         plan.convolution->Run(stream, {{addresses[0], addresses[1]}, nullptr, results, workspace});
@@ -419,20 +428,21 @@ class CudaConv : public Kernel {
       std::vector<uint64_t> arguments = plan.arguments;
       for (size_t i = 0; i < addresses.size(); ++i) arguments[i] = reinterpret_cast<uintptr_t>(addresses[i]);
       void* parameters[] = {arguments.data()};
-      cuda::Launch(device_, plan.own, plan.launch, stream, parameters);
+      cuda::Launch(device_, plan.engine, plan.launch, stream, parameters);
     } else {
       RunCudnn(plan, stream, addresses, workspace, value);
     }
-    for (const Plan::Turn& turn : plan.turns)
-      if (turn.tensor >= inputs) LaunchTurn(turn, stream, addresses[turn.tensor], outside[turn.tensor]);
+    for (const Plan::Transposition& transposition : plan.transpositions)
+      if (transposition.tensor >= inputs)
+        LaunchTransposition(transposition, stream, addresses[transposition.tensor], outside[transposition.tensor]);
     for (const auto& [copy, address] : later)
       RunPointwise(copy->plan, device_, stream, {outside[copy->tensor]}, {address});
   }
 
-  void LaunchTurn(const Plan::Turn& turn, cuda::Stream stream, void* from, void* to) const {
-    uint64_t rows = turn.rows, columns = turn.columns, count = turn.count;
+  void LaunchTransposition(const Plan::Transposition& transposition, cuda::Stream stream, void* from, void* to) const {
+    uint64_t rows = transposition.rows, columns = transposition.columns, count = transposition.count;
     void* parameters[] = {&from, &to, &rows, &columns, &count};
-    cuda::Launch(device_, turn.kernel, turn.launch, stream, parameters);
+    cuda::Launch(device_, transposition.kernel, transposition.launch, stream, parameters);
   }
 
   void RunCudnn(const Plan& plan, cuda::Stream stream, const std::vector<void*>& addresses, void* workspace,
@@ -482,29 +492,31 @@ std::unique_ptr<Kernel> CreateCudaConvolution(const NodeInfo& info, bool transpo
 
 std::unique_ptr<Kernel> CreateCudaConv(const NodeInfo& info) { return CreateCudaConvolution(info, false); }
 
-std::string ChannelsLastSource(size_t element_bytes) {
+std::string TransposeSource(size_t element_bytes) {
   const char* element = element_bytes == 1   ? "unsigned char"
                         : element_bytes == 2 ? "unsigned short"
                         : element_bytes == 4 ? "unsigned"
                                              : "unsigned long long";
-  return std::string(kCommonSource) + "\ntypedef " + element + " element_t;\n\n" + kChannelsLastSource;
+  return std::string(kCommonSource) + "\ntypedef " + element + " element_t;\n\n" + kTransposeSource;
 }
 
-std::vector<std::string> ListConvAlgorithms(const ConvCase& the, const cuda::DeviceFacts& gpu) {
+std::vector<std::string> ListConvAlgorithms(const ConvCase& conv_case, const cuda::DeviceFacts& gpu) {
   // cuDNN's heuristics come in their order: what they put far behind is hardly ever the fastest, and takes its time.
   constexpr size_t kMostFused = 8, kMostSplit = 4;
-  const size_t fused = IsBare(*the.program) ? kMostFused + kMostSplit : kMostFused;
-  const ConvShape shape = FitConv(the.attributes, the.shapes[0], the.shapes[1]);
+  const size_t fused = IsIdentity(*conv_case.program) ? kMostFused + kMostSplit : kMostFused;
+  const ConvShape shape = FitConv(conv_case.attributes, conv_case.shapes[0], conv_case.shapes[1]);
   std::vector<std::string> texts;
-  if (IsEmpty(the) || ElementCount(shape.result()) == 0) return texts;  // nothing to choose, and counts divide
-  if (FindOwn(the, shape, gpu, false)) texts.push_back("own");
+  if (IsEmpty(conv_case) || ElementCount(shape.result()) == 0) return texts;  // nothing to choose, and counts divide
+  if (FindEngine(conv_case, shape, gpu, false)) texts.push_back("own");
   const auto add = [&](ConvAlgorithm::Kind kind, const cudnn::Problem& problem, size_t most) {
     for (const cudnn::PlanText& plan : cudnn::ListPlans(gpu, problem, cudnn::kMostWorkspace, most))
       texts.push_back(ConvAlgorithm{kind, plan}.ToString());
   };
-  if (cudnn::RefusalOf(*the.program).empty()) add(ConvAlgorithm::Kind::kFused, FusedProblem(the, shape), fused);
-  if (!IsBare(*the.program)) add(ConvAlgorithm::Kind::kSplit, BareProblem(the, shape), kMostSplit);
-  if (FitsPixelShuffle(the, shape)) add(ConvAlgorithm::Kind::kShuffle, ProductsProblem(the, shape), kMostSplit);
+  if (cudnn::RefusalOf(*conv_case.program).empty())
+    add(ConvAlgorithm::Kind::kFused, ProblemWithEpilogue(conv_case, shape), fused);
+  if (!IsIdentity(*conv_case.program))
+    add(ConvAlgorithm::Kind::kSplit, ProblemWithoutEpilogue(conv_case, shape), kMostSplit);
+  if (FitsPixelShuffle(conv_case, shape)) add(ConvAlgorithm::Kind::kShuffle, GemmProblem(conv_case, shape), kMostSplit);
   return texts;
 }
 

@@ -1,5 +1,5 @@
-// Convolutions and transposed convolutions on the GPU: on cuDNN, with the program fused into it where it can be, or on
-// kernels of our own.
+// Convolutions and transposed convolutions on the GPU: on one of our engines, or on cuDNN, with the program fused into
+// its kernel where that can be.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,7 @@
 
 #include "ortplugin/ops/conv/algorithm.h"
 #include "ortplugin/ops/conv/conv.h"
-#include "ortplugin/ops/conv/engines/own_kernels.h"
+#include "ortplugin/ops/conv/engines/engine.h"
 #include "ortplugin/runtime/cudnn/cudnn.h"
 #include "ortplugin/runtime/program/operands.h"
 
@@ -28,17 +28,17 @@ struct ConvCase {
   std::vector<bool> constant_operands = {};
 };
 
-// What kernels of ours are made for, of two dimensions and channels last.
-ConvProblem OwnProblem(const ConvCase& the, const ConvShape& shape);
+// The problem that our engines are asked for: two dimensions, NHWC.
+ConvProblem MakeConvProblem(const ConvCase& conv_case, const ConvShape& shape);
 
 // The convolution alone, and with the program.
-cudnn::Problem BareProblem(const ConvCase& the, const ConvShape& shape);
-cudnn::Problem FusedProblem(const ConvCase& the, const ConvShape& shape);
+cudnn::Problem ProblemWithoutEpilogue(const ConvCase& conv_case, const ConvShape& shape);
+cudnn::Problem ProblemWithEpilogue(const ConvCase& conv_case, const ConvShape& shape);
 
-// The CUDA C++ of `channels_last`, for elements of 1, 2, 4 or 8 bytes.
-std::string ChannelsLastSource(size_t element_bytes);
+// The CUDA C++ of `transpose`, for elements of 1, 2, 4 or 8 bytes.
+std::string TransposeSource(size_t element_bytes);
 
 // Every algorithm that the GPU offers for these shapes, as the attribute's texts, the likeliest first.
-std::vector<std::string> ListConvAlgorithms(const ConvCase& the, const cuda::DeviceFacts& gpu);
+std::vector<std::string> ListConvAlgorithms(const ConvCase& conv_case, const cuda::DeviceFacts& gpu);
 
 }  // namespace ortplugin

@@ -28,148 +28,150 @@ void CheckList(const char* name, const Shape& values, size_t wanted, size_t spat
 // Node: a ShapeContext or a NodeInfo.
 template <typename Node>
 ConvAttributes Read(const Node& node, bool transposed) {
-  ConvAttributes the{};
-  the.transposed = transposed;
+  ConvAttributes attributes{};
+  attributes.transposed = transposed;
   const std::string auto_pad = node.string_attribute("auto_pad", kAutoPads[0]);
   const auto* const known = std::find(std::begin(kAutoPads), std::end(kAutoPads), auto_pad);
   if (known == std::end(kAutoPads))
     Fail("auto_pad is ", Quoted(auto_pad), "; it must be NOTSET, SAME_UPPER, SAME_LOWER or VALID");
-  the.auto_pad = static_cast<AutoPad>(known - std::begin(kAutoPads));
+  attributes.auto_pad = static_cast<AutoPad>(known - std::begin(kAutoPads));
   const std::string layout = node.string_attribute("layout", "NCHW");
-  the.channels_last = layout == "NHWC";
-  if (!the.channels_last && layout != "NCHW") Fail("layout is ", Quoted(layout), "; it must be NCHW or NHWC");
+  attributes.channels_last = layout == "NHWC";
+  if (!attributes.channels_last && layout != "NCHW") Fail("layout is ", Quoted(layout), "; it must be NCHW or NHWC");
   const std::string input_layout = transposed ? layout : node.string_attribute("input_layout", layout.c_str());
-  the.turns_input = input_layout != layout;
-  if (the.turns_input && input_layout != "NCHW")
+  attributes.x_channels_first = input_layout != layout;
+  if (attributes.x_channels_first && input_layout != "NCHW")
     Fail("input_layout is ", Quoted(input_layout), "; with the layout ", layout, " it must be ", layout,
-         the.channels_last ? " or NCHW" : "");
+         attributes.channels_last ? " or NCHW" : "");
   const std::string output_layout = transposed ? node.string_attribute("output_layout", layout.c_str()) : layout;
-  the.turns_output = output_layout != layout;
-  if (the.turns_output && output_layout != "NCHW")
+  attributes.y_channels_first = output_layout != layout;
+  if (attributes.y_channels_first && output_layout != "NCHW")
     Fail("output_layout is ", Quoted(output_layout), "; with the layout ", layout, " it must be ", layout,
-         the.channels_last ? " or NCHW" : "");
-  the.groups = node.int_attribute("group", 1);
-  if (the.groups < 1 || the.groups > kLargest) Fail("group is ", the.groups, "; it must be at least 1");
-  the.kernel_shape = node.ints_attribute("kernel_shape");
-  the.strides = node.ints_attribute("strides");
-  the.dilations = node.ints_attribute("dilations");
-  the.pads = node.ints_attribute("pads");
+         attributes.channels_last ? " or NCHW" : "");
+  attributes.groups = node.int_attribute("group", 1);
+  if (attributes.groups < 1 || attributes.groups > kLargest)
+    Fail("group is ", attributes.groups, "; it must be at least 1");
+  attributes.kernel_shape = node.ints_attribute("kernel_shape");
+  attributes.strides = node.ints_attribute("strides");
+  attributes.dilations = node.ints_attribute("dilations");
+  attributes.pads = node.ints_attribute("pads");
   if (transposed) {
-    the.output_padding = node.ints_attribute("output_padding");
-    the.output_shape = node.ints_attribute("output_shape");
+    attributes.output_padding = node.ints_attribute("output_padding");
+    attributes.output_shape = node.ints_attribute("output_shape");
   }
-  const size_t spatial = the.spatial();
-  if (spatial > kMostSpatial || (spatial == 0 && !the.pads.empty()))
+  const size_t spatial = attributes.spatial();
+  if (spatial > kMostSpatial || (spatial == 0 && !attributes.pads.empty()))
     Fail("the attributes are of ", spatial, " spatial dimensions; there must be 1 to ", kMostSpatial);
-  CheckList("kernel_shape", the.kernel_shape, spatial, spatial, 1);
-  CheckList("strides", the.strides, spatial, spatial, 1);
-  CheckList("dilations", the.dilations, spatial, spatial, 1);
-  CheckList("pads", the.pads, 2 * spatial, spatial, 0);
-  CheckList("output_padding", the.output_padding, spatial, spatial, 0);
-  CheckList("output_shape", the.output_shape, spatial, spatial, 0);
-  if (the.auto_pad != AutoPad::kNotSet &&
-      std::any_of(the.pads.begin(), the.pads.end(), [](int64_t pad) { return pad != 0; }))
-    Fail("pads is ", ToString(the.pads), " beside auto_pad ", auto_pad, "; remove one of them");
-  if (the.channels_last && the.kernel_shape.empty())
+  CheckList("kernel_shape", attributes.kernel_shape, spatial, spatial, 1);
+  CheckList("strides", attributes.strides, spatial, spatial, 1);
+  CheckList("dilations", attributes.dilations, spatial, spatial, 1);
+  CheckList("pads", attributes.pads, 2 * spatial, spatial, 0);
+  CheckList("output_padding", attributes.output_padding, spatial, spatial, 0);
+  CheckList("output_shape", attributes.output_shape, spatial, spatial, 0);
+  if (attributes.auto_pad != AutoPad::kNotSet &&
+      std::any_of(attributes.pads.begin(), attributes.pads.end(), [](int64_t pad) { return pad != 0; }))
+    Fail("pads is ", ToString(attributes.pads), " beside auto_pad ", auto_pad, "; remove one of them");
+  if (attributes.channels_last && attributes.kernel_shape.empty())
     Fail("kernel_shape is missing; with the layout NHWC it must be given");
-  return the;
+  return attributes;
 }
 
 int64_t At(const Shape& values, size_t axis, int64_t absent) { return values.empty() ? absent : values[axis]; }
 
 // The size of a transposed convolution's result before anything is cut off.
-int64_t WholeSize(const ConvAttributes& the, const Window& window, size_t axis) {
-  return (window.size - 1) * window.stride + At(the.output_padding, axis, 0) + window.extent();
+int64_t WholeSize(const ConvAttributes& attributes, const Window& window, size_t axis) {
+  return (window.size - 1) * window.stride + At(attributes.output_padding, axis, 0) + window.extent();
 }
 
 // Splits padding between begin and end. Of an odd one SAME_UPPER gives more to the end, everything else to the begin.
-void Split(const ConvAttributes& the, int64_t total, Window* window) {
+void Split(const ConvAttributes& attributes, int64_t total, Window* window) {
   const int64_t small = total / 2;
-  window->begin = the.auto_pad == AutoPad::kSameUpper ? small : total - small;
-  window->end = total - window->begin;
+  window->pad_begin = attributes.auto_pad == AutoPad::kSameUpper ? small : total - small;
+  window->pad_end = total - window->pad_begin;
 }
 
 // Sets padding and `out`, which are kUnknown where they depend on a size that is. `kernel` may be unknown too.
-void Pad(const ConvAttributes& the, size_t axis, Window* window) {
-  window->begin = window->end = 0;
-  if (the.auto_pad == AutoPad::kNotSet && !the.pads.empty()) {
-    window->begin = the.pads[axis];
-    window->end = the.pads[axis + the.pads.size() / 2];
+void Pad(const ConvAttributes& attributes, size_t axis, Window* window) {
+  window->pad_begin = window->pad_end = 0;
+  if (attributes.auto_pad == AutoPad::kNotSet && !attributes.pads.empty()) {
+    window->pad_begin = attributes.pads[axis];
+    window->pad_end = attributes.pads[axis + attributes.pads.size() / 2];
   }
-  if (!IsSame(the.auto_pad)) return;
+  if (!IsSame(attributes.auto_pad)) return;
   const int64_t size = window->size == kUnknown && window->stride == 1 ? 1 : window->size;
   if (size == kUnknown || window->kernel == kUnknown) {
-    window->begin = window->end = kUnknown;
+    window->pad_begin = window->pad_end = kUnknown;
     return;
   }
   const int64_t out = (size + window->stride - 1) / window->stride;
-  Split(the, std::max<int64_t>((out - 1) * window->stride + window->extent() - size, 0), window);
+  Split(attributes, std::max<int64_t>((out - 1) * window->stride + window->extent() - size, 0), window);
 }
 
-void PadTransposed(const ConvAttributes& the, size_t axis, Window* window) {
-  if (!IsSame(the.auto_pad) && the.output_shape.empty()) return Pad(the, axis, window);
-  window->begin = window->end = kUnknown;
+void PadTransposed(const ConvAttributes& attributes, size_t axis, Window* window) {
+  if (!IsSame(attributes.auto_pad) && attributes.output_shape.empty()) return Pad(attributes, axis, window);
+  window->pad_begin = window->pad_end = kUnknown;
   if (window->size == kUnknown || window->kernel == kUnknown) return;
-  const int64_t wanted = At(the.output_shape, axis, window->size * window->stride);
-  Split(the, std::max<int64_t>(WholeSize(the, *window, axis) - wanted, 0), window);
+  const int64_t wanted = At(attributes.output_shape, axis, window->size * window->stride);
+  Split(attributes, std::max<int64_t>(WholeSize(attributes, *window, axis) - wanted, 0), window);
 }
 
-void Size(const ConvAttributes& the, size_t axis, Window* window) {
+void Size(const ConvAttributes& attributes, size_t axis, Window* window) {
   window->out = kUnknown;
-  if (IsSame(the.auto_pad)) {
+  if (IsSame(attributes.auto_pad)) {
     if (window->size != kUnknown) window->out = (window->size + window->stride - 1) / window->stride;
     return;
   }
   if (window->size == kUnknown || window->kernel == kUnknown) return;
-  const int64_t padded = window->size + window->begin + window->end;
+  const int64_t padded = window->size + window->pad_begin + window->pad_end;
   if (padded < window->extent())
     Fail("the kernel covers ", window->extent(), " elements of spatial axis ", axis,
          ", whose size with its padding is ", padded, "; pad more, or use a smaller kernel or dilation");
   window->out = (padded - window->extent()) / window->stride + 1;
 }
 
-void SizeTransposed(const ConvAttributes& the, size_t axis, Window* window) {
-  window->out = At(the.output_shape, axis, kUnknown);
-  if (!the.output_shape.empty() || window->size == kUnknown || window->kernel == kUnknown) return;
-  const int64_t out = WholeSize(the, *window, axis) - window->begin - window->end;
+void SizeTransposed(const ConvAttributes& attributes, size_t axis, Window* window) {
+  window->out = At(attributes.output_shape, axis, kUnknown);
+  if (!attributes.output_shape.empty() || window->size == kUnknown || window->kernel == kUnknown) return;
+  const int64_t out = WholeSize(attributes, *window, axis) - window->pad_begin - window->pad_end;
   if (out < 0 || (out == 0 && window->size > 0))
     Fail("spatial axis ", axis, " of the result would have the size ", out, "; lower its pads");
   window->out = out;
 }
 
 // Checks X and W, channels first, sizes that may be unknown, against each other; gives the spatial dimensions.
-std::vector<Window> Windows(const ConvAttributes& the, const Shape& x, const Shape& w) {
+std::vector<Window> Windows(const ConvAttributes& attributes, const Shape& x, const Shape& w) {
   if (x.size() != w.size() || x.size() < 3 || x.size() > kMostSpatial + 2)
     Fail("X has the shape ", ToString(x), " and W ", ToString(w),
          ", channels first; both must have one rank from 3 to ", kMostSpatial + 2);
   const size_t spatial = x.size() - 2;
-  if (the.spatial() != 0 && the.spatial() != spatial)
-    Fail("the attributes are of ", the.spatial(), " spatial dimensions, X and W of ", spatial);
+  if (attributes.spatial() != 0 && attributes.spatial() != spatial)
+    Fail("the attributes are of ", attributes.spatial(), " spatial dimensions, X and W of ", spatial);
   for (const Shape& shape : {x, w})
     for (const int64_t size : shape)
       if (size > kLargest) Fail("the shape ", ToString(shape), " has a size above ", kLargest);
-  if (w[0] != kUnknown && w[0] % the.groups != 0)
-    Fail("W has ", w[0], the.transposed ? " input" : " output", " channels, which ", the.groups,
+  if (w[0] != kUnknown && w[0] % attributes.groups != 0)
+    Fail("W has ", w[0], attributes.transposed ? " input" : " output", " channels, which ", attributes.groups,
          " groups do not divide");
-  const int64_t wanted = the.transposed ? w[0] : w[1] == kUnknown ? kUnknown : w[1] * the.groups;
+  const int64_t wanted = attributes.transposed ? w[0] : w[1] == kUnknown ? kUnknown : w[1] * attributes.groups;
   if (x[1] != kUnknown && wanted != kUnknown && x[1] != wanted)
-    Fail("X has ", x[1], " channels, W with ", the.groups, " groups is for ", wanted);
+    Fail("X has ", x[1], " channels, W with ", attributes.groups, " groups is for ", wanted);
   std::vector<Window> windows;
   for (size_t axis = 0; axis < spatial; ++axis) {
     int64_t kernel = w[axis + 2];
-    if (!the.kernel_shape.empty()) {
-      if (kernel != kUnknown && kernel != the.kernel_shape[axis])
-        Fail("kernel_shape is ", ToString(the.kernel_shape), ", but W has the shape ", ToString(w), ", channels first");
-      kernel = the.kernel_shape[axis];
+    if (!attributes.kernel_shape.empty()) {
+      if (kernel != kUnknown && kernel != attributes.kernel_shape[axis])
+        Fail("kernel_shape is ", ToString(attributes.kernel_shape), ", but W has the shape ", ToString(w),
+             ", channels first");
+      kernel = attributes.kernel_shape[axis];
     }
     if (kernel == 0) Fail("W has the shape ", ToString(w), "; each size of its kernel must be at least 1");
-    Window window{kernel, the.stride(axis), the.dilation(axis), 0, 0, x[axis + 2], 0};
-    if (the.transposed) {
-      PadTransposed(the, axis, &window);
-      SizeTransposed(the, axis, &window);
+    Window window{kernel, attributes.stride(axis), attributes.dilation(axis), 0, 0, x[axis + 2], 0};
+    if (attributes.transposed) {
+      PadTransposed(attributes, axis, &window);
+      SizeTransposed(attributes, axis, &window);
     } else {
-      Pad(the, axis, &window);
-      Size(the, axis, &window);
+      Pad(attributes, axis, &window);
+      Size(attributes, axis, &window);
     }
     windows.push_back(window);
   }
@@ -177,11 +179,11 @@ std::vector<Window> Windows(const ConvAttributes& the, const Shape& x, const Sha
 }
 
 // Whether a size that is not known is that of the result too.
-bool Keeps(const ConvAttributes& the, size_t axis, const Window& window) {
+bool Keeps(const ConvAttributes& attributes, size_t axis, const Window& window) {
   if (window.stride != 1 || window.kernel == kUnknown) return false;
-  if (IsSame(the.auto_pad)) return !the.transposed;
-  const int64_t cut = window.begin + window.end;
-  return window.extent() - 1 == (the.transposed ? cut - At(the.output_padding, axis, 0) : cut);
+  if (IsSame(attributes.auto_pad)) return !attributes.transposed;
+  const int64_t cut = window.pad_begin + window.pad_end;
+  return window.extent() - 1 == (attributes.transposed ? cut - At(attributes.output_padding, axis, 0) : cut);
 }
 
 template <typename T>
@@ -255,13 +257,13 @@ Shape ConvShape::kernel() const {
 
 Shape ConvShape::pads() const {
   Shape values;
-  for (const Window& window : windows) values.push_back(window.begin);
-  for (const Window& window : windows) values.push_back(window.end);
+  for (const Window& window : windows) values.push_back(window.pad_begin);
+  for (const Window& window : windows) values.push_back(window.pad_end);
   return values;
 }
 
 ConvShape FitConv(const ConvAttributes& attributes, const Shape& x, const Shape& w) {
-  const bool is_last = attributes.channels_last && !attributes.turns_input;
+  const bool is_last = attributes.channels_last && !attributes.x_channels_first;
   const Shape data = is_last ? ToFirst(x) : x;
   const Shape weights = attributes.channels_last ? ToFirst(w) : w;
   ConvShape shape{};
@@ -272,7 +274,7 @@ ConvShape FitConv(const ConvAttributes& attributes, const Shape& x, const Shape&
   shape.filters = attributes.transposed ? weights[1] * attributes.groups : weights[0];
   shape.channels_last = attributes.channels_last;
   shape.x_channels_last = is_last;
-  shape.y_channels_last = attributes.channels_last && !attributes.turns_output;
+  shape.y_channels_last = attributes.channels_last && !attributes.y_channels_first;
   ElementCount(shape.result());
   return shape;
 }
@@ -287,7 +289,7 @@ TensorType InferConv(const ConvAttributes& attributes, const TensorType& x, cons
   TensorType result;
   if (rank == 0) return result;
   const Shape nothing(rank, kUnknown);
-  const bool last = attributes.channels_last, x_last = last && !attributes.turns_input;
+  const bool last = attributes.channels_last, x_last = last && !attributes.x_channels_first;
   const Shape data = !has_x ? nothing : x_last ? ToFirst(x.shape) : x.shape;
   const Shape weights = !has_w ? nothing : last ? ToFirst(w.shape) : w.shape;
   std::vector<std::string> symbols(rank);
@@ -310,7 +312,7 @@ TensorType InferConv(const ConvAttributes& attributes, const TensorType& x, cons
 
 TensorType InferOutput(const ConvAttributes& attributes, const TensorType& result) {
   TensorType output = result;
-  if (!attributes.turns_output || !result.has_shape) return output;
+  if (!attributes.y_channels_first || !result.has_shape) return output;
   output.shape = ToFirst(result.shape);
   output.symbols = ToFirst(result.symbols);
   return output;

@@ -16,8 +16,8 @@ struct ConvAttributes {
   bool transposed;
   AutoPad auto_pad;
   bool channels_last;
-  bool turns_input;   // X has its channels first although the layout is NHWC
-  bool turns_output;  // so has every output, of a transposed convolution
+  bool x_channels_first;  // X is NCHW although the layout is NHWC
+  bool y_channels_first;  // so has every output, of a transposed convolution
   int64_t groups;
   Shape kernel_shape, strides, dilations, pads;  // pads: all begins, then all ends
   Shape output_padding, output_shape;            // of a transposed convolution
@@ -34,8 +34,8 @@ ConvAttributes ReadConvAttributes(const NodeInfo& node, bool transposed);
 // One spatial dimension.
 struct Window {
   int64_t kernel, stride, dilation;
-  int64_t begin, end;  // the padding; what is cut off the ends of a transposed convolution's result
-  int64_t size, out;   // of input and result
+  int64_t pad_begin, pad_end;  // the padding; what is cut off the ends of a transposed convolution's result
+  int64_t size, out;           // of input and result
   int64_t extent() const { return (kernel - 1) * dilation + 1; }
 };
 

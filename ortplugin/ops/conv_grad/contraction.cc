@@ -134,13 +134,14 @@ void Multiply(int64_t m, int64_t n, int64_t depth, const T* a, int64_t a_row, in
 // Calls body(o, coordinates, count) for stretches of `count` elements of s along the last axis, o being the number of
 // the first and `coordinates` its index, that make up [first, first + total).
 template <typename Body>
-void ForStretches(const Contraction& the, int64_t first, int64_t total, const Body& body) {
-  const size_t rank = the.axes.size();
-  const int64_t row = the.axes.back().small;
+void ForStretches(const Contraction& contraction, int64_t first, int64_t total, const Body& body) {
+  const size_t rank = contraction.axes.size();
+  const int64_t row = contraction.axes.back().small;
   std::vector<int64_t> at(rank);
   for (int64_t o = first; o < first + total;) {
     int64_t rest = o;
-    for (size_t axis = rank; axis-- > 0; rest /= the.axes[axis].small) at[axis] = rest % the.axes[axis].small;
+    for (size_t axis = rank; axis-- > 0; rest /= contraction.axes[axis].small)
+      at[axis] = rest % contraction.axes[axis].small;
     const int64_t count = std::min(row - at.back(), first + total - o);
     body(o, at, count);
     o += count;
@@ -151,23 +152,24 @@ void ForStretches(const Contraction& the, int64_t first, int64_t total, const Bo
 // row of l, and elements [from, to) of the stretch meet those at start + element * stride of it. Positions that meet
 // nothing have from == to.
 template <typename Body>
-void ForKernel(const Contraction& the, const std::vector<int64_t>& at, int64_t count, const Body& body) {
-  const size_t rank = the.axes.size();
-  const ContractionAxis& last = the.axes.back();
-  const int64_t kernels = the.kernel_count();
+void ForKernel(const Contraction& contraction, const std::vector<int64_t>& at, int64_t count, const Body& body) {
+  const size_t rank = contraction.axes.size();
+  const ContractionAxis& last = contraction.axes.back();
+  const int64_t kernels = contraction.kernel_count();
   std::vector<int64_t> position(rank);
   for (int64_t k = 0; k < kernels; ++k) {
     int64_t rest = k;
-    for (size_t axis = rank; axis-- > 0; rest /= the.axes[axis].kernel) position[axis] = rest % the.axes[axis].kernel;
+    for (size_t axis = rank; axis-- > 0; rest /= contraction.axes[axis].kernel)
+      position[axis] = rest % contraction.axes[axis].kernel;
     int64_t offset = 0;
     bool inside = true;
     for (size_t axis = 0; axis + 1 < rank; ++axis) {
-      const ContractionAxis& each = the.axes[axis];
-      const int64_t place = at[axis] * each.stride + position[axis] * each.dilation - each.begin;
+      const ContractionAxis& each = contraction.axes[axis];
+      const int64_t place = at[axis] * each.stride + position[axis] * each.dilation - each.pad_begin;
       inside = inside && place >= 0 && place < each.large;
       offset = offset * each.large + place;
     }
-    const int64_t start = at.back() * last.stride + position.back() * last.dilation - last.begin;
+    const int64_t start = at.back() * last.stride + position.back() * last.dilation - last.pad_begin;
     int64_t from = start >= 0 ? 0 : (-start + last.stride - 1) / last.stride;
     int64_t to = last.large - start <= 0 ? 0 : (last.large - start - 1) / last.stride + 1;
     from = std::min(from, count);
@@ -178,10 +180,12 @@ void ForKernel(const Contraction& the, const std::vector<int64_t>& at, int64_t c
 
 // columns[(c, k), o - first] of the channels [0, channels) of one image's group; zeros where s meets nothing.
 template <typename T>
-void FillColumns(const Contraction& the, const T* large, int64_t channels, int64_t first, int64_t total, T* columns) {
-  const int64_t kernels = the.kernel_count(), image = the.large_count(), stride = the.axes.back().stride;
-  ForStretches(the, first, total, [&](int64_t o, const std::vector<int64_t>& at, int64_t count) {
-    ForKernel(the, at, count, [&](int64_t k, int64_t offset, int64_t start, int64_t from, int64_t to) {
+void FillColumns(const Contraction& contraction, const T* large, int64_t channels, int64_t first, int64_t total,
+                 T* columns) {
+  const int64_t kernels = contraction.kernel_count(), image = contraction.large_count(),
+                stride = contraction.axes.back().stride;
+  ForStretches(contraction, first, total, [&](int64_t o, const std::vector<int64_t>& at, int64_t count) {
+    ForKernel(contraction, at, count, [&](int64_t k, int64_t offset, int64_t start, int64_t from, int64_t to) {
       for (int64_t c = 0; c < channels; ++c) {
         T* target = columns + (c * kernels + k) * total + (o - first);
         std::fill(target, target + from, T{0});
@@ -195,16 +199,17 @@ void FillColumns(const Contraction& the, const T* large, int64_t channels, int64
 
 // The same transposed: rows[o - first, (c, k)].
 template <typename T>
-void FillRows(const Contraction& the, const T* large, int64_t first, int64_t total, T* rows) {
-  const int64_t kernels = the.kernel_count(), image = the.large_count(), stride = the.axes.back().stride;
-  const int64_t width = the.b * kernels;
+void FillRows(const Contraction& contraction, const T* large, int64_t first, int64_t total, T* rows) {
+  const int64_t kernels = contraction.kernel_count(), image = contraction.large_count(),
+                stride = contraction.axes.back().stride;
+  const int64_t width = contraction.b * kernels;
   std::fill(rows, rows + total * width, T{0});
-  ForStretches(the, first, total, [&](int64_t o, const std::vector<int64_t>& at, int64_t count) {
-    ForKernel(the, at, count, [&](int64_t k, int64_t offset, int64_t start, int64_t from, int64_t to) {
+  ForStretches(contraction, first, total, [&](int64_t o, const std::vector<int64_t>& at, int64_t count) {
+    ForKernel(contraction, at, count, [&](int64_t k, int64_t offset, int64_t start, int64_t from, int64_t to) {
       for (int64_t i = from; i < to; ++i) {
         const T* source = large + offset + start + i * stride;
         T* target = rows + (o - first + i) * width + k;
-        for (int64_t c = 0; c < the.b; ++c) target[c * kernels] = source[c * image];
+        for (int64_t c = 0; c < contraction.b; ++c) target[c * kernels] = source[c * image];
       }
     });
   });
@@ -212,10 +217,12 @@ void FillRows(const Contraction& the, const T* large, int64_t first, int64_t tot
 
 // Adds columns to what they were taken from.
 template <typename T>
-void AddColumns(const Contraction& the, const T* columns, int64_t channels, int64_t first, int64_t total, T* large) {
-  const int64_t kernels = the.kernel_count(), image = the.large_count(), stride = the.axes.back().stride;
-  ForStretches(the, first, total, [&](int64_t o, const std::vector<int64_t>& at, int64_t count) {
-    ForKernel(the, at, count, [&](int64_t k, int64_t offset, int64_t start, int64_t from, int64_t to) {
+void AddColumns(const Contraction& contraction, const T* columns, int64_t channels, int64_t first, int64_t total,
+                T* large) {
+  const int64_t kernels = contraction.kernel_count(), image = contraction.large_count(),
+                stride = contraction.axes.back().stride;
+  ForStretches(contraction, first, total, [&](int64_t o, const std::vector<int64_t>& at, int64_t count) {
+    ForKernel(contraction, at, count, [&](int64_t k, int64_t offset, int64_t start, int64_t from, int64_t to) {
       for (int64_t c = 0; c < channels; ++c) {
         const T* source = columns + (c * kernels + k) * total + (o - first);
         T* target = large + c * image + offset + start;
@@ -226,9 +233,9 @@ void AddColumns(const Contraction& the, const T* columns, int64_t channels, int6
 }
 
 // Elements of s whose columns of `height` numbers make up a matrix that stays in the L2 cache.
-int64_t Block(const Contraction& the, int64_t height) {
+int64_t Block(const Contraction& contraction, int64_t height) {
   constexpr int64_t kNumbers = 65536;
-  const int64_t count = the.small_count();
+  const int64_t count = contraction.small_count();
   return std::clamp<int64_t>(kNumbers / std::max<int64_t>(1, height) / 32 * 32, 32, std::max<int64_t>(count, 32));
 }
 
@@ -253,73 +260,84 @@ int64_t Contraction::kernel_count() const {
 }
 
 template <typename T>
-void Gather(const Contraction& the, const T* large, const T* weight, T* small, const ParallelFor& parallel_for) {
-  const int64_t outputs = the.small_count(), image = the.large_count(), height = the.b * the.kernel_count();
-  const int64_t block = Block(the, height), blocks = DivideUp(outputs, block);
-  parallel_for(static_cast<size_t>(the.batch * the.group * blocks), [&](size_t task) {
+void Gather(const Contraction& contraction, const T* large, const T* weight, T* small,
+            const ParallelFor& parallel_for) {
+  const int64_t outputs = contraction.small_count(), image = contraction.large_count(),
+                height = contraction.b * contraction.kernel_count();
+  const int64_t block = Block(contraction, height), blocks = DivideUp(outputs, block);
+  parallel_for(static_cast<size_t>(contraction.batch * contraction.group * blocks), [&](size_t task) {
     const int64_t number = static_cast<int64_t>(task), part = number / blocks, first = number % blocks * block;
     const int64_t count = std::min(block, outputs - first);
     HostVector<T> columns(static_cast<size_t>(height * count));
-    FillColumns(the, large + part * the.b * image, the.b, first, count, columns.data());
-    T* target = small + part * the.a * outputs + first;
-    for (int64_t row = 0; row < the.a; ++row) std::fill(target + row * outputs, target + row * outputs + count, T{0});
-    Multiply<T>(the.a, count, height, weight + part % the.group * the.a * height, height, 1, columns.data(), count,
-                target, outputs);
+    FillColumns(contraction, large + part * contraction.b * image, contraction.b, first, count, columns.data());
+    T* target = small + part * contraction.a * outputs + first;
+    for (int64_t row = 0; row < contraction.a; ++row)
+      std::fill(target + row * outputs, target + row * outputs + count, T{0});
+    Multiply<T>(contraction.a, count, height, weight + part % contraction.group * contraction.a * height, height, 1,
+                columns.data(), count, target, outputs);
   });
 }
 
 template <typename T>
-void Scatter(const Contraction& the, const T* small, const T* weight, T* large, const ParallelFor& parallel_for) {
-  const int64_t outputs = the.small_count(), image = the.large_count(), kernels = the.kernel_count();
-  const int64_t height = the.b * kernels, parts = the.batch * the.group;
+void Scatter(const Contraction& contraction, const T* small, const T* weight, T* large,
+             const ParallelFor& parallel_for) {
+  const int64_t outputs = contraction.small_count(), image = contraction.large_count(),
+                kernels = contraction.kernel_count();
+  const int64_t height = contraction.b * kernels, parts = contraction.batch * contraction.group;
   // Where there are few images and groups, tasks share out the channels.
-  const int64_t channels = DivideUp(the.b, std::clamp<int64_t>(kTasks / std::max<int64_t>(1, parts), 1, the.b));
-  const int64_t slices = DivideUp(the.b, channels);
+  const int64_t channels =
+      DivideUp(contraction.b, std::clamp<int64_t>(kTasks / std::max<int64_t>(1, parts), 1, contraction.b));
+  const int64_t slices = DivideUp(contraction.b, channels);
   parallel_for(static_cast<size_t>(parts * slices), [&](size_t task) {
     const int64_t number = static_cast<int64_t>(task), part = number / slices, channel = number % slices * channels;
-    const int64_t width = std::min(channels, the.b - channel), rows = width * kernels;
-    T* target = large + (part * the.b + channel) * image;
+    const int64_t width = std::min(channels, contraction.b - channel), rows = width * kernels;
+    T* target = large + (part * contraction.b + channel) * image;
     std::fill(target, target + width * image, T{0});
-    const int64_t block = Block(the, rows);
+    const int64_t block = Block(contraction, rows);
     HostVector<T> columns(static_cast<size_t>(rows * std::min(block, outputs)));
     for (int64_t first = 0; first < outputs; first += block) {
       const int64_t count = std::min(block, outputs - first);
       std::fill(columns.data(), columns.data() + rows * count, T{0});
-      Multiply<T>(rows, count, the.a, weight + part % the.group * the.a * height + channel * kernels, 1, height,
-                  small + part * the.a * outputs + first, outputs, columns.data(), count);
-      AddColumns(the, columns.data(), width, first, count, target);
+      Multiply<T>(rows, count, contraction.a,
+                  weight + part % contraction.group * contraction.a * height + channel * kernels, 1, height,
+                  small + part * contraction.a * outputs + first, outputs, columns.data(), count);
+      AddColumns(contraction, columns.data(), width, first, count, target);
     }
   });
 }
 
 template <typename T>
-void Weight(const Contraction& the, const T* small, const T* large, double* weight, const ParallelFor& parallel_for) {
-  const int64_t outputs = the.small_count(), image = the.large_count(), height = the.b * the.kernel_count();
+void Weight(const Contraction& contraction, const T* small, const T* large, double* weight,
+            const ParallelFor& parallel_for) {
+  const int64_t outputs = contraction.small_count(), image = contraction.large_count(),
+                height = contraction.b * contraction.kernel_count();
   // Tasks share out groups and rows of w; where these are few, images too, whose sums are added afterwards.
   constexpr int64_t kTaskRows = 64;
-  const int64_t slices = DivideUp(the.a, kTaskRows);
-  const int64_t wanted = std::clamp<int64_t>(kTasks / (the.group * slices), 1, std::max<int64_t>(1, the.batch));
-  const int64_t images = DivideUp(std::max<int64_t>(1, the.batch), wanted), chunks = DivideUp(the.batch, images);
-  const int64_t whole = the.weight_count();
+  const int64_t slices = DivideUp(contraction.a, kTaskRows);
+  const int64_t wanted =
+      std::clamp<int64_t>(kTasks / (contraction.group * slices), 1, std::max<int64_t>(1, contraction.batch));
+  const int64_t images = DivideUp(std::max<int64_t>(1, contraction.batch), wanted),
+                chunks = DivideUp(contraction.batch, images);
+  const int64_t whole = contraction.weight_count();
   std::fill(weight, weight + whole, 0.0);
-  if (the.batch == 0 || outputs == 0 || height == 0) return;
+  if (contraction.batch == 0 || outputs == 0 || height == 0) return;
   HostVector<double> partial(static_cast<size_t>(whole * (chunks - 1)));
-  parallel_for(static_cast<size_t>(the.group * slices * chunks), [&](size_t task) {
+  parallel_for(static_cast<size_t>(contraction.group * slices * chunks), [&](size_t task) {
     const int64_t number = static_cast<int64_t>(task), chunk = number % chunks;
     const int64_t slice = number / chunks % slices * kTaskRows, group = number / chunks / slices;
-    const int64_t rows = std::min(kTaskRows, the.a - slice), block = Block(the, height);
+    const int64_t rows = std::min(kTaskRows, contraction.a - slice), block = Block(contraction, height);
     double* totals = chunk == 0 ? weight : partial.data() + (chunk - 1) * whole;
-    totals += (group * the.a + slice) * height;
+    totals += (group * contraction.a + slice) * height;
     HostVector<T> columns(static_cast<size_t>(std::min(block, outputs) * height));
     HostVector<T> sums(static_cast<size_t>(rows * height));
-    for (int64_t n = chunk * images; n < std::min(the.batch, (chunk + 1) * images); ++n) {
-      const int64_t part = n * the.group + group;
+    for (int64_t n = chunk * images; n < std::min(contraction.batch, (chunk + 1) * images); ++n) {
+      const int64_t part = n * contraction.group + group;
       for (int64_t first = 0; first < outputs; first += block) {
         const int64_t count = std::min(block, outputs - first);
-        FillRows(the, large + part * the.b * image, first, count, columns.data());
+        FillRows(contraction, large + part * contraction.b * image, first, count, columns.data());
         std::fill(sums.begin(), sums.end(), T{0});
-        Multiply<T>(rows, height, count, small + (part * the.a + slice) * outputs + first, outputs, 1, columns.data(),
-                    height, sums.data(), height);
+        Multiply<T>(rows, height, count, small + (part * contraction.a + slice) * outputs + first, outputs, 1,
+                    columns.data(), height, sums.data(), height);
         for (int64_t i = 0; i < rows * height; ++i) totals[i] += static_cast<double>(sums[static_cast<size_t>(i)]);
       }
     }

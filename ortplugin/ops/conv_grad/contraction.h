@@ -13,7 +13,7 @@ namespace ortplugin {
 
 // One spatial axis. Elements of l beyond its edges count as 0.
 struct ContractionAxis {
-  int64_t small, large, kernel, stride, dilation, begin;
+  int64_t small, large, kernel, stride, dilation, pad_begin;
 };
 
 struct Contraction {
@@ -31,11 +31,13 @@ using ParallelFor = std::function<void(size_t, const std::function<void(size_t)>
 
 // T: float or double. Every element of the result is written. Sums run in an order that the shapes alone decide.
 template <typename T>
-void Gather(const Contraction& the, const T* large, const T* weight, T* small, const ParallelFor& parallel_for);
+void Gather(const Contraction& contraction, const T* large, const T* weight, T* small, const ParallelFor& parallel_for);
 template <typename T>
-void Scatter(const Contraction& the, const T* small, const T* weight, T* large, const ParallelFor& parallel_for);
+void Scatter(const Contraction& contraction, const T* small, const T* weight, T* large,
+             const ParallelFor& parallel_for);
 // Accumulates in double beyond a block.
 template <typename T>
-void Weight(const Contraction& the, const T* small, const T* large, double* weight, const ParallelFor& parallel_for);
+void Weight(const Contraction& contraction, const T* small, const T* large, double* weight,
+            const ParallelFor& parallel_for);
 
 }  // namespace ortplugin

@@ -4,9 +4,9 @@
 #include <optional>
 #include <sstream>
 
-#include "ortplugin/runtime/program/evaluator.h"
 #include "ortplugin/runtime/host_memory.h"
-#include "ortplugin/runtime/program/program_pass.h"
+#include "ortplugin/runtime/program/evaluator.h"
+#include "ortplugin/runtime/program/program_sweep.h"
 #include "ortplugin/runtime/text.h"
 
 namespace ortplugin {
@@ -48,40 +48,40 @@ int64_t Whole(const char* name, int64_t value, int64_t least, int64_t most) {
 // Node: a ShapeContext or a NodeInfo.
 template <typename Node>
 GradNode ReadNode(const Node& node) {
-  GradNode the{};
+  GradNode grad{};
   const auto wanted = Words("gradients", node.string_attribute("gradients"), {"dX", "dW", "dB", "dZ"});
-  the.wants_x = wanted[0], the.wants_w = wanted[1], the.wants_b = wanted[2], the.wants_z = wanted[3];
+  grad.wants_x = wanted[0], grad.wants_w = wanted[1], grad.wants_b = wanted[2], grad.wants_z = wanted[3];
   const auto given = Words("operands", node.string_attribute("operands", ""), {"X", "W"});
-  the.has_x = given[0], the.has_w = given[1];
-  the.text = ProgramText(node, the.operands(), the.operands() + 1);
-  the.program = Program::Parse(the.text);
-  for (const Statement& statement : the.program.statements())
+  grad.has_x = given[0], grad.has_w = given[1];
+  grad.text = ProgramText(node, grad.operands(), grad.operands() + 1);
+  grad.program = Program::Parse(grad.text);
+  for (const Statement& statement : grad.program.statements())
     if (IsCore(statement.op)) Fail("the program holds a ", NameOf(statement.op), "; it must be pointwise");
-  if (the.program.parameters().empty() || !IsFloating(the.dtype()))
+  if (grad.program.parameters().empty() || !IsFloating(grad.dtype()))
     Fail("the program's first result must be a floating value of its parameters");
   if (std::none_of(wanted.begin(), wanted.end(), [](bool each) { return each; }))
     Fail("gradients='' must name at least one of dX, dW, dB, dZ");
-  if (the.wants_x && !the.has_w) Fail("dX needs W; add it to the operands");
-  if (the.wants_w && !the.has_x) Fail("dW needs X; add it to the operands");
-  the.transposed = Whole("transposed", node.int_attribute("transposed", 0), 0, 1) != 0;
-  the.allow_tf32 = Whole("allow_tf32", node.int_attribute("allow_tf32", 0), 0, 1) != 0;
+  if (grad.wants_x && !grad.has_w) Fail("dX needs W; add it to the operands");
+  if (grad.wants_w && !grad.has_x) Fail("dW needs X; add it to the operands");
+  grad.transposed = Whole("transposed", node.int_attribute("transposed", 0), 0, 1) != 0;
+  grad.allow_tf32 = Whole("allow_tf32", node.int_attribute("allow_tf32", 0), 0, 1) != 0;
   const std::string layout = node.string_attribute("layout", "NCHW");
-  the.channels_last = layout == "NHWC";
-  if (!the.channels_last && layout != "NCHW") Fail("layout=", Quoted(layout), " must be NCHW or NHWC");
-  the.group = Whole("group", node.int_attribute("group", 1), 1, INT32_MAX);
+  grad.channels_last = layout == "NHWC";
+  if (!grad.channels_last && layout != "NCHW") Fail("layout=", Quoted(layout), " must be NCHW or NHWC");
+  grad.group = Whole("group", node.int_attribute("group", 1), 1, INT32_MAX);
   const Shape kernel = node.ints_attribute("kernel_shape");
   const size_t rank = kernel.size();
   if (rank < 1 || rank > 3) Fail("the attribute 'kernel_shape' must have 1 to 3 numbers");
-  the.kernel = Numbers("kernel_shape", kernel, 1, rank);
-  the.strides = Numbers("strides", node.ints_attribute("strides"), 1, rank);
-  the.dilations = Numbers("dilations", node.ints_attribute("dilations"), 1, rank);
-  the.output_padding = Numbers("output_padding", node.ints_attribute("output_padding"), 0, rank);
+  grad.kernel = Numbers("kernel_shape", kernel, 1, rank);
+  grad.strides = Numbers("strides", node.ints_attribute("strides"), 1, rank);
+  grad.dilations = Numbers("dilations", node.ints_attribute("dilations"), 1, rank);
+  grad.output_padding = Numbers("output_padding", node.ints_attribute("output_padding"), 0, rank);
   const Shape pads = Numbers("pads", node.ints_attribute("pads"), 0, 2 * rank);
-  the.begin.assign(pads.begin(), pads.begin() + static_cast<std::ptrdiff_t>(rank));
-  the.end.assign(pads.begin() + static_cast<std::ptrdiff_t>(rank), pads.end());
-  the.data_algorithm = node.string_attribute("data_algorithm", "auto");
-  the.weight_algorithm = node.string_attribute("weight_algorithm", "auto");
-  the.weight_dtype = the.dtype();
+  grad.pads_begin.assign(pads.begin(), pads.begin() + static_cast<std::ptrdiff_t>(rank));
+  grad.pads_end.assign(pads.begin() + static_cast<std::ptrdiff_t>(rank), pads.end());
+  grad.data_algorithm = node.string_attribute("data_algorithm", "auto");
+  grad.weight_algorithm = node.string_attribute("weight_algorithm", "auto");
+  grad.weight_dtype = grad.dtype();
   const std::string weight_dtype = node.string_attribute("weight_dtype", "");
   if (!weight_dtype.empty()) {
     const DType types[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat, DType::kDouble};
@@ -89,11 +89,11 @@ GradNode ReadNode(const Node& node) {
         std::find_if(std::begin(types), std::end(types), [&](DType each) { return weight_dtype == NameOf(each); });
     if (type == std::end(types))
       Fail("weight_dtype=", Quoted(weight_dtype), " must be float16, bfloat16, float or double");
-    the.weight_dtype = *type;
+    grad.weight_dtype = *type;
     // What ORT runs in float for want of float16 (ProgramText).
-    if (*type == DType::kFloat16 && node.string_attribute("program") != the.text) the.weight_dtype = DType::kFloat;
+    if (*type == DType::kFloat16 && node.string_attribute("program") != grad.text) grad.weight_dtype = DType::kFloat;
   }
-  return the;
+  return grad;
 }
 
 Shape First(const Shape& shape, bool channels_last) {
@@ -117,34 +117,34 @@ struct Known {
 
 // The least size of the large tensor that goes with this size of the small one.
 int64_t Large(const GradNode& node, size_t axis, int64_t small) {
-  return (small - 1) * node.strides[axis] + (node.kernel[axis] - 1) * node.dilations[axis] + 1 - node.begin[axis] -
-         node.end[axis];
+  return (small - 1) * node.strides[axis] + (node.kernel[axis] - 1) * node.dilations[axis] + 1 - node.pads_begin[axis] -
+         node.pads_end[axis];
 }
 
-void CheckKnown(const GradNode& node, const Known& the) {
-  const Shape &small = node.transposed ? the.x : the.z, &large = node.transposed ? the.z : the.x;
+void CheckKnown(const GradNode& node, const Known& known) {
+  const Shape &small = node.transposed ? known.x : known.z, &large = node.transposed ? known.z : known.x;
   const auto differ = [](int64_t a, int64_t b) { return a >= 0 && b >= 0 && a != b; };
   const auto require = [&](bool good, const auto&... reason) {
     if (!good)
-      Fail(reason..., ": X ", ToString(the.x), ", W ", ToString(the.w), ", S ", ToString(the.z),
+      Fail(reason..., ": X ", ToString(known.x), ", W ", ToString(known.w), ", S ", ToString(known.z),
            " (channels first, -1 where unknown), group=", node.group);
   };
   constexpr int64_t kMost = INT32_MAX;
-  for (const Shape* shape : {&the.x, &the.z, &the.w})
+  for (const Shape* shape : {&known.x, &known.z, &known.w})
     for (const int64_t size : *shape) require(size <= kMost, "a size is above ", kMost);
-  if (!the.w.empty()) {
+  if (!known.w.empty()) {
     for (size_t axis = 0; axis < node.rank(); ++axis)
-      require(!differ(the.w[2 + axis], node.kernel[axis]), "kernel_shape=", ToString(node.kernel), " is not W's");
-    require(the.w[0] < 0 || the.w[0] % node.group == 0, "the groups do not divide W");
-    if (!small.empty()) require(!differ(the.w[0], small[1]), "W does not have the channels");
-    if (!large.empty() && the.w[1] >= 0)
-      require(!differ(the.w[1] * node.group, large[1]), "W does not have the channels");
+      require(!differ(known.w[2 + axis], node.kernel[axis]), "kernel_shape=", ToString(node.kernel), " is not W's");
+    require(known.w[0] < 0 || known.w[0] % node.group == 0, "the groups do not divide W");
+    if (!small.empty()) require(!differ(known.w[0], small[1]), "W does not have the channels");
+    if (!large.empty() && known.w[1] >= 0)
+      require(!differ(known.w[1] * node.group, large[1]), "W does not have the channels");
   }
-  for (const Shape* shape : {&the.x, &the.z})
+  for (const Shape* shape : {&known.x, &known.z})
     if (!shape->empty())
       require((*shape)[1] < 0 || (*shape)[1] % node.group == 0, "the groups do not divide the channels");
-  if (the.x.empty() || the.z.empty()) return;
-  require(!differ(the.x[0], the.z[0]), "X and S have different batches");
+  if (known.x.empty() || known.z.empty()) return;
+  require(!differ(known.x[0], known.z[0]), "X and S have different batches");
   for (size_t axis = 0; axis < node.rank(); ++axis) {
     const int64_t a = small[2 + axis], b = large[2 + axis];
     if (a < 0 || b < 0) continue;
@@ -157,28 +157,28 @@ void CheckKnown(const GradNode& node, const Known& the) {
 
 // `operands`: X and W, as far as they are given, in the node's layout; -1 and empty shapes where unknown.
 Known Complete(const GradNode& node, const std::vector<Shape>& operands, const Shape& whole) {
-  Known the{First(whole, node.channels_last), {}, {}};
+  Known known{First(whole, node.channels_last), {}, {}};
   size_t next = 0;
-  if (node.has_x) the.x = First(operands[next++], node.channels_last);
-  if (node.has_w) the.w = First(operands[next++], node.channels_last);
+  if (node.has_x) known.x = First(operands[next++], node.channels_last);
+  if (node.has_w) known.w = First(operands[next++], node.channels_last);
   const size_t rank = node.rank();
   constexpr int64_t kMost = INT32_MAX;  // what follows multiplies two sizes
-  for (const Shape* shape : {&the.x, &the.w, &the.z})
+  for (const Shape* shape : {&known.x, &known.w, &known.z})
     for (const int64_t size : *shape)
       if (size > kMost) Fail("the shape ", ToString(*shape), " (channels first) has a size above ", kMost);
-  for (const Shape* shape : {&the.x, &the.w, &the.z})
+  for (const Shape* shape : {&known.x, &known.w, &known.z})
     if (!shape->empty() && shape->size() != rank + 2)
-      Fail("kernel_shape=", ToString(node.kernel), " has another rank than X ", ToString(the.x), ", W ",
-           ToString(the.w), " or S ", ToString(the.z), " (channels first, -1 where unknown)");
-  if (the.w.empty()) {
-    const Shape &small = node.transposed ? the.x : the.z, &large = node.transposed ? the.z : the.x;
-    the.w = {small.empty() ? kUnknown : small[1], large.empty() || large[1] < 0 ? kUnknown : large[1] / node.group};
-    the.w.insert(the.w.end(), node.kernel.begin(), node.kernel.end());
+      Fail("kernel_shape=", ToString(node.kernel), " has another rank than X ", ToString(known.x), ", W ",
+           ToString(known.w), " or S ", ToString(known.z), " (channels first, -1 where unknown)");
+  if (known.w.empty()) {
+    const Shape &small = node.transposed ? known.x : known.z, &large = node.transposed ? known.z : known.x;
+    known.w = {small.empty() ? kUnknown : small[1], large.empty() || large[1] < 0 ? kUnknown : large[1] / node.group};
+    known.w.insert(known.w.end(), node.kernel.begin(), node.kernel.end());
   }
-  if (!node.has_x && !the.z.empty()) {
-    the.x = {the.z[0], node.transposed ? the.w[0] : the.w[1] < 0 ? kUnknown : the.w[1] * node.group};
+  if (!node.has_x && !known.z.empty()) {
+    known.x = {known.z[0], node.transposed ? known.w[0] : known.w[1] < 0 ? kUnknown : known.w[1] * node.group};
     for (size_t axis = 0; axis < rank; ++axis) {
-      const int64_t size = the.z[2 + axis], padding = node.output_padding[axis];
+      const int64_t size = known.z[2 + axis], padding = node.output_padding[axis];
       int64_t made = kUnknown;
       if (size >= 0 && node.transposed) {
         const int64_t steps = size - Large(node, axis, 1) - padding;
@@ -186,11 +186,11 @@ Known Complete(const GradNode& node, const std::vector<Shape>& operands, const S
       } else if (size >= 0) {
         made = Large(node, axis, size) + padding;
       }
-      the.x.push_back(size < 0 ? kUnknown : std::max<int64_t>(made, 0));
+      known.x.push_back(size < 0 ? kUnknown : std::max<int64_t>(made, 0));
     }
   }
-  CheckKnown(node, the);
-  return the;
+  CheckKnown(node, known);
+  return known;
 }
 
 void CheckOperand(const GradNode& node, size_t index, ort::ElementType type) {
@@ -391,10 +391,10 @@ class CpuConvGrad : public Kernel {
       written.push_back(static_cast<char*>(db));
       ComputeSums(*sums_, *sum_shape, arguments, written, run);
     } else if (!results.empty() && ElementCount(shape.z) > 0) {
-      std::vector<ProgramPass::Input> parameters;
+      std::vector<ProgramSweep::Input> parameters;
       for (const Tensor& each : arguments) parameters.push_back({each.data, *FromOrt(each.type)});
       const Axes axes = JoinAxes(shape.z, given);
-      ProgramPass(node_.program, axes, ElementCount(shape.z), parameters, results).Run(run);
+      ProgramSweep(node_.program, axes, ElementCount(shape.z), parameters, results).Run(run);
     }
     if (dx == nullptr && dw == nullptr) return;
     const void* x = node_.has_x ? inputs[0].data : nullptr;
@@ -418,24 +418,24 @@ class CpuConvGrad : public Kernel {
       }
     };
     const bool last = node_.channels_last;
-    const Contraction& the = shape.contraction;
+    const Contraction& contraction = shape.contraction;
     const Lanes<T> gradient(node_.dtype(), z, shape.z, last, parallel_for);
     if (dx != nullptr) {
       const Lanes<T> weight(node_.dtype(), w, shape.w, last, parallel_for);
       HostVector<T> made(static_cast<size_t>(ElementCount(shape.x)));
       if (node_.transposed) {
-        Gather(the, gradient.data(), weight.data(), made.data(), parallel_for);
+        Gather(contraction, gradient.data(), weight.data(), made.data(), parallel_for);
       } else {
-        Scatter(the, gradient.data(), weight.data(), made.data(), parallel_for);
+        Scatter(contraction, gradient.data(), weight.data(), made.data(), parallel_for);
       }
       Store(made.data(), node_.dtype(), shape.x, last, dx, parallel_for);
     }
     if (dw != nullptr) {
       const Lanes<T> data(node_.dtype(), x, shape.x, last, parallel_for);
-      HostVector<double> made(static_cast<size_t>(the.weight_count()));
+      HostVector<double> made(static_cast<size_t>(contraction.weight_count()));
       const T* small = node_.transposed ? data.data() : gradient.data();
       const T* large = node_.transposed ? gradient.data() : data.data();
-      Weight(the, small, large, made.data(), parallel_for);
+      Weight(contraction, small, large, made.data(), parallel_for);
       Store(made.data(), node_.weight_dtype, shape.w, last, dw, parallel_for);
     }
   }
@@ -493,7 +493,7 @@ GradShape FitGrad(const GradNode& node, const std::vector<Shape>& inputs) {
   shape.contraction = {small[0], node.group, known.w[0] / node.group, known.w[1], {}};
   for (size_t axis = 0; axis < node.rank(); ++axis)
     shape.contraction.axes.push_back({small[2 + axis], large[2 + axis], node.kernel[axis], node.strides[axis],
-                                      node.dilations[axis], node.begin[axis]});
+                                      node.dilations[axis], node.pads_begin[axis]});
   ElementCount(shape.x);
   ElementCount(shape.w);
   return shape;

@@ -10,7 +10,7 @@ struct Arguments {
   void* out;
   unsigned long long count;  // of elements of `out`
   unsigned long long inner;  // of c
-  unsigned long long large[3], small[3], begin[3];
+  unsigned long long large[3], small[3], pads_begin[3];
 };
 
 extern "C" __global__ void __launch_bounds__(256) pad(Arguments a) {
@@ -21,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(256) pad(Arguments a) {
     bool inside = true;
 #pragma unroll
     for (int axis = 2; axis >= 0; --axis) {
-      const unsigned long long at = rest % a.large[axis] - a.begin[axis];  // before the tensor: beyond every size
+      const unsigned long long at = rest % a.large[axis] - a.pads_begin[axis];  // before the tensor: beyond every size
       inside = inside && at < a.small[axis];
       from += at * stride;
       stride *= a.small[axis];

@@ -22,7 +22,7 @@ struct GradNode {
   bool has_x, has_w;
   bool transposed, channels_last, allow_tf32;
   int64_t group;
-  Shape kernel, strides, dilations, begin, end, output_padding;
+  Shape kernel, strides, dilations, pads_begin, pads_end, output_padding;
   DType weight_dtype;  // of dW and dB
   std::string data_algorithm, weight_algorithm;
 
@@ -35,9 +35,9 @@ struct GradNode {
   size_t operands() const { return static_cast<size_t>(has_x) + static_cast<size_t>(has_w); }  // before the program's
   size_t gradients() const;                                                                    // among the outputs
   // dZ is the program's parameter itself, and need not be written.
-  bool is_bare() const { return program.statements().empty() && program.parameters().size() == 1 && !wants_z; }
-  // dZ is written, to an output or to scratch memory. Without dB it always is, unless bare.
-  bool stores_z() const { return !is_bare() && (wants_x || wants_w || wants_z); }
+  bool is_identity() const { return program.statements().empty() && program.parameters().size() == 1 && !wants_z; }
+  // dZ is written, to an output or to scratch memory. Without dB it always is, unless the program is the identity.
+  bool stores_z() const { return !is_identity() && (wants_x || wants_w || wants_z); }
   // The program with dB as its last result, and without dZ where that is not stored.
   SumProgram Sums() const;
 };

@@ -1,5 +1,5 @@
 // ConvGrad on the GPU: dZ, and dB with it, on the kernels of FusedPointwise and FusedSumTo; dX and dW in the ways of
-// grad_ways.h.
+// grad_engines.h.
 
 #include <algorithm>
 #include <atomic>
@@ -8,10 +8,10 @@
 #include <utility>
 
 #include "ortplugin/ops/conv_grad/conv_grad.h"
-#include "ortplugin/ops/conv_grad/grad_ways.h"
+#include "ortplugin/ops/conv_grad/grad_engines.h"
 #include "ortplugin/ops/pointwise/pointwise.h"
-#include "ortplugin/runtime/gpu/cuda.h"
 #include "ortplugin/runtime/cudnn/cudnn.h"
+#include "ortplugin/runtime/gpu/cuda.h"
 #include "ortplugin/runtime/gpu/kernel_sources.h"
 #include "ortplugin/runtime/gpu/plan_cache.h"
 #include "ortplugin/runtime/ort/scratch.h"
@@ -52,19 +52,19 @@ struct Padding {
   cuda::LaunchShape launch;
   std::vector<uint64_t> arguments;  // addresses are filled in at each launch
 };
-Padding Pad(const Shape& shape, bool channels_last, const Shape& begin, const Shape& end, DType dtype,
+Padding Pad(const Shape& shape, bool channels_last, const Shape& pads_begin, const Shape& pads_end, DType dtype,
             const cuda::DeviceFacts& gpu) {
   constexpr size_t kAxes = 3;
   constexpr unsigned kThreads = 256;
   Padding padding{};
   padding.shape = shape;
-  const size_t rank = begin.size(), first = channels_last ? 1 : 2;
+  const size_t rank = pads_begin.size(), first = channels_last ? 1 : 2;
   std::vector<uint64_t> large(kAxes - rank, 1), small(kAxes - rank, 1), before(kAxes - rank, 0);
   for (size_t axis = 0; axis < rank; ++axis) {
-    padding.shape[first + axis] += begin[axis] + end[axis];
+    padding.shape[first + axis] += pads_begin[axis] + pads_end[axis];
     large.push_back(static_cast<uint64_t>(padding.shape[first + axis]));
     small.push_back(static_cast<uint64_t>(shape[first + axis]));
-    before.push_back(static_cast<uint64_t>(begin[axis]));
+    before.push_back(static_cast<uint64_t>(pads_begin[axis]));
   }
   const auto count = static_cast<uint64_t>(ElementCount(padding.shape));
   padding.bytes = Bytes(padding.shape, dtype);
@@ -85,7 +85,7 @@ struct Part {
   std::optional<Padding> padding;           // of the first input
   std::optional<Conversion> result;         // from what the plan writes
   size_t made_bytes = 0;                    // of that, where it is converted
-  std::optional<OwnDataGrad> own;           // instead of the plan, of dX
+  std::optional<DataGradEngine> engine;     // instead of the plan, of dX
 
   size_t scratch_bytes() const {
     size_t bytes = made_bytes + (plan != nullptr ? ScratchBytes(plan->workspace_bytes()) : 0) +
@@ -103,7 +103,7 @@ struct Plan {
   std::optional<SumPlan> sums;
   std::optional<PointwisePlan> pointwise;
   std::optional<Part> data, weight;
-  std::optional<OwnWeightGrad> own_weight;
+  std::optional<WeightGradEngine> weight_engine;
   size_t z_bytes = 0;  // of dZ in scratch memory
 
   // Tensors whose addresses are no multiples of 16: copied into scratch memory first, or out of it last.
@@ -198,9 +198,9 @@ class CudaConvGrad : public Kernel {
       cudnn::Version();
       cudnn::Prepare(device_, problem, cudnn::kMostWorkspace, text ? &*text : nullptr);
     };
-    if (node_.wants_x && ElementCount(shape.x) > 0 && !FindOwnData(node_, shape, device_))
+    if (node_.wants_x && ElementCount(shape.x) > 0 && !FindDataGradEngine(node_, shape, device_))
       prepare(DataProblem(node_, shape), node_.data_algorithm);
-    if (node_.wants_w && ElementCount(shape.w) > 0 && !FindOwnWeight(node_, shape, shapes, device_))
+    if (node_.wants_w && ElementCount(shape.w) > 0 && !FindWeightGradEngine(node_, shape, shapes, device_))
       prepare(WeightProblems(node_, shape).front(), node_.weight_algorithm);
   }
 
@@ -251,8 +251,8 @@ class CudaConvGrad : public Kernel {
       part.zeros = Zeros(shape.x, node_.dtype(), device_);
       return part;
     }
-    part.own = FindOwnData(node_, shape, device_);
-    if (part.own) return part;
+    part.engine = FindDataGradEngine(node_, shape, device_);
+    if (part.engine) return part;
     if (node_.data_algorithm == "own") WarnOfOwn("dX");
     FindPlan({DataProblem(node_, shape)}, node_.data_algorithm, &part);
     return part;
@@ -290,34 +290,34 @@ class CudaConvGrad : public Kernel {
     plan->shape = FitGrad(node_, shapes);
     const GradShape& shape = plan->shape;
     const std::vector<Shape> given(shapes.begin() + static_cast<std::ptrdiff_t>(node_.operands()), shapes.end());
-    plan->own_weight = FindOwnWeight(node_, shape, shapes, device_);
-    const bool draws_in = plan->own_weight && plan->own_weight->draws_in;
+    plan->weight_engine = FindWeightGradEngine(node_, shape, shapes, device_);
+    const bool draws_in = plan->weight_engine && plan->weight_engine->draws_in;
     if (draws_in) {
       // Nothing is left to do for dZ and dB.
     } else if (sums_) {
       plan->sums = PlanSums(*sums_, given, device_, true);
       plan->step_bytes = ScratchBytes(plan->sums->scratch_bytes);
-    } else if (!node_.is_bare() && ElementCount(shape.z) > 0) {
+    } else if (!node_.is_identity() && ElementCount(shape.z) > 0) {
       plan->pointwise = PlanPointwise(node_.program, FitPointwise(node_.program, given), device_, kMostVector);
     }
-    if (node_.stores_z() && !node_.wants_z && (!draws_in || plan->own_weight->stores_z))
+    if (node_.stores_z() && !node_.wants_z && (!draws_in || plan->weight_engine->stores_z))
       plan->z_bytes = Bytes(shape.z, node_.dtype());
     if (node_.wants_x) plan->data = MakeData(shape);
-    if (plan->own_weight)
-      plan->step_bytes = std::max(plan->step_bytes, ScratchBytes(plan->own_weight->plan.scratch_bytes));
-    if (node_.wants_w && !plan->own_weight) plan->weight = MakeWeight(shape);
+    if (plan->weight_engine)
+      plan->step_bytes = std::max(plan->step_bytes, ScratchBytes(plan->weight_engine->plan.scratch_bytes));
+    if (node_.wants_w && !plan->weight_engine) plan->weight = MakeWeight(shape);
     for (const std::optional<Part>* part : {&plan->data, &plan->weight})
       if (*part) plan->step_bytes = std::max(plan->step_bytes, (*part)->scratch_bytes());
     plan->scratch_bytes = plan->z_bytes + plan->step_bytes;
     const std::vector<Shape> outputs = OutputShapes(shape);
     for (const size_t tensor : unaligned) {
       const bool is_input = tensor < shapes.size();
-      const Shape& of = is_input ? shapes[tensor] : outputs[tensor - shapes.size()];
-      if (ElementCount(of) == 0) continue;
+      const Shape& tensor_shape = is_input ? shapes[tensor] : outputs[tensor - shapes.size()];
+      if (ElementCount(tensor_shape) == 0) continue;
       const std::string name = NameOf(is_input ? InputType(tensor) : OutputType(tensor - shapes.size()));
       const Program copy = Program::Parse("(" + name + " x) => (" + name + " x) {}");
-      const size_t bytes = Bytes(of, copy.value(copy.parameters()[0]).dtype);
-      plan->copies.push_back({tensor, bytes, PlanPointwise(copy, FitPointwise(copy, {of}), device_, 1)});
+      const size_t bytes = Bytes(tensor_shape, copy.value(copy.parameters()[0]).dtype);
+      plan->copies.push_back({tensor, bytes, PlanPointwise(copy, FitPointwise(copy, {tensor_shape}), device_, 1)});
       plan->scratch_bytes += bytes;
     }
     return plans_.Keep(shapes, unaligned, std::move(plan));
@@ -346,9 +346,9 @@ class CudaConvGrad : public Kernel {
     void* const db = node_.wants_b ? addresses[next++] : nullptr;
     const void* z = addresses[operands];
     std::vector<void*> results;
-    const std::optional<OwnWeightGrad>& own = plan.own_weight;
-    const bool draws_in = own && own->draws_in;
-    if (draws_in ? own->stores_z : node_.stores_z()) {
+    const std::optional<WeightGradEngine>& engine = plan.weight_engine;
+    const bool draws_in = engine && engine->draws_in;
+    if (draws_in ? engine->stores_z : node_.stores_z()) {
       results.push_back(node_.wants_z ? addresses[next++] : z_memory);
       z = results[0];
     }
@@ -358,15 +358,15 @@ class CudaConvGrad : public Kernel {
     const void* const x = node_.has_x ? addresses[0] : nullptr;
     const void* const w = node_.has_w ? addresses[operands - 1] : nullptr;
     if (draws_in) {
-      RunWeightGrad(own->plan, device_, stream, x, given, own->stores_z ? results[0] : nullptr, dw, db, step);
+      RunWeightGrad(engine->plan, device_, stream, x, given, engine->stores_z ? results[0] : nullptr, dw, db, step);
     } else if (plan.sums) {
       results.push_back(db);
       RunSums(*plan.sums, device_, stream, given, results, step);
     } else if (plan.pointwise) {
       RunPointwise(*plan.pointwise, device_, stream, given, results);
     }
-    if (own && !draws_in)
-      RunWeightGrad(own->plan, device_, stream, node_.transposed ? z : x, {node_.transposed ? x : z}, nullptr, dw,
+    if (engine && !draws_in)
+      RunWeightGrad(engine->plan, device_, stream, node_.transposed ? z : x, {node_.transposed ? x : z}, nullptr, dw,
                     nullptr, step);
     if (plan.data) RunPart(*plan.data, stream, z, w, dx, step);
     if (plan.weight) RunPart(*plan.weight, stream, node_.transposed ? z : x, node_.transposed ? x : z, dw, step);
@@ -377,12 +377,12 @@ class CudaConvGrad : public Kernel {
   void RunPart(const Part& part, cuda::Stream stream, const void* first, const void* second, void* result,
                char* scratch) const {
     if (part.zeros) RunSums(*part.zeros, device_, stream, {nullptr}, {result}, scratch);
-    if (part.own) {
-      std::vector<uint64_t> numbers = part.own->arguments;
+    if (part.engine) {
+      std::vector<uint64_t> numbers = part.engine->arguments;
       const void* const addresses[] = {first, second, result};
       for (size_t i = 0; i < 3; ++i) numbers[i] = reinterpret_cast<uintptr_t>(addresses[i]);
       void* parameters[] = {numbers.data()};
-      cuda::Launch(device_, part.own->kernel, part.own->launch, stream, parameters);
+      cuda::Launch(device_, part.engine->kernel, part.engine->launch, stream, parameters);
     }
     if (part.plan == nullptr) return;
     cudnn::Arguments arguments{};

@@ -22,55 +22,55 @@ constexpr int64_t kRegistersOfAll = 65536;
 constexpr int64_t kMostBlocks = 16;  // of a multiprocessor
 constexpr int64_t kAddThreads = 256;
 
-using Schedule = WeightGradSchedule;
+using Config = WeightGradConfig;
 
-int64_t InRows(const WeightGrad& grad, const Schedule& s) { return (s.rows - 1) * grad.strides[0] + grad.kernel[0]; }
+int64_t InRows(const WeightGrad& grad, const Config& s) { return (s.rows - 1) * grad.strides[0] + grad.kernel[0]; }
 int64_t InColumns(const WeightGrad& grad) { return (grad.output[1] - 1) * grad.strides[1] + grad.kernel[1]; }
-int64_t Strips(const WeightGrad& grad, const Schedule& s) { return DivideUp(grad.output[1], s.strip); }
-int64_t Tail(const WeightGrad& grad, const Schedule& s) { return grad.output[1] - (Strips(grad, s) - 1) * s.strip; }
-int64_t Full(const WeightGrad& grad, const Schedule& s) {
+int64_t Strips(const WeightGrad& grad, const Config& s) { return DivideUp(grad.output[1], s.strip); }
+int64_t Tail(const WeightGrad& grad, const Config& s) { return grad.output[1] - (Strips(grad, s) - 1) * s.strip; }
+int64_t Full(const WeightGrad& grad, const Config& s) {
   return Tail(grad, s) == s.strip ? Strips(grad, s) : Strips(grad, s) - 1;
 }
-int64_t ZStrip(const Schedule& s) { return RoundUp(s.strip, 4); }
-int64_t ZRow(const WeightGrad& grad, const Schedule& s) {
+int64_t ZStrip(const Config& s) { return RoundUp(s.strip, 4); }
+int64_t ZRow(const WeightGrad& grad, const Config& s) {
   return (Strips(grad, s) - 1) * ZStrip(s) + RoundUp(Tail(grad, s), 4);
 }
-int64_t MapLanes(const Schedule& s) { return s.block_maps / s.maps; }
-int64_t ColumnLanes(const WeightGrad& grad, const Schedule& s) {
+int64_t MapLanes(const Config& s) { return s.block_maps / s.maps; }
+int64_t ColumnLanes(const WeightGrad& grad, const Config& s) {
   return s.block_channels / s.depth * (grad.kernel[0] / s.tap_rows);
 }
-int64_t Lanes(const WeightGrad& grad, const Schedule& s) { return MapLanes(s) * ColumnLanes(grad, s); }
-int64_t Parts(const WeightGrad& grad, const Schedule& s) { return s.threads / Lanes(grad, s); }
-int64_t Products(const WeightGrad& grad, const Schedule& s) { return s.maps * s.depth * s.tap_rows * grad.kernel[1]; }
-int64_t Entries(const WeightGrad& grad, const Schedule& s) {
-  return Products(grad, s) + (grad.makes_bias ? DivideUp(s.maps, ColumnLanes(grad, s)) : 0);
+int64_t Lanes(const WeightGrad& grad, const Config& s) { return MapLanes(s) * ColumnLanes(grad, s); }
+int64_t Parts(const WeightGrad& grad, const Config& s) { return s.threads / Lanes(grad, s); }
+int64_t MultiplyAdds(const WeightGrad& grad, const Config& s) { return s.maps * s.depth * s.tap_rows * grad.kernel[1]; }
+int64_t Entries(const WeightGrad& grad, const Config& s) {
+  return MultiplyAdds(grad, s) + (grad.makes_bias ? DivideUp(s.maps, ColumnLanes(grad, s)) : 0);
 }
-int64_t Window(const WeightGrad& grad, const Schedule& s, int64_t pixels) {
+int64_t Window(const WeightGrad& grad, const Config& s, int64_t pixels) {
   return s.depth * s.tap_rows * ((pixels - 1) * grad.strides[1] + grad.kernel[1]);
 }
-int64_t SharedBytes(const Schedule& s) {
+int64_t SharedBytes(const Config& s) {
   const int64_t tile = int64_t{s.images} * (s.block_maps * s.z_pitch + s.block_channels * s.x_pitch);
   return 4 * std::max<int64_t>(tile, s.threads);
 }
 // Of a thread: its sums, and what it multiplies or has under way.
-int64_t Registers(const WeightGrad& grad, const Schedule& s) {
+int64_t Registers(const WeightGrad& grad, const Config& s) {
   constexpr int64_t kStaged = 40;
   return RoundUp(Entries(grad, s) + std::max(Window(grad, s, s.strip) + ZStrip(s), kStaged) + 34, 8);
 }
-int64_t Resident(const WeightGrad& grad, const Schedule& s) {
+int64_t Resident(const WeightGrad& grad, const Config& s) {
   return std::min({kSharedOfAll / (SharedBytes(s) + 1024), kRegistersOfAll / (s.threads * Registers(grad, s)),
                    int64_t{2048} / s.threads, kMostBlocks});
 }
 
-// Cycles of a multiprocessor, about, that a warp takes for the products of a tile.
-double Products(const WeightGrad& grad, const Schedule& s, int64_t segment) {
+// Cycles of a multiprocessor, about, that a warp takes for the multiply-adds of a tile.
+double MultiplyCycles(const WeightGrad& grad, const Config& s, int64_t segment) {
   const bool slides = s.tap_rows <= 3 && grad.strides[0] < s.tap_rows;
-  const int64_t biases = Entries(grad, s) - Products(grad, s);
-  const auto of = [&](int64_t pixels) {
+  const int64_t biases = Entries(grad, s) - MultiplyAdds(grad, s);
+  const auto cycles_of = [&](int64_t pixels) {
     const int64_t row = Window(grad, s, pixels) / s.tap_rows, vectors = (s.maps + biases) * DivideUp(pixels, 4);
     const auto cycles = [&](int64_t rows_of_x, int64_t rows) {
       const int64_t x = row * rows_of_x, z = vectors * rows;
-      const double issued = Number((Products(grad, s) + biases) * pixels * rows + x + z) / 4,
+      const double issued = Number((MultiplyAdds(grad, s) + biases) * pixels * rows + x + z) / 4,
                    shared = Number(x + 3 * z);
       return std::max(issued, shared) + std::min(issued, shared) / 2;
     };
@@ -78,25 +78,25 @@ double Products(const WeightGrad& grad, const Schedule& s, int64_t segment) {
                   : cycles(segment * s.tap_rows, segment) + 10 + 3 * Number(segment);
   };
   const int64_t parts = Parts(grad, s), jobs = s.images * DivideUp(s.rows, segment);
-  double all = Number(DivideUp(jobs * Full(grad, s), parts)) * of(s.strip);
-  if (Tail(grad, s) < s.strip) all += Number(DivideUp(jobs, parts)) * of(Tail(grad, s));
+  double all = Number(DivideUp(jobs * Full(grad, s), parts)) * cycles_of(s.strip);
+  if (Tail(grad, s) < s.strip) all += Number(DivideUp(jobs, parts)) * cycles_of(Tail(grad, s));
   return all;
 }
 
 // Cycles, about, that the whole problem takes on this GPU. Fitted to an H200.
-double Cost(const WeightGrad& grad, const Schedule& s, int64_t operand_bytes, const cuda::DeviceFacts& gpu) {
+double Cost(const WeightGrad& grad, const Config& s, int64_t operand_bytes, const cuda::DeviceFacts& gpu) {
   int64_t resident = Resident(grad, s);
   if (resident == 0) return 1e30;
   const int64_t of_one = DivideUp(s.tiles * s.blocks, gpu.multiprocessors);  // tiles of a multiprocessor
   resident = std::min(resident, of_one);
   // Tiles of a block: the last to finish has no others beside it.
-  const double turns = (Number(DivideUp(of_one, resident)) + Number(of_one) / Number(resident)) / 2;
+  const double rounds = (Number(DivideUp(of_one, resident)) + Number(of_one) / Number(resident)) / 2;
   const int64_t parts = Parts(grad, s), pixels = int64_t{s.rows} * grad.output[1];
   const int64_t z = s.images * pixels * s.block_maps;
   const int64_t x = s.images * InRows(grad, s) * InColumns(grad) * s.block_channels;
   const double warps = Number(s.threads) / 32;
   const double staged = (9.0 * Number(z) + 8.0 * Number(x)) / s.threads / 4;
-  const double of_tile = warps * (Products(grad, s, s.segment) + staged);
+  const double of_tile = warps * (MultiplyCycles(grad, s, s.segment) + staged);
   // Loads of z that wait for each other; x comes meanwhile.
   const int64_t vectors = std::max<int64_t>(1, pixels / 4), owners = std::min<int64_t>(vectors, s.threads);
   const int64_t batches = DivideUp(vectors, owners) * DivideUp(s.images * s.block_maps, s.threads / owners * 3);
@@ -106,16 +106,16 @@ double Cost(const WeightGrad& grad, const Schedule& s, int64_t operand_bytes, co
   constexpr double kBytesOfCycle = 17;
   const double memory = Number(z * operand_bytes + x * 4) / kBytesOfCycle * Number(resident);
   const double busy = std::max(gaps * of_tile * Number(resident), memory);
-  const double turn = std::max(latency + gaps * of_tile, busy) + 0.7 * std::min(latency, busy);
+  const double round = std::max(latency + gaps * of_tile, busy) + 0.7 * std::min(latency, busy);
   // What is left to be added up.
-  const double end = Number(Entries(grad, s)) * (8 + 4.0 * Number(parts) * Number(Lanes(grad, s)) / s.threads);
+  const double last_sums = Number(Entries(grad, s)) * (8 + 4.0 * Number(parts) * Number(Lanes(grad, s)) / s.threads);
   const double chunks = Number(std::min(s.tiles, int64_t{gpu.multiprocessors} * resident / s.blocks + 1));
   const double sums = Number(s.blocks * Entries(grad, s) * Lanes(grad, s)) * 4;
-  return turns * turn + end + chunks * sums * 2 / 4000;
+  return rounds * round + last_sums + chunks * sums * 2 / 4000;
 }
 
-// How many turns shared memory takes for `lanes` addresses that are asked for together, each of `width` elements.
-int64_t Turns(const std::vector<int64_t>& lanes, int64_t width) {
+// How many wavefronts shared memory takes for `lanes` addresses that are asked for together, each of `width` elements.
+int64_t Wavefronts(const std::vector<int64_t>& lanes, int64_t width) {
   const int64_t banks = 32 / width;
   std::array<int64_t, 32> met{};
   for (const int64_t at : std::set<int64_t>(lanes.begin(), lanes.end())) ++met[static_cast<size_t>(at / width % banks)];
@@ -123,19 +123,19 @@ int64_t Turns(const std::vector<int64_t>& lanes, int64_t width) {
 }
 
 // Rows and channels are put so far apart in shared memory that the threads of a warp read different banks.
-void SpreadOverBanks(const WeightGrad& grad, Schedule* s) {
+void SpreadOverBanks(const WeightGrad& grad, Config* s) {
   const int64_t lanes = Lanes(grad, *s), columns = ColumnLanes(grad, *s), full = Full(grad, *s);
   const int64_t channel_lanes = s->block_channels / s->depth, threads = Parts(grad, *s) * lanes;
   const auto strip_of = [&](int64_t thread) {  // the thread's first, counted from the top
     const int64_t job = thread / lanes % (full * DivideUp(s->rows, s->segment));
     return job / full * s->segment * full + job % full;
   };
-  const auto turns = [&](int64_t group, int64_t width, const auto& address) {
+  const auto wavefronts = [&](int64_t group, int64_t width, const auto& address) {
     int64_t all = 0;
     for (int64_t first = 0; first < threads; first += group) {
       std::vector<int64_t> met;
       for (int64_t i = first; i < std::min(first + group, threads); ++i) met.push_back(address(i));
-      all += Turns(met, width);
+      all += Wavefronts(met, width);
     }
     return all;
   };
@@ -143,11 +143,11 @@ void SpreadOverBanks(const WeightGrad& grad, Schedule* s) {
   const int64_t narrowest = s->x_row, least_z = s->z_pitch;
   for (int64_t row = narrowest; row < narrowest + 3; ++row)
     for (int64_t pitch = InRows(grad, *s) * row; pitch < InRows(grad, *s) * row + 32; ++pitch) {
-      Schedule option = *s;
+      Config option = *s;
       option.x_row = static_cast<int>(row);
       option.x_pitch = static_cast<int>(pitch);
       if (SharedBytes(option) > kSharedBytes) break;
-      const int64_t met = turns(32, 1, [&](int64_t i) {
+      const int64_t met = wavefronts(32, 1, [&](int64_t i) {
         const int64_t column = i % lanes % columns, strip = strip_of(i);
         return column % channel_lanes * pitch + column / channel_lanes * s->tap_rows * row +
                strip / full * grad.strides[0] * row + strip % full * s->strip * grad.strides[1];
@@ -156,10 +156,10 @@ void SpreadOverBanks(const WeightGrad& grad, Schedule* s) {
     }
   best = INT64_MAX;
   for (int64_t pitch = least_z; pitch < least_z + 32; pitch += 4) {
-    Schedule option = *s;
+    Config option = *s;
     option.z_pitch = static_cast<int>(pitch);
     if (SharedBytes(option) > kSharedBytes) break;
-    const int64_t met = turns(8, 4, [&](int64_t i) {
+    const int64_t met = wavefronts(8, 4, [&](int64_t i) {
       const int64_t strip = strip_of(i);
       return i % lanes / columns * pitch + strip / full * ZRow(grad, *s) + strip % full * ZStrip(*s);
     });
@@ -175,7 +175,7 @@ int64_t OperandBytes(const Program& program) {
 }
 
 // What follows from the choice of a tile.
-void Finish(const WeightGrad& grad, const Program& program, const cuda::DeviceFacts& gpu, Schedule* s) {
+void Finish(const WeightGrad& grad, const Program& program, const cuda::DeviceFacts& gpu, Config* s) {
   SpreadOverBanks(grad, s);
   s->min_blocks = static_cast<int>(std::max<int64_t>(1, Resident(grad, *s)));
   int64_t widest = static_cast<int64_t>(SizeOf(program.value(program.results()[0]).dtype));
@@ -197,8 +197,8 @@ void Finish(const WeightGrad& grad, const Program& program, const cuda::DeviceFa
   const int64_t at_once = std::max<int64_t>(1, int64_t{s->min_blocks} * gpu.multiprocessors / s->blocks);
   const int64_t of_tile = int64_t{s->images} * s->rows * grad.output[1] / Parts(grad, *s);
   const int64_t most = std::max<int64_t>(1, kMostPixels / std::max<int64_t>(1, of_tile));  // tiles of a block
-  const int64_t turns = DivideUp(s->tiles, at_once);
-  s->chunks = DivideUp(s->tiles, turns <= most ? turns : DivideUp(turns, DivideUp(turns, most)));
+  const int64_t rounds = DivideUp(s->tiles, at_once);
+  s->chunks = DivideUp(s->tiles, rounds <= most ? rounds : DivideUp(rounds, DivideUp(rounds, most)));
   s->adders = 1;
   while (s->adders < 32 && s->adders * 8 < s->chunks) s->adders *= 2;
 }
@@ -241,20 +241,20 @@ bool FitsWeightGrad(const WeightGrad& grad, DType dtype) {
 }
 
 bool IsWeightGradFast(const WeightGrad& grad, DType dtype, bool allow_tf32) {
-  const int64_t taps = grad.kernel[0] * grad.kernel[1], products = grad.channels * grad.outputs;
+  const int64_t taps = grad.kernel[0] * grad.kernel[1], channel_pairs = grad.channels * grad.outputs;
   // Tensor cores outrun all but the smallest.
-  if (dtype != DType::kFloat || allow_tf32) return products * taps <= 32 * 16 * 9;
+  if (dtype != DType::kFloat || allow_tf32) return channel_pairs * taps <= 32 * 16 * 9;
   if (grad.channels <= 64 && grad.outputs <= 64) return true;
   // cuDNN is weak here, too.
   const bool is_sparse = taps == 1 || grad.strides[0] * grad.strides[1] > 1;
-  return is_sparse && std::min(grad.channels, grad.outputs) <= 64 && products <= 64 * 256;
+  return is_sparse && std::min(grad.channels, grad.outputs) <= 64 && channel_pairs <= 64 * 256;
 }
 
-std::optional<WeightGradSchedule> ScheduleWeightGrad(const WeightGrad& grad, const Program& program,
-                                                     const cuda::DeviceFacts& gpu) {
+std::optional<WeightGradConfig> ConfigureWeightGrad(const WeightGrad& grad, const Program& program,
+                                                    const cuda::DeviceFacts& gpu) {
   constexpr int64_t kMostSums = 80;
   const int64_t bytes = OperandBytes(program) + (grad.stores_z ? 4 : 0);
-  Schedule best{};
+  Config best{};
   double least = 1e30;
   const int64_t all_rows = grad.kernel[0] * grad.kernel[1] <= 9 ? grad.kernel[0] : 1;
   const auto sizes = [](int64_t count, int64_t most) {  // how many parts of a thread or block there are at most
@@ -264,7 +264,7 @@ std::optional<WeightGradSchedule> ScheduleWeightGrad(const WeightGrad& grad, con
     found.erase(std::unique(found.begin(), found.end()), found.end());
     return found;
   };
-  Schedule s{};
+  Config s{};
   s.tap_rows = static_cast<int>(all_rows);
   for (const int64_t maps : sizes(grad.outputs, 8))
     for (const int64_t depth : sizes(grad.channels, 8))
@@ -274,7 +274,7 @@ std::optional<WeightGradSchedule> ScheduleWeightGrad(const WeightGrad& grad, con
           s.depth = static_cast<int>(depth);
           s.block_maps = static_cast<int>(maps * map_lanes);
           s.block_channels = static_cast<int>(depth * channel_lanes);
-          if (Products(grad, s) > kMostSums && maps * depth > 1) continue;
+          if (MultiplyAdds(grad, s) > kMostSums && maps * depth > 1) continue;
           s.blocks = DivideUp(grad.outputs, s.block_maps) * DivideUp(grad.channels, s.block_channels);
           for (const int threads : {128, 256}) {
             s.threads = threads;
@@ -295,12 +295,12 @@ std::optional<WeightGradSchedule> ScheduleWeightGrad(const WeightGrad& grad, con
                   if (SharedBytes(s) > kSharedBytes) break;
                   s.tiles = DivideUp(grad.images, images) * DivideUp(grad.output[0], rows);
                   s.segment = s.rows;
-                  double products = 1e30;
+                  double least_cycles = 1e30;
                   for (int64_t segments = 1; segments <= rows; ++segments) {
                     const int64_t segment = DivideUp(rows, segments);
                     if (segments > 1 && segment == DivideUp(rows, segments - 1)) continue;
-                    const double cycles = Products(grad, s, segment);
-                    if (cycles < products) products = cycles, s.segment = static_cast<int>(segment);
+                    const double cycles = MultiplyCycles(grad, s, segment);
+                    if (cycles < least_cycles) least_cycles = cycles, s.segment = static_cast<int>(segment);
                   }
                   const double cost = Cost(grad, s, bytes, gpu);
                   if (cost < least) least = cost, best = s;
@@ -315,7 +315,7 @@ std::optional<WeightGradSchedule> ScheduleWeightGrad(const WeightGrad& grad, con
 }
 
 std::string WeightGradSource(const WeightGrad& grad, const Program& program, const Axes& axes,
-                             const WeightGradSchedule& schedule) {
+                             const WeightGradConfig& config) {
   const size_t inputs = program.parameters().size();
   const DType dtype = program.value(program.results()[0]).dtype;
   const auto type = [&](size_t i) { return program.value(program.parameters()[i]).dtype; };
@@ -341,24 +341,24 @@ std::string WeightGradSource(const WeightGrad& grad, const Program& program, con
   define("CHANNELS_LAST", grad.channels_last);
   define("STORES_Z", grad.stores_z);
   define("HAS_BIAS", grad.makes_bias);
-  const std::pair<const char*, int> choices[] = {{"IMAGES", schedule.images},
-                                                 {"ROWS", schedule.rows},
-                                                 {"MAPS", schedule.maps},
-                                                 {"DEPTH", schedule.depth},
-                                                 {"TAP_ROWS", schedule.tap_rows},
-                                                 {"STRIP", schedule.strip},
-                                                 {"SEGMENT", schedule.segment},
-                                                 {"BLOCK_MAPS", schedule.block_maps},
-                                                 {"BLOCK_CHANNELS", schedule.block_channels},
-                                                 {"X_ROW", schedule.x_row},
-                                                 {"X_PITCH", schedule.x_pitch},
-                                                 {"Z_PITCH", schedule.z_pitch},
-                                                 {"VECTOR", schedule.vector},
-                                                 {"THREADS", schedule.threads},
-                                                 {"MIN_BLOCKS", schedule.min_blocks},
-                                                 {"ADDERS", schedule.adders}};
+  const std::pair<const char*, int> choices[] = {{"IMAGES", config.images},
+                                                 {"ROWS", config.rows},
+                                                 {"MAPS", config.maps},
+                                                 {"DEPTH", config.depth},
+                                                 {"TAP_ROWS", config.tap_rows},
+                                                 {"STRIP", config.strip},
+                                                 {"SEGMENT", config.segment},
+                                                 {"BLOCK_MAPS", config.block_maps},
+                                                 {"BLOCK_CHANNELS", config.block_channels},
+                                                 {"X_ROW", config.x_row},
+                                                 {"X_PITCH", config.x_pitch},
+                                                 {"Z_PITCH", config.z_pitch},
+                                                 {"VECTOR", config.vector},
+                                                 {"THREADS", config.threads},
+                                                 {"MIN_BLOCKS", config.min_blocks},
+                                                 {"ADDERS", config.adders}};
   for (const auto& [name, value] : choices) define(name, value);
-  define("BATCH", schedule.batch);
+  define("BATCH", config.batch);
   text << "typedef " << StorageType(dtype) << " storage_t;\ntypedef " << StorageType(grad.weight_dtype)
        << " weight_t;\ntypedef " << ComputeType(grad.weight_dtype) << " weight_compute_t;\n\n"
        << "struct Arguments {\n  const void* x;\n  const void* in[" << inputs
@@ -391,17 +391,16 @@ std::string WeightGradSource(const WeightGrad& grad, const Program& program, con
 }
 
 WeightGradPlan PlanWeightGrad(const WeightGrad& grad, const Program& program, const Axes& axes,
-                              const WeightGradSchedule& schedule, const cuda::DeviceFacts& gpu) {
-  const std::string source = WeightGradSource(grad, program, axes, schedule);
+                              const WeightGradConfig& config, const cuda::DeviceFacts& gpu) {
+  const std::string source = WeightGradSource(grad, program, axes, config);
   WeightGradPlan plan{};
   plan.multiply = cuda::Load(gpu, source, "weight_grad", cuda::Warn);
   plan.add = cuda::Load(gpu, source, "add_weights", cuda::Warn);
-  plan.multiply_launch = {static_cast<unsigned>(schedule.chunks * schedule.blocks),
-                          static_cast<unsigned>(schedule.threads)};
-  plan.add_launch = {static_cast<unsigned>(DivideUp(schedule.sums, kAddThreads / schedule.adders)), kAddThreads};
-  plan.scratch_bytes = static_cast<size_t>(schedule.chunks * schedule.sums) * sizeof(float);
+  plan.multiply_launch = {static_cast<unsigned>(config.chunks * config.blocks), static_cast<unsigned>(config.threads)};
+  plan.add_launch = {static_cast<unsigned>(DivideUp(config.sums, kAddThreads / config.adders)), kAddThreads};
+  plan.scratch_bytes = static_cast<size_t>(config.chunks * config.sums) * sizeof(float);
   plan.images = grad.images;
-  plan.chunks = schedule.chunks;
+  plan.chunks = config.chunks;
   return plan;
 }
 

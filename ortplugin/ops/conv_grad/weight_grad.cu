@@ -69,10 +69,10 @@ struct Item {
   }
 };
 
-// So many of `count` turns are taken at once.
+// So many of `count` rounds are taken at once.
 constexpr __device__ int batch_of(int count, int most) {
-  const int turns = (count + most - 1) / most;
-  return count < 1 ? 1 : (count + turns - 1) / turns;
+  const int rounds = (count + most - 1) / most;
+  return count < 1 ? 1 : (count + rounds - 1) / rounds;
 }
 
 struct Tile {
@@ -163,19 +163,19 @@ __device__ __forceinline__ void stage_x(const Arguments& a, const Tile& tile, fl
   constexpr int kPlane = IN_ROWS * IN_COLUMNS;
 #if CHANNELS_LAST
   constexpr int kOwners = BLOCK_CHANNELS, kLeads = THREADS / kOwners;
-  const int turns = tile.images * kPlane, owned = tile.channels;
+  const int rounds = tile.images * kPlane, owned = tile.channels;
 #else
   constexpr int kOwners = kPlane < THREADS ? kPlane : THREADS, kLeads = THREADS / kOwners;
-  const int turns = tile.images * BLOCK_CHANNELS, owned = kPlane;
+  const int rounds = tile.images * BLOCK_CHANNELS, owned = kPlane;
 #endif
   const int lead = threadIdx.x / kOwners;
   if (lead >= kLeads) return;
 #pragma unroll 1
   for (int own = threadIdx.x % kOwners; own < owned; own += kOwners) {
 #pragma unroll 4
-    for (int turn = lead; turn < turns; turn += kLeads) {
-      const int image = turn / (CHANNELS_LAST ? kPlane : BLOCK_CHANNELS);
-      const int channel = CHANNELS_LAST ? own : turn % BLOCK_CHANNELS, pixel = CHANNELS_LAST ? turn % kPlane : own;
+    for (int round = lead; round < rounds; round += kLeads) {
+      const int image = round / (CHANNELS_LAST ? kPlane : BLOCK_CHANNELS);
+      const int channel = CHANNELS_LAST ? own : round % BLOCK_CHANNELS, pixel = CHANNELS_LAST ? round % kPlane : own;
       const int line = pixel / IN_COLUMNS, column = pixel % IN_COLUMNS;
       const int h = tile.first_row * STRIDE_H + line - PAD_TOP, w = column - PAD_LEFT;
       const unsigned at = tile.first_image + image, from = tile.first_channel + channel;

@@ -1,6 +1,6 @@
-// Weight gradients of two-dimensional convolutions of few channels on kernels of our own (weight_grad.cu), with the
-// program that makes dZ drawn in, and the bias's gradient beside them: libraries make them matrix products of very many
-// columns for very few results, and read dZ again for the bias.
+// Weight gradients of two-dimensional convolutions of few channels on our engine (weight_grad.cu), with the program
+// that makes dZ fused in front and the bias's gradient beside them. Libraries make them GEMMs of very many columns for
+// very few results, and read dZ again for the bias.
 #pragma once
 
 #include <optional>
@@ -22,7 +22,7 @@ struct WeightGrad {
   bool stores_z, makes_bias;  // what it writes besides dW
 };
 
-struct WeightGradSchedule {
+struct WeightGradConfig {
   int images, rows;           // of a tile
   int maps, depth, tap_rows;  // of a thread: channels of z and of x, rows of taps
   int strip, segment;         // pixels of a row, and rows, that a thread takes at a time
@@ -40,16 +40,16 @@ struct WeightGradSchedule {
 // with `makes_bias`, z is nothing that rounding to its dtype changes, for db is summed from what is not rounded.
 // `axes`: of z's shape; strides of the parameters.
 bool IsWeightGradProgram(const Program& program, const Axes& axes, bool makes_bias);
-// Whether the kernel can do it at all, if there is a schedule.
+// Whether the kernel can do it at all, if there is a tile configuration.
 bool FitsWeightGrad(const WeightGrad& grad, DType dtype);
 // Whether it is the fastest there is, as measured.
 bool IsWeightGradFast(const WeightGrad& grad, DType dtype, bool allow_tf32);
 
 // Empty where no tile fits the memory of a block.
-std::optional<WeightGradSchedule> ScheduleWeightGrad(const WeightGrad& grad, const Program& program,
-                                                     const cuda::DeviceFacts& gpu);
+std::optional<WeightGradConfig> ConfigureWeightGrad(const WeightGrad& grad, const Program& program,
+                                                    const cuda::DeviceFacts& gpu);
 std::string WeightGradSource(const WeightGrad& grad, const Program& program, const Axes& axes,
-                             const WeightGradSchedule& schedule);
+                             const WeightGradConfig& config);
 
 // Ready to launch. Every address must be a multiple of 16.
 struct WeightGradPlan {
@@ -59,7 +59,7 @@ struct WeightGradPlan {
   int64_t images, chunks;
 };
 WeightGradPlan PlanWeightGrad(const WeightGrad& grad, const Program& program, const Axes& axes,
-                              const WeightGradSchedule& schedule, const cuda::DeviceFacts& gpu);
+                              const WeightGradConfig& config, const cuda::DeviceFacts& gpu);
 // Asynchronous. `operands`: of the program. `z`, `db`: null where they are not made.
 void RunWeightGrad(const WeightGradPlan& plan, const cuda::DeviceFacts& gpu, cuda::Stream stream, const void* x,
                    const std::vector<const void*>& operands, void* z, void* dw, void* db, void* scratch);

@@ -5,10 +5,10 @@
 #include <optional>
 
 #include "ortplugin/ops/conv/conv.h"
-#include "ortplugin/ops/conv/cpu/host_layout.h"
+#include "ortplugin/ops/conv/cpu/layout.h"
 #include "ortplugin/ops/conv_grad/contraction.h"
-#include "ortplugin/runtime/program/program_pass.h"
 #include "ortplugin/runtime/ort/standard_operator.h"
+#include "ortplugin/runtime/program/program_sweep.h"
 
 namespace ortplugin {
 namespace {
@@ -35,22 +35,22 @@ class CpuConvTranspose : public Kernel {
         dtype_(ValueType(node_.program)),
         wide_(dtype_ == DType::kDouble ? DType::kDouble : DType::kFloat),
         scratch_(info) {
-    const ConvAttributes& the = node_.attributes;
+    const ConvAttributes& attributes = node_.attributes;
     if (wide_ == DType::kFloat)
       convolution_.emplace(info, "ConvTranspose", "", kOpset,
                            std::vector<StandardOperator::TypeConstraint>{{"T", ort::kFloat}},
                            std::vector<StandardOperator::Attribute>{
-                               {"auto_pad", std::string(kAutoPads[static_cast<size_t>(the.auto_pad)])},
-                               {"group", the.groups},
-                               {"kernel_shape", the.kernel_shape},
-                               {"strides", the.strides},
-                               {"dilations", the.dilations},
-                               {"pads", the.pads},
-                               {"output_padding", the.output_padding},
-                               {"output_shape", the.output_shape}},
+                               {"auto_pad", std::string(kAutoPads[static_cast<size_t>(attributes.auto_pad)])},
+                               {"group", attributes.groups},
+                               {"kernel_shape", attributes.kernel_shape},
+                               {"strides", attributes.strides},
+                               {"dilations", attributes.dilations},
+                               {"pads", attributes.pads},
+                               {"output_padding", attributes.output_padding},
+                               {"output_shape", attributes.output_shape}},
                            2, 1);
     if (const std::optional<Tensor> w = info.constant_input(1)) {
-      HostOperand weights(nullptr, scratch_, dtype_, w->data, w->shape, the.channels_last);
+      HostOperand weights(nullptr, scratch_, dtype_, w->data, w->shape, attributes.channels_last);
       if (weights.data() != w->data) weights_.emplace(std::move(weights));
     }
     const std::vector<ValueId>& results = node_.program.results();
@@ -77,7 +77,7 @@ class CpuConvTranspose : public Kernel {
       outputs.push_back(run.output(r, shape.output(), SizeOf(ResultType(r))));
     const int64_t count = ElementCount(full);
     if (count == 0) return;
-    if (!node_.attributes.turns_output) return Make(run, shape, axes, inputs, shapes[1], outputs);
+    if (!node_.attributes.y_channels_first) return Make(run, shape, axes, inputs, shapes[1], outputs);
 
     std::vector<HostScratch::Buffer> made;
     std::vector<void*> results;
@@ -99,15 +99,15 @@ class CpuConvTranspose : public Kernel {
             const std::vector<void*>& outputs) const {
     const int64_t count = ElementCount(shape.result());
 
-    HostScratch::Buffer own(nullptr, {&scratch_});
-    if (!place_) own = scratch_.Take(static_cast<size_t>(count) * SizeOf(wide_));
-    void* value = place_ ? outputs[*place_] : own.get();
+    HostScratch::Buffer buffer(nullptr, {&scratch_});
+    if (!place_) buffer = scratch_.Take(static_cast<size_t>(count) * SizeOf(wide_));
+    void* value = place_ ? outputs[*place_] : buffer.get();
     Convolve(run, shape, inputs, w_shape, value);
     if (place_ && node_.program.statements().empty() && outputs.size() == 1) return;  // nothing follows
-    std::vector<ProgramPass::Input> parameters{{value, wide_}};
+    std::vector<ProgramSweep::Input> parameters{{value, wide_}};
     for (size_t i = kConvInputs; i < inputs.size(); ++i)
       parameters.push_back({inputs[i].data, *FromOrt(inputs[i].type)});
-    ProgramPass(node_.program, axes, count, parameters, outputs).Run(run);
+    ProgramSweep(node_.program, axes, count, parameters, outputs).Run(run);
   }
 
   // The transposed convolution's value, in the node's layout.
@@ -128,13 +128,15 @@ class CpuConvTranspose : public Kernel {
     if (last && shape.filters > 1 && pixels > 1) first = scratch_.Take(static_cast<size_t>(count) * SizeOf(wide_));
     void* made = first != nullptr ? first.get() : value;
     if (wide_ == DType::kDouble) {
-      Contraction the{shape.batch, shape.groups, shape.channels / shape.groups, shape.filters / shape.groups, {}};
+      Contraction contraction{
+          shape.batch, shape.groups, shape.channels / shape.groups, shape.filters / shape.groups, {}};
       for (const Window& window : shape.windows)
-        the.axes.push_back({window.size, window.out, window.kernel, window.stride, window.dilation, window.begin});
+        contraction.axes.push_back(
+            {window.size, window.out, window.kernel, window.stride, window.dilation, window.pad_begin});
       const ParallelFor parallel_for = [&](size_t tasks, const std::function<void(size_t)>& body) {
         run.parallel_for(tasks, body);
       };
-      Scatter(the, static_cast<const double*>(data.data()), static_cast<const double*>(filters),
+      Scatter(contraction, static_cast<const double*>(data.data()), static_cast<const double*>(filters),
               static_cast<double*>(made), parallel_for);
     } else {
       convolution_->Run(run,

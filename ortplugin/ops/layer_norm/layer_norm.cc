@@ -4,8 +4,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "ortplugin/runtime/program/evaluator.h"
 #include "ortplugin/runtime/host_memory.h"
+#include "ortplugin/runtime/program/evaluator.h"
 #include "ortplugin/runtime/round_up.h"
 
 namespace ortplugin {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "ortplugin/runtime/program/operands.h"
 #include "ortplugin/runtime/ort/ort.h"
+#include "ortplugin/runtime/program/operands.h"
 #include "ortplugin/runtime/program/program.h"
 
 namespace ortplugin {
@@ -47,7 +47,7 @@ std::vector<TensorType> CheckNode(const NormProgram& norm, const NodeInfo& info)
 std::unique_ptr<Kernel> CreateCudaLayerNorm(const NodeInfo& info);
 
 // The whole CUDA C++ of one variant of the kernel, for tests as well as for launches.
-struct NormSchedule {
+struct NormConfig {
   bool streamed;      // rows are cut into chunks and read twice
   int vector;         // elements of an access
   int lanes, groups;  // threads of a row; rows of a block
@@ -66,7 +66,7 @@ struct GpuLimits {
 };
 
 // `aligned`: every tensor starts at a multiple of 16 bytes.
-NormSchedule ScheduleLayerNorm(const NormProgram& norm, const NormShape& shape, const GpuLimits& gpu, bool aligned);
-std::string LayerNormSource(const NormProgram& norm, const NormShape& shape, const NormSchedule& schedule);
+NormConfig ConfigureLayerNorm(const NormProgram& norm, const NormShape& shape, const GpuLimits& gpu, bool aligned);
+std::string LayerNormSource(const NormProgram& norm, const NormShape& shape, const NormConfig& config);
 
 }  // namespace ortplugin

@@ -8,8 +8,8 @@
 #include "ortplugin/runtime/gpu/cuda.h"
 #include "ortplugin/runtime/gpu/kernel_sources.h"
 #include "ortplugin/runtime/gpu/plan_cache.h"
-#include "ortplugin/runtime/round_up.h"
 #include "ortplugin/runtime/ort/scratch.h"
+#include "ortplugin/runtime/round_up.h"
 
 namespace ortplugin {
 namespace {
@@ -19,15 +19,15 @@ namespace {
 constexpr int kStreamedLanes = 512;  // threads of a block where rows are cut into chunks
 
 // The fewest registers that a lane does with, about.
-int RegistersOfLane(const NormProgram& norm, const NormShape& shape, const NormSchedule& schedule) {
+int RegistersOfLane(const NormProgram& norm, const NormShape& shape, const NormConfig& config) {
   const bool is_double = norm.program.value(norm.summed).dtype == DType::kDouble;
-  const int elements = schedule.items * schedule.vector;
+  const int elements = config.items * config.vector;
   int ahead = 0;  // bytes an element of the operands that are loaded ahead
   for (const size_t i : norm.prologue_operands.parameters)
-    if (schedule.prefetch && !shape.accesses[i].is_shared() && !shape.accesses[i].is_scalar())
+    if (config.prefetch && !shape.accesses[i].is_shared() && !shape.accesses[i].is_scalar())
       ahead += static_cast<int>(SizeOf(shape.accesses[i].dtype));
   const int fixed = (is_double ? 40 : 16) + 4 * static_cast<int>(shape.accesses.size());
-  return fixed + schedule.rows_at_once * elements * ((is_double ? 8 : 4) + ahead) / 4;
+  return fixed + config.rows_at_once * elements * ((is_double ? 8 : 4) + ahead) / 4;
 }
 
 // What each of so many threads of a multiprocessor may have: registers are handed out by eights to warps, and these are
@@ -36,8 +36,8 @@ int RegisterLimit(int threads) { return std::min(255, 65536 / static_cast<int>(R
 
 }  // namespace
 
-NormSchedule ScheduleLayerNorm(const NormProgram& norm, const NormShape& shape, const GpuLimits& gpu, bool aligned) {
-  NormSchedule best{};
+NormConfig ConfigureLayerNorm(const NormProgram& norm, const NormShape& shape, const GpuLimits& gpu, bool aligned) {
+  NormConfig best{};
   const bool is_double = norm.program.value(norm.summed).dtype == DType::kDouble;
 
   // The access: 16 bytes of the narrowest floating tensor that is read or written along its rows, less where the width
@@ -71,7 +71,7 @@ NormSchedule ScheduleLayerNorm(const NormProgram& norm, const NormShape& shape, 
   const auto choose = [&](bool prefetch, int most_elements, double most_waste, bool any, int spare_registers) {
     for (int lanes = 32; lanes <= 1024; lanes += 32) {
       if (!any && lanes > 64 && lanes % 128 != 0) continue;  // warps come in fours
-      NormSchedule option = best;
+      NormConfig option = best;
       option.lanes = lanes;
       option.prefetch = prefetch;
       option.items = static_cast<int>(DivideUp(accesses + option.line - 1, lanes));
@@ -127,34 +127,34 @@ NormSchedule ScheduleLayerNorm(const NormProgram& norm, const NormShape& shape, 
   return best;
 }
 
-std::string LayerNormSource(const NormProgram& norm, const NormShape& shape, const NormSchedule& schedule) {
+std::string LayerNormSource(const NormProgram& norm, const NormShape& shape, const NormConfig& config) {
   const Program& program = norm.program;
   const std::string compute = ComputeType(program.value(norm.summed).dtype);
   std::ostringstream text;
   char epsilon[64];
   std::snprintf(epsilon, sizeof epsilon, "%a", norm.epsilon);
-  text << "#define LOADS_PASS_L1 " << schedule.pass_l1 << "\n"
+  text << "#define LOADS_PASS_L1 " << config.pass_l1 << "\n"
        << kCommonSource << "\n"
        << kPointwiseSource << "\n"
        << "#define WIDTH " << shape.width << "\n"
-       << "#define VECTOR " << schedule.vector << "\n"
-       << "#define LANES " << schedule.lanes << "\n"
-       << "#define GROUPS " << schedule.groups << "\n"
-       << "#define MIN_BLOCKS " << schedule.min_blocks << "\n"
-       << "#define ITEMS " << schedule.items << "\n"
-       << "#define ROWS_AT_ONCE " << schedule.rows_at_once << "\n"
-       << "#define PREFETCH " << schedule.prefetch << "\n"
-       << "#define LINE " << schedule.line << "\n"
-       << "#define STREAMED " << schedule.streamed << "\n"
-       << "#define CHUNK " << schedule.chunk << "\n"
+       << "#define VECTOR " << config.vector << "\n"
+       << "#define LANES " << config.lanes << "\n"
+       << "#define GROUPS " << config.groups << "\n"
+       << "#define MIN_BLOCKS " << config.min_blocks << "\n"
+       << "#define ITEMS " << config.items << "\n"
+       << "#define ROWS_AT_ONCE " << config.rows_at_once << "\n"
+       << "#define PREFETCH " << config.prefetch << "\n"
+       << "#define LINE " << config.line << "\n"
+       << "#define STREAMED " << config.streamed << "\n"
+       << "#define CHUNK " << config.chunk << "\n"
        << "#define IS_RMS " << norm.is_rms << "\n"
        << "#define EPSILON " << epsilon << "\n"
        << "typedef " << compute << " compute_t;\n"
        << "typedef "
-       << (shape.rows * std::max<int64_t>(1, schedule.chunks) < (int64_t{1} << 31) ? "unsigned" : "unsigned long long")
+       << (shape.rows * std::max<int64_t>(1, config.chunks) < (int64_t{1} << 31) ? "unsigned" : "unsigned long long")
        << " row_t;\n\n";
   text << EmitOperands(program, shape.accesses, {norm.prologue_operands, norm.epilogue_operands},
-                       schedule.stream_results);
+                       config.stream_results);
   const auto phase = [&](const Phase& operands, const std::vector<uint32_t>& statements, const std::string& signature) {
     text << "__device__ __forceinline__ " << signature << " {\n"
          << EmitParameterValues(program, shape.accesses, operands) << EmitCuda(program, statements, "  ")
@@ -252,21 +252,21 @@ class CudaLayerNorm : public Kernel {
     if (shape.width >= int64_t{1} << 30)
       Fail("rows of ", shape.width, " elements are longer than the 2^30 that the kernel counts");
     const GpuLimits limits{device_.multiprocessors, device_.l2_bytes};
-    const NormSchedule schedule = ScheduleLayerNorm(norm_, shape, limits, aligned);
-    const std::string source = LayerNormSource(norm_, shape, schedule);
-    plan->first = cuda::Load(device_, source, schedule.streamed ? "row_moments" : "layer_norm", cuda::Warn);
-    plan->second = schedule.streamed ? cuda::Load(device_, source, "normalize_rows", cuda::Warn) : nullptr;
-    const int threads = schedule.lanes * schedule.groups;
+    const NormConfig config = ConfigureLayerNorm(norm_, shape, limits, aligned);
+    const std::string source = LayerNormSource(norm_, shape, config);
+    plan->first = cuda::Load(device_, source, config.streamed ? "row_moments" : "layer_norm", cuda::Warn);
+    plan->second = config.streamed ? cuda::Load(device_, source, "normalize_rows", cuda::Warn) : nullptr;
+    const int threads = config.lanes * config.groups;
     const int resident = cuda::BlocksPerMultiprocessor(device_, plan->first, threads);
     if (resident == 0) Fail("the kernel does not fit a multiprocessor of this GPU");
     // Blocks stay and take row after row, so that what rows share is read once by each.
-    const int64_t pieces = schedule.streamed ? shape.rows * schedule.chunks
-                                             : DivideUp(shape.rows, int64_t{schedule.groups} * schedule.rows_at_once);
+    const int64_t pieces = config.streamed ? shape.rows * config.chunks
+                                           : DivideUp(shape.rows, int64_t{config.groups} * config.rows_at_once);
     const int64_t blocks = std::min<int64_t>(pieces, int64_t{resident} * device_.multiprocessors);
     plan->launch = {static_cast<unsigned>(blocks), static_cast<unsigned>(threads)};
-    plan->arguments = ArgumentBlock(shape.accesses, norm_.program.results().size(), shape.rows, schedule.chunks);
+    plan->arguments = ArgumentBlock(shape.accesses, norm_.program.results().size(), shape.rows, config.chunks);
     const size_t moments = norm_.program.value(norm_.summed).dtype == DType::kDouble ? 24 : 12;
-    plan->scratch_bytes = schedule.streamed ? static_cast<size_t>(pieces) * moments : 0;
+    plan->scratch_bytes = config.streamed ? static_cast<size_t>(pieces) * moments : 0;
 
     return plans_.Keep(shapes, aligned, std::move(plan));
   }

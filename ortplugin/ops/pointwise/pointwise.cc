@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ortplugin/runtime/program/program_pass.h"
+#include "ortplugin/runtime/program/program_sweep.h"
 
 namespace ortplugin {
 namespace {
@@ -33,7 +33,7 @@ class CpuPointwise : public Kernel {
   }
 
   void Compute(Run& run) const override {
-    std::vector<ProgramPass::Input> inputs;
+    std::vector<ProgramSweep::Input> inputs;
     std::vector<Shape> shapes;
     for (size_t i = 0; i < program_.parameters().size(); ++i) {
       const Tensor input = run.input(i);
@@ -45,7 +45,7 @@ class CpuPointwise : public Kernel {
     std::vector<void*> outputs;
     for (size_t r = 0; r < program_.results().size(); ++r)
       outputs.push_back(run.output(r, shape.shape, SizeOf(program_.value(program_.results()[r]).dtype)));
-    if (shape.count > 0) ProgramPass(program_, shape.axes, shape.count, inputs, outputs).Run(run);
+    if (shape.count > 0) ProgramSweep(program_, shape.axes, shape.count, inputs, outputs).Run(run);
   }
 
  private:

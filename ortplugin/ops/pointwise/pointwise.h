@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "ortplugin/runtime/gpu/cuda.h"
-#include "ortplugin/runtime/program/operands.h"
 #include "ortplugin/runtime/ort/ort.h"
+#include "ortplugin/runtime/program/operands.h"
 #include "ortplugin/runtime/program/program.h"
 
 namespace ortplugin {
@@ -35,7 +35,7 @@ std::vector<TensorType> CheckPointwise(const Program& program, const NodeInfo& i
 std::unique_ptr<Kernel> CreateCudaPointwise(const NodeInfo& info);
 
 // The whole CUDA C++ of one variant of the kernel, for tests as well as for launches.
-struct PointwiseSchedule {
+struct PointwiseConfig {
   int vector;     // elements of an access
   int items;      // vectors of a thread
   bool across;    // vectors cross the ends of rows: tensors that are repeated are read element by element
@@ -46,9 +46,9 @@ struct PointwiseSchedule {
 };
 
 // `most_vector`: the most elements, a power of two, of an access that every tensor's address is good for.
-PointwiseSchedule SchedulePointwise(const Program& program, const PointwiseShape& shape, const cuda::DeviceFacts& gpu,
-                                    int most_vector);
-std::string PointwiseSource(const Program& program, const PointwiseShape& shape, const PointwiseSchedule& schedule);
+PointwiseConfig ConfigurePointwise(const Program& program, const PointwiseShape& shape, const cuda::DeviceFacts& gpu,
+                                   int most_vector);
+std::string PointwiseSource(const Program& program, const PointwiseShape& shape, const PointwiseConfig& config);
 
 // A kernel for one combination of input shapes, ready to launch.
 struct PointwisePlan {

@@ -90,16 +90,16 @@ DType ParameterType(const Program& program, size_t i) { return program.value(pro
 DType ResultType(const Program& program, size_t r) { return program.value(program.results()[r]).dtype; }
 
 // Offsets of the tensors that are repeated: from the number of a vector, or of an element where vectors cross rows.
-IndexMap MapOf(const PointwiseShape& shape, const PointwiseSchedule& schedule) {
-  return IndexMap(schedule.across ? "element" : "index", shape.axes, schedule.across ? 1 : schedule.vector,
-                  RepeatedParameters(shape), schedule.wide);
+IndexMap MapOf(const PointwiseShape& shape, const PointwiseConfig& config) {
+  return IndexMap(config.across ? "element" : "index", shape.axes, config.across ? 1 : config.vector,
+                  RepeatedParameters(shape), config.wide);
 }
 
 }  // namespace
 
-PointwiseSchedule SchedulePointwise(const Program& program, const PointwiseShape& shape, const cuda::DeviceFacts& gpu,
-                                    int most_vector) {
-  PointwiseSchedule best{};
+PointwiseConfig ConfigurePointwise(const Program& program, const PointwiseShape& shape, const cuda::DeviceFacts& gpu,
+                                   int most_vector) {
+  PointwiseConfig best{};
   int64_t widest = 0, narrowest = 8;  // bytes of an element of the tensors of the full shape
   int64_t written = 0, held = 0;      // bytes of an element: in memory, in registers
   for (size_t i = 0; i < program.parameters().size(); ++i) {
@@ -152,24 +152,24 @@ PointwiseSchedule SchedulePointwise(const Program& program, const PointwiseShape
   return best;
 }
 
-std::string PointwiseSource(const Program& program, const PointwiseShape& shape, const PointwiseSchedule& schedule) {
+std::string PointwiseSource(const Program& program, const PointwiseShape& shape, const PointwiseConfig& config) {
   const size_t inputs = program.parameters().size(), outputs = program.results().size();
-  const IndexMap map = MapOf(shape, schedule);
+  const IndexMap map = MapOf(shape, config);
   const std::vector<size_t> repeated = RepeatedParameters(shape);
   // Along the last axis a tensor of the rows has one element.
   const auto is_row_value = [&](size_t i) {
-    return IsRepeated(shape, i) && !schedule.across && shape.axes.strides[i].back() == 0;
+    return IsRepeated(shape, i) && !config.across && shape.axes.strides[i].back() == 0;
   };
   const auto storage = [&](size_t i) { return StorageType(ParameterType(program, i)); };
   const auto pointer = [&](size_t i) { return "(const " + storage(i) + "*)a.in[" + std::to_string(i) + "]"; };
   std::ostringstream text;
   text << kCommonSource << "\n"
        << kPointwiseSource << "\n"
-       << "#define VECTOR " << schedule.vector << "\n"
-       << "#define ITEMS " << schedule.items << "\n"
+       << "#define VECTOR " << config.vector << "\n"
+       << "#define ITEMS " << config.items << "\n"
        << "#define THREADS " << kThreads << "\n"
-       << "#define TAIL " << schedule.tail << "\n"
-       << "typedef unsigned " << (schedule.wide ? "long long" : "int") << " index_t;\n\n"
+       << "#define TAIL " << config.tail << "\n"
+       << "typedef unsigned " << (config.wide ? "long long" : "int") << " index_t;\n\n"
        << "struct Arguments {\n  const void* in[" << inputs << "];\n  void* out[" << outputs
        << "];\n  unsigned long long vectors, count;\n"
        << map.EmitMembers() << "};\n\n";
@@ -190,7 +190,7 @@ std::string PointwiseSource(const Program& program, const PointwiseShape& shape,
   for (size_t i = 0; i < inputs; ++i)
     if (IsLinear(shape, i))
       text << "    p" << i << ".load_ordered(" << pointer(i) << " + (unsigned long long)index * N);\n";
-  if (schedule.across && !repeated.empty()) {
+  if (config.across && !repeated.empty()) {
     text << "#pragma unroll\n    for (int j = 0; j < N; ++j) {\n      const index_t element = index * N + j;\n"
          << map.EmitOffsets("      ");
     for (const size_t i : repeated)
@@ -241,20 +241,20 @@ int MostVector(const void* address, size_t size) {
 
 PointwisePlan PlanPointwise(const Program& program, const PointwiseShape& shape, const cuda::DeviceFacts& gpu,
                             int most_vector) {
-  const PointwiseSchedule schedule = SchedulePointwise(program, shape, gpu, most_vector);
+  const PointwiseConfig config = ConfigurePointwise(program, shape, gpu, most_vector);
   PointwisePlan plan;
   plan.arguments.resize(program.parameters().size() + program.results().size());
-  plan.arguments.push_back(static_cast<uint64_t>(shape.count / schedule.vector));
+  plan.arguments.push_back(static_cast<uint64_t>(shape.count / config.vector));
   plan.arguments.push_back(static_cast<uint64_t>(shape.count));
-  const std::vector<uint64_t> numbers = MapOf(shape, schedule).Numbers();
+  const std::vector<uint64_t> numbers = MapOf(shape, config).Numbers();
   plan.arguments.insert(plan.arguments.end(), numbers.begin(), numbers.end());
   constexpr size_t kMostArguments = 4096 / sizeof(uint64_t);
   if (plan.arguments.size() > kMostArguments)
     Fail("the inputs broadcast along too many axes in too many ways for the ", kMostArguments,
          " numbers that a kernel takes: ", plan.arguments.size(), ". Split the node");
-  plan.kernel = cuda::Load(gpu, PointwiseSource(program, shape, schedule), "pointwise", cuda::Warn);
+  plan.kernel = cuda::Load(gpu, PointwiseSource(program, shape, config), "pointwise", cuda::Warn);
   constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
-  plan.launch = {static_cast<unsigned>(std::min(schedule.tiles, kMostBlocks)), static_cast<unsigned>(schedule.threads)};
+  plan.launch = {static_cast<unsigned>(std::min(config.tiles, kMostBlocks)), static_cast<unsigned>(config.threads)};
   return plan;
 }
 

@@ -54,75 +54,78 @@ template <typename Source>
 PoolAttributes ParsePool(const Source& source) {
   constexpr const char* kKinds[] = {"max", "average", "global_average", "global_max"};
   constexpr const char* kAutoPads[] = {"NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"};
-  PoolAttributes the;
+  PoolAttributes attributes;
   const size_t kind = Choose("kind", source.string_attribute("kind"), kKinds);
-  the.is_max = kind == 0 || kind == 3;
-  the.is_global = kind >= 2;
-  the.channels_last = Choose("layout", source.string_attribute("layout", "NCHW"), kLayouts) == 1;
-  the.auto_pad = kAutoPads[Choose("auto_pad", source.string_attribute("auto_pad", "NOTSET"), kAutoPads)];
-  the.ceil_mode = Flag(source, "ceil_mode");
-  the.count_include_pad = Flag(source, "count_include_pad");
-  the.kernel = source.ints_attribute("kernel_shape");
-  if (the.is_global) {
-    bool has_windows = the.auto_pad != "NOTSET" || the.ceil_mode || the.count_include_pad || !the.kernel.empty();
+  attributes.is_max = kind == 0 || kind == 3;
+  attributes.is_global = kind >= 2;
+  attributes.channels_last = Choose("layout", source.string_attribute("layout", "NCHW"), kLayouts) == 1;
+  attributes.auto_pad = kAutoPads[Choose("auto_pad", source.string_attribute("auto_pad", "NOTSET"), kAutoPads)];
+  attributes.ceil_mode = Flag(source, "ceil_mode");
+  attributes.count_include_pad = Flag(source, "count_include_pad");
+  attributes.kernel = source.ints_attribute("kernel_shape");
+  if (attributes.is_global) {
+    bool has_windows = attributes.auto_pad != "NOTSET" || attributes.ceil_mode || attributes.count_include_pad ||
+                       !attributes.kernel.empty();
     for (const char* name : {"strides", "dilations", "pads"})
       has_windows = has_windows || !source.ints_attribute(name).empty();
     if (has_windows) Fail("attributes of windows stand beside kind '", kKinds[kind], "', which has none; remove them");
-    return the;
+    return attributes;
   }
-  if (the.kernel.empty()) Fail("the attribute 'kernel_shape' is missing");
-  const size_t spatial = the.kernel.size();
+  if (attributes.kernel.empty()) Fail("the attribute 'kernel_shape' is missing");
+  const size_t spatial = attributes.kernel.size();
   CheckSpatial("kernel_shape", spatial);
-  the.kernel = Numbers(source, "kernel_shape", spatial, 1, 1);
-  the.strides = Numbers(source, "strides", spatial, 1, 1);
-  the.dilations = Numbers(source, "dilations", spatial, 1, 1);
-  the.pads = Numbers(source, "pads", 2 * spatial, 0, 0);
-  if (the.is_max && the.count_include_pad)
+  attributes.kernel = Numbers(source, "kernel_shape", spatial, 1, 1);
+  attributes.strides = Numbers(source, "strides", spatial, 1, 1);
+  attributes.dilations = Numbers(source, "dilations", spatial, 1, 1);
+  attributes.pads = Numbers(source, "pads", 2 * spatial, 0, 0);
+  if (attributes.is_max && attributes.count_include_pad)
     Fail("count_include_pad is 1 beside kind 'max', which counts nothing; remove it");
-  const bool is_same = the.auto_pad == "SAME_UPPER" || the.auto_pad == "SAME_LOWER";
-  if (the.auto_pad != "NOTSET" && *std::max_element(the.pads.begin(), the.pads.end()) > 0)
-    Fail("pads is ", ToString(the.pads), " beside auto_pad ", the.auto_pad, "; remove one of them");
-  if (is_same && *std::max_element(the.dilations.begin(), the.dilations.end()) > 1)
-    Fail("dilations is ", ToString(the.dilations), " beside auto_pad ", the.auto_pad, "; write the pads instead");
-  for (size_t i = 0; i < the.pads.size(); ++i)
-    if (the.pads[i] >= the.kernel[i % spatial])
-      Fail("pads is ", ToString(the.pads), ", but each must be smaller than the kernel, ", ToString(the.kernel));
-  return the;
+  const bool is_same = attributes.auto_pad == "SAME_UPPER" || attributes.auto_pad == "SAME_LOWER";
+  if (attributes.auto_pad != "NOTSET" && *std::max_element(attributes.pads.begin(), attributes.pads.end()) > 0)
+    Fail("pads is ", ToString(attributes.pads), " beside auto_pad ", attributes.auto_pad, "; remove one of them");
+  if (is_same && *std::max_element(attributes.dilations.begin(), attributes.dilations.end()) > 1)
+    Fail("dilations is ", ToString(attributes.dilations), " beside auto_pad ", attributes.auto_pad,
+         "; write the pads instead");
+  for (size_t i = 0; i < attributes.pads.size(); ++i)
+    if (attributes.pads[i] >= attributes.kernel[i % spatial])
+      Fail("pads is ", ToString(attributes.pads), ", but each must be smaller than the kernel, ",
+           ToString(attributes.kernel));
+  return attributes;
 }
 
 PoolWindow WindowOf(const PoolAttributes& attributes, size_t axis, int64_t size) {
   if (size == 0) Fail("spatial axis ", axis, " of the input has no elements, so nothing can be pooled");
   if (size > kLargest) Fail("spatial axis ", axis, " of the input has ", size, " elements, more than ", kLargest);
-  PoolWindow the;
-  the.size = size;
+  PoolWindow window;
+  window.size = size;
   if (attributes.is_global) {
-    the.kernel = size;
-    return the;
+    window.kernel = size;
+    return window;
   }
-  the.kernel = attributes.kernel[axis];
-  the.stride = attributes.strides[axis];
-  the.dilation = attributes.dilations[axis];
-  the.begin = attributes.pads[axis];
-  the.end = attributes.pads[axis + attributes.kernel.size()];
-  const int64_t extent = (the.kernel - 1) * the.dilation + 1;
+  window.kernel = attributes.kernel[axis];
+  window.stride = attributes.strides[axis];
+  window.dilation = attributes.dilations[axis];
+  window.pad_begin = attributes.pads[axis];
+  window.pad_end = attributes.pads[axis + attributes.kernel.size()];
+  const int64_t extent = (window.kernel - 1) * window.dilation + 1;
   if (attributes.auto_pad == "SAME_UPPER" || attributes.auto_pad == "SAME_LOWER") {
-    const int64_t outs = (size + the.stride - 1) / the.stride;
-    const int64_t total = std::max<int64_t>((outs - 1) * the.stride + extent - size, 0);
-    the.begin = attributes.auto_pad == "SAME_UPPER" ? total / 2 : total - total / 2;
-    the.end = total - the.begin;
+    const int64_t outs = (size + window.stride - 1) / window.stride;
+    const int64_t total = std::max<int64_t>((outs - 1) * window.stride + extent - size, 0);
+    window.pad_begin = attributes.auto_pad == "SAME_UPPER" ? total / 2 : total - total / 2;
+    window.pad_end = total - window.pad_begin;
   }
   // Where the kernel is larger than the padded input, ONNX Runtime rounds toward 0: so there may be a window that
   // reaches beyond, or none. It refuses what would be less than none.
-  const int64_t room = size + the.begin + the.end - extent;
-  the.out = room / the.stride + 1;
-  if (the.out < 0)
+  const int64_t room = size + window.pad_begin + window.pad_end - extent;
+  window.out = room / window.stride + 1;
+  if (window.out < 0)
     Fail("the kernel spans ", extent, " elements on spatial axis ", axis, ", but the padded input has only ",
-         size + the.begin + the.end);
+         size + window.pad_begin + window.pad_end);
   if (attributes.ceil_mode) {
-    if (room > 0) the.out = DivideUp(room, the.stride) + 1;
-    if ((the.out - 1) * the.stride >= size + the.begin) --the.out;  // it would begin in the padding
+    if (room > 0) window.out = DivideUp(room, window.stride) + 1;
+    if ((window.out - 1) * window.stride >= size + window.pad_begin) --window.out;  // it would begin in the padding
   }
-  return the;
+  return window;
 }
 
 // Where an input of `rank` dimensions has its spatial ones. Throws Error where it has another number than `spatial`; 0:
@@ -162,22 +165,23 @@ ResizeAttributes ParseResize(const Source& source) {
   constexpr const char* kCoordinates[] = {"half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners"};
   constexpr const char* kNearestModes[] = {"round_prefer_floor", "round_prefer_ceil", "floor", "ceil"};
   const char* const kCoordinate = "coordinate_transformation_mode";
-  ResizeAttributes the;
-  the.is_linear = Choose("mode", source.string_attribute("mode", "nearest"), kModes) == 1;
-  the.coordinates =
+  ResizeAttributes attributes;
+  attributes.is_linear = Choose("mode", source.string_attribute("mode", "nearest"), kModes) == 1;
+  attributes.coordinates =
       static_cast<Coordinates>(Choose(kCoordinate, source.string_attribute(kCoordinate, "half_pixel"), kCoordinates));
-  the.nearest = static_cast<NearestMode>(
+  attributes.nearest = static_cast<NearestMode>(
       Choose("nearest_mode", source.string_attribute("nearest_mode", "round_prefer_floor"), kNearestModes));
-  the.channels_last = Choose("layout", source.string_attribute("layout", "NCHW"), kLayouts) == 1;
-  the.sizes = source.ints_attribute("sizes");
-  the.scales = source.floats_attribute("scales");
-  if (the.sizes.empty() == the.scales.empty()) Fail("it needs the attribute 'sizes' or 'scales', and not both");
-  CheckSpatial(the.sizes.empty() ? "scales" : "sizes", the.spatial());
-  if (!the.sizes.empty()) the.sizes = Numbers(source, "sizes", the.sizes.size(), 1, 1);
-  for (const float scale : the.scales)
+  attributes.channels_last = Choose("layout", source.string_attribute("layout", "NCHW"), kLayouts) == 1;
+  attributes.sizes = source.ints_attribute("sizes");
+  attributes.scales = source.floats_attribute("scales");
+  if (attributes.sizes.empty() == attributes.scales.empty())
+    Fail("it needs the attribute 'sizes' or 'scales', and not both");
+  CheckSpatial(attributes.sizes.empty() ? "scales" : "sizes", attributes.spatial());
+  if (!attributes.sizes.empty()) attributes.sizes = Numbers(source, "sizes", attributes.sizes.size(), 1, 1);
+  for (const float scale : attributes.scales)
     if (!(scale > 0) || scale > std::numeric_limits<float>::max())
       Fail("the attribute 'scales' has ", scale, "; its numbers must be positive");
-  return the;
+  return attributes;
 }
 
 // As in ONNX Runtime an axis without elements has none whatever its scale, and a small scale may leave none.
@@ -245,7 +249,7 @@ PoolShape FitPool(const PoolAttributes& attributes, const Shape& input) {
     const PoolWindow window = WindowOf(attributes, axis, input[first + axis]);
     shape.windows[kMostSpatial - spatial + axis] = window;
     shape.output[first + axis] = window.out;
-    shape.is_global = shape.is_global && window.out == 1 && window.begin == 0 && window.end == 0 &&
+    shape.is_global = shape.is_global && window.out == 1 && window.pad_begin == 0 && window.pad_end == 0 &&
                       window.dilation == 1 && window.kernel == window.size;
   }
   ElementCount(shape.output);
@@ -259,28 +263,28 @@ ResizeShape FitResize(const ResizeAttributes& attributes, const Shape& input) {
   (attributes.channels_last ? shape.inner : shape.outer) *= attributes.channels_last ? input.back() : input[1];
   bool is_copy = true;
   for (size_t axis = 0; axis < spatial; ++axis) {
-    ResizeAxis& the = shape.axes[kMostSpatial - spatial + axis];
-    the.size = input[first + axis];
-    the.out = shape.output[first + axis] = OutSize(attributes, axis, the.size);
-    const float scale = attributes.scales.empty() ? static_cast<float>(the.out) / static_cast<float>(the.size)
+    ResizeAxis& resized = shape.axes[kMostSpatial - spatial + axis];
+    resized.size = input[first + axis];
+    resized.out = shape.output[first + axis] = OutSize(attributes, axis, resized.size);
+    const float scale = attributes.scales.empty() ? static_cast<float>(resized.out) / static_cast<float>(resized.size)
                                                   : attributes.scales[axis];
     is_copy = is_copy && scale == 1;
-    the.divisor = scale;
-    the.is_constant = false;
+    resized.divisor = scale;
+    resized.is_constant = false;
     switch (attributes.coordinates) {
       case Coordinates::kHalfPixel:
-        the.shift = 0.5f;
+        resized.shift = 0.5f;
         break;
       case Coordinates::kPyTorchHalfPixel:
-        the.shift = 0.5f;
-        the.is_constant = the.out == 1;
+        resized.shift = 0.5f;
+        resized.is_constant = resized.out == 1;
         break;
       case Coordinates::kAsymmetric:
         break;
       case Coordinates::kAlignCorners:
-        the.factor = static_cast<float>(the.size - 1);
-        the.divisor = static_cast<float>(the.out - 1);
-        the.is_constant = the.out == 1;
+        resized.factor = static_cast<float>(resized.size - 1);
+        resized.divisor = static_cast<float>(resized.out - 1);
+        resized.is_constant = resized.out == 1;
         break;
     }
   }

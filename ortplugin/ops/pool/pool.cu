@@ -80,7 +80,7 @@ struct Arguments {
   const T* x;
   T* y;
   unsigned long long count, inner;  // in vectors
-  unsigned long long size[3], out[3], end[3];
+  unsigned long long size[3], out[3], pad_end[3];
   Divider by_inner, by_w, by_h, by_d;
 };
 
@@ -107,7 +107,7 @@ struct Tap {
 #endif
 
 // The elements that an average over the window at `start` counts along an axis.
-__device__ __forceinline__ int count_of(int start, int kernel, int dilation, int size, int end) {
+__device__ __forceinline__ int count_of(int start, int kernel, int dilation, int size, int pad_end) {
 #if !PADDED
   return kernel;
 #else
@@ -115,7 +115,7 @@ __device__ __forceinline__ int count_of(int start, int kernel, int dilation, int
   EACH_TAP
   for (int k = 0; k < kernel; ++k) {
     const int at = start + k * dilation;
-    count += COUNT_PADDING ? at < size + end : (unsigned)at < (unsigned)size;
+    count += COUNT_PADDING ? at < size + pad_end : (unsigned)at < (unsigned)size;
   }
   return count;
 #endif
@@ -168,9 +168,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pool(const Arguments a)
 #if IS_MAX
   totals.x.store(a.y + index * (unsigned long long)VECTOR);
 #else
-  const compute_t count = (compute_t)count_of(start_d, KERNEL_D, DILATION_D, size_d, (int)a.end[0]) *
-                          (compute_t)count_of(start_h, KERNEL_H, DILATION_H, size_h, (int)a.end[1]) *
-                          (compute_t)count_of(start_w, KERNEL_W, DILATION_W, size_w, (int)a.end[2]);
+  const compute_t count = (compute_t)count_of(start_d, KERNEL_D, DILATION_D, size_d, (int)a.pad_end[0]) *
+                          (compute_t)count_of(start_h, KERNEL_H, DILATION_H, size_h, (int)a.pad_end[1]) *
+                          (compute_t)count_of(start_w, KERNEL_W, DILATION_W, size_w, (int)a.pad_end[2]);
   const compute_t share = (compute_t)1 / (count > 0 ? count : (compute_t)1);
   Elements y;
 #pragma unroll

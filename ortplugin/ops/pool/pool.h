@@ -36,7 +36,7 @@ struct PoolAttributes {
 
 // The windows along one spatial axis. For an axis that the tensor lacks: one window of one element.
 struct PoolWindow {
-  int64_t size = 1, out = 1, kernel = 1, stride = 1, dilation = 1, begin = 0, end = 0;
+  int64_t size = 1, out = 1, kernel = 1, stride = 1, dilation = 1, pad_begin = 0, pad_end = 0;
 
   // The elements [first, last) of the kernel that window number `o` has inside the tensor. Whoever goes over a window
   // goes over these: a model may ask for a kernel of 2^31 - 1 elements on an image of ten.
@@ -44,7 +44,7 @@ struct PoolWindow {
     int64_t first, last;
   };
   Taps Inside(int64_t o) const {
-    const int64_t start = o * stride - begin, first = Before(start, 0);
+    const int64_t start = o * stride - pad_begin, first = Before(start, 0);
     return {first, std::max(first, Before(start, size))};
   }
   // Those that any window has inside.
@@ -53,7 +53,7 @@ struct PoolWindow {
   // The elements that count in an average's window number `o`: those inside the tensor, or inside its padding.
   int64_t Count(int64_t o, bool with_padding) const {
     const Taps inside = Inside(o);
-    return with_padding ? Before(o * stride - begin, size + end) : inside.last - inside.first;
+    return with_padding ? Before(o * stride - pad_begin, size + pad_end) : inside.last - inside.first;
   }
 
  private:
@@ -78,7 +78,7 @@ PoolShape FitPool(const PoolAttributes& attributes, const Shape& input);
 void CheckPoolType(const PoolAttributes& attributes, ort::ElementType type);
 
 // The whole CUDA C++ of one variant of a kernel, for tests as well as for launches.
-struct PoolSchedule {
+struct PoolConfig {
   int vector;   // elements of an access
   int threads;  // of a block
   bool wide;    // indices have 64 bits
@@ -91,10 +91,9 @@ struct PoolSchedule {
   int64_t blocks;
 };
 // `alignment`: what every address is a multiple of, in bytes; a power of two.
-PoolSchedule SchedulePool(const PoolShape& shape, DType dtype, const cuda::DeviceFacts& gpu, int alignment);
-std::string PoolSource(const PoolAttributes& attributes, const PoolShape& shape, DType dtype,
-                       const PoolSchedule& schedule);
-std::vector<uint64_t> PoolArguments(const PoolShape& shape, const PoolSchedule& schedule);
+PoolConfig ConfigurePool(const PoolShape& shape, DType dtype, const cuda::DeviceFacts& gpu, int alignment);
+std::string PoolSource(const PoolAttributes& attributes, const PoolShape& shape, DType dtype, const PoolConfig& config);
+std::vector<uint64_t> PoolArguments(const PoolShape& shape, const PoolConfig& config);
 
 std::unique_ptr<Kernel> CreateCpuPool(const NodeInfo& info);
 std::unique_ptr<Kernel> CreateCudaPool(const NodeInfo& info);
@@ -142,7 +141,7 @@ void CheckResizeType(const ResizeAttributes& attributes, ort::ElementType type);
 // to 1e-6 beside the middle counts as the middle, which is ONNX Runtime's rule and that of every form of this operator.
 int64_t NearestOf(NearestMode mode, float at, int64_t size);
 
-struct ResizeSchedule {
+struct ResizeConfig {
   int vector;             // elements of an access
   int threads;            // of a block
   bool wide;              // indices have 64 bits
@@ -150,11 +149,11 @@ struct ResizeSchedule {
   int images;             // that a thread takes one after the other, where along
   int64_t count, blocks;  // count: of threads
 };
-ResizeSchedule ScheduleResize(const ResizeAttributes& attributes, const ResizeShape& shape, DType dtype,
-                              const cuda::DeviceFacts& gpu, int alignment);
+ResizeConfig ConfigureResize(const ResizeAttributes& attributes, const ResizeShape& shape, DType dtype,
+                             const cuda::DeviceFacts& gpu, int alignment);
 std::string ResizeSource(const ResizeAttributes& attributes, const ResizeShape& shape, DType dtype,
-                         const ResizeSchedule& schedule);
-std::vector<uint64_t> ResizeArguments(const ResizeShape& shape, const ResizeSchedule& schedule);
+                         const ResizeConfig& config);
+std::vector<uint64_t> ResizeArguments(const ResizeShape& shape, const ResizeConfig& config);
 
 std::unique_ptr<Kernel> CreateCpuResize(const NodeInfo& info);
 std::unique_ptr<Kernel> CreateCudaResize(const NodeInfo& info);

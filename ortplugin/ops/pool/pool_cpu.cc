@@ -6,9 +6,9 @@
 #include <type_traits>
 
 #include "ortplugin/ops/pool/pool.h"
-#include "ortplugin/runtime/program/evaluator.h"
 #include "ortplugin/runtime/half.h"
 #include "ortplugin/runtime/host_memory.h"
+#include "ortplugin/runtime/program/evaluator.h"
 #include "ortplugin/runtime/program/operand_lanes.h"
 #include "ortplugin/runtime/round_up.h"
 
@@ -107,9 +107,9 @@ Loops<is_max, T> ChooseLoops() {
 
 // One run over a tensor [outer, spatial.., inner].
 template <typename T, bool is_max>
-class PoolPass {
+class PoolSweep {
  public:
-  PoolPass(const PoolShape& shape, bool count_include_pad, DType dtype, const void* input, void* output)
+  PoolSweep(const PoolShape& shape, bool count_include_pad, DType dtype, const void* input, void* output)
       : shape_(shape),
         w_(shape.windows),
         dtype_(dtype),
@@ -156,8 +156,8 @@ class PoolPass {
     const Taps taps_d = w_[0].Inside(d), taps_h = w_[1].Inside(h);
     for (int64_t kd = taps_d.first; kd < taps_d.last; ++kd)
       for (int64_t kh = taps_h.first; kh < taps_h.last; ++kh) {
-        const int64_t at_d = d * w_[0].stride - w_[0].begin + kd * w_[0].dilation;
-        const int64_t at_h = h * w_[1].stride - w_[1].begin + kh * w_[1].dilation;
+        const int64_t at_d = d * w_[0].stride - w_[0].pad_begin + kd * w_[0].dilation;
+        const int64_t at_h = h * w_[1].stride - w_[1].pad_begin + kh * w_[1].dilation;
         body(input_ + ((image * w_[0].size + at_d) * w_[1].size + at_h) * w_[2].size * shape_.inner * size_);
       }
   }
@@ -184,12 +184,12 @@ class PoolPass {
         for (int64_t o = 0; o < w.out; ++o) {
           const Taps inside = w.Inside(o);
           for (int64_t k = inside.first; k < inside.last; ++k)
-            sums[o] = Combine<is_max>(sums[o], x[o * w.stride - w.begin + k * w.dilation]);
+            sums[o] = Combine<is_max>(sums[o], x[o * w.stride - w.pad_begin + k * w.dilation]);
         }
         return;
       }
       for (int64_t k = taps.first; k < taps.last; ++k) {
-        const int64_t offset = k * w.dilation - w.begin;
+        const int64_t offset = k * w.dilation - w.pad_begin;
         const int64_t first = offset >= 0 ? 0 : DivideUp(-offset, w.stride);
         const int64_t last = offset >= w.size ? 0 : std::min(w.out, (w.size - 1 - offset) / w.stride + 1);
         if (first < last) loops_.strided(x + first * w.stride + offset, w.stride, sums + first, last - first);
@@ -218,7 +218,7 @@ class PoolPass {
       taps.clear();
       for (const T* x : rows)
         for (int64_t k = inside.first; k < inside.last; ++k)
-          taps.push_back(x + static_cast<size_t>(o * w.stride - w.begin + k * w.dilation) * channels);
+          taps.push_back(x + static_cast<size_t>(o * w.stride - w.pad_begin + k * w.dilation) * channels);
       std::fill_n(sums, channels, Start());
       loops_.taps(taps.data(), taps.size(), sums, channels);
       if constexpr (!is_max) Divide(sums, shape_.inner, RowCount(row) * Count(2, o));
@@ -321,9 +321,9 @@ class CpuPool : public Kernel {
       case DType::kDouble:
         return Pool<double>(run, shape, input, output);
       case DType::kInt8:
-        return PoolPass<int8_t, true>(shape, false, DType::kInt8, input.data, output).Compute(run);
+        return PoolSweep<int8_t, true>(shape, false, DType::kInt8, input.data, output).Compute(run);
       case DType::kUInt8:
-        return PoolPass<uint8_t, true>(shape, false, DType::kUInt8, input.data, output).Compute(run);
+        return PoolSweep<uint8_t, true>(shape, false, DType::kUInt8, input.data, output).Compute(run);
       default:
         return Pool<float>(run, shape, input, output);
     }
@@ -334,9 +334,9 @@ class CpuPool : public Kernel {
   void Pool(Run& run, const PoolShape& shape, const Tensor& input, void* output) const {
     const DType dtype = *FromOrt(input.type);
     if (attributes_.is_max) {
-      PoolPass<T, true>(shape, false, dtype, input.data, output).Compute(run);
+      PoolSweep<T, true>(shape, false, dtype, input.data, output).Compute(run);
     } else {
-      PoolPass<T, false>(shape, attributes_.count_include_pad, dtype, input.data, output).Compute(run);
+      PoolSweep<T, false>(shape, attributes_.count_include_pad, dtype, input.data, output).Compute(run);
     }
   }
 

@@ -8,8 +8,8 @@
 
 #include "ortplugin/ops/pool/pool.h"
 #include "ortplugin/runtime/gpu/kernel_sources.h"
-#include "ortplugin/runtime/program/operands.h"
 #include "ortplugin/runtime/gpu/plan_cache.h"
+#include "ortplugin/runtime/program/operands.h"
 #include "ortplugin/runtime/round_up.h"
 
 namespace ortplugin {
@@ -56,8 +56,8 @@ uint64_t Pair(int64_t low, int64_t high) {
 
 // ---- FusedPool ------------------------------------------------------------------------------------------------------
 
-PoolSchedule SchedulePool(const PoolShape& shape, DType dtype, const cuda::DeviceFacts& gpu, int alignment) {
-  PoolSchedule best{};
+PoolConfig ConfigurePool(const PoolShape& shape, DType dtype, const cuda::DeviceFacts& gpu, int alignment) {
+  PoolConfig best{};
   best.threads = 256;
   best.cluster = best.lanes = best.items = 1;
   const int64_t in = shape.outer * shape.pixels() * shape.inner;
@@ -67,8 +67,8 @@ PoolSchedule SchedulePool(const PoolShape& shape, DType dtype, const cuda::Devic
     best.wide = std::max(in / best.vector, count) >= kNarrow - best.threads;
     best.blocks = DivideUp(count, best.threads);
     for (const PoolWindow& w : shape.windows)
-      best.padded =
-          best.padded || w.begin > 0 || (w.out - 1) * w.stride - w.begin + (w.kernel - 1) * w.dilation >= w.size;
+      best.padded = best.padded || w.pad_begin > 0 ||
+                    (w.out - 1) * w.stride - w.pad_begin + (w.kernel - 1) * w.dilation >= w.size;
     return best;
   }
   // A block has a few vectors of channels of one image, as few as give every multiprocessor work, but accesses of 64
@@ -101,16 +101,16 @@ PoolSchedule SchedulePool(const PoolShape& shape, DType dtype, const cuda::Devic
 }
 
 std::string PoolSource(const PoolAttributes& attributes, const PoolShape& shape, DType dtype,
-                       const PoolSchedule& schedule) {
+                       const PoolConfig& config) {
   std::ostringstream text;
   text << kCommonSource << "\n";
   DescribeTypes(text, dtype, attributes.is_max);
-  text << "typedef unsigned " << (schedule.wide ? "long long" : "int") << " index_t;\n"
-       << "#define IS_MAX " << attributes.is_max << "\n#define VECTOR " << schedule.vector << "\n#define THREADS "
-       << schedule.threads << "\n#define WINDOWS " << !shape.is_global << "\n";
+  text << "typedef unsigned " << (config.wide ? "long long" : "int") << " index_t;\n"
+       << "#define IS_MAX " << attributes.is_max << "\n#define VECTOR " << config.vector << "\n#define THREADS "
+       << config.threads << "\n#define WINDOWS " << !shape.is_global << "\n";
   if (shape.is_global) {
-    text << "#define ALONG " << schedule.along << "\n#define GROUP " << schedule.group << "\n#define LANES "
-         << schedule.lanes << "\n#define CLUSTER " << schedule.cluster << "\n#define ITEMS " << schedule.items << "\n";
+    text << "#define ALONG " << config.along << "\n#define GROUP " << config.group << "\n#define LANES " << config.lanes
+         << "\n#define CLUSTER " << config.cluster << "\n#define ITEMS " << config.items << "\n";
   } else {
     int64_t taps = 1;
     bool is_dilated = false;
@@ -118,51 +118,51 @@ std::string PoolSource(const PoolAttributes& attributes, const PoolShape& shape,
       const PoolWindow& w = shape.windows[axis];
       const char name = "DHW"[axis];
       text << "#define KERNEL_" << name << " " << w.kernel << "\n#define STRIDE_" << name << " " << w.stride
-           << "\n#define DILATION_" << name << " " << w.dilation << "\n#define BEGIN_" << name << " " << w.begin
+           << "\n#define DILATION_" << name << " " << w.dilation << "\n#define BEGIN_" << name << " " << w.pad_begin
            << "\n";
       taps = std::min(taps, kNarrow) * w.kernel;
       is_dilated = is_dilated || w.dilation > 1;
     }
     constexpr int64_t kMostUnrolled = 64;
-    text << "#define UNROLL " << (taps <= kMostUnrolled) << "\n#define PADDED " << schedule.padded
-         << "\n#define DILATED " << is_dilated << "\n#define COUNT_PADDING " << attributes.count_include_pad << "\n";
+    text << "#define UNROLL " << (taps <= kMostUnrolled) << "\n#define PADDED " << config.padded << "\n#define DILATED "
+         << is_dilated << "\n#define COUNT_PADDING " << attributes.count_include_pad << "\n";
   }
   text << "\n" << kPoolSource;
   return text.str();
 }
 
-std::vector<uint64_t> PoolArguments(const PoolShape& shape, const PoolSchedule& schedule) {
+std::vector<uint64_t> PoolArguments(const PoolShape& shape, const PoolConfig& config) {
   std::vector<uint64_t> block(2);  // the pointers
   const auto add = [&](int64_t number) { block.push_back(static_cast<uint64_t>(number)); };
   if (shape.is_global) {
-    const int64_t inner = shape.inner / (schedule.along ? 1 : schedule.vector);
+    const int64_t inner = shape.inner / (config.along ? 1 : config.vector);
     const double share = 1.0 / static_cast<double>(shape.pixels());
     add(shape.outer);
-    add(shape.pixels() / (schedule.along ? schedule.vector : 1));
+    add(shape.pixels() / (config.along ? config.vector : 1));
     add(inner);
-    add(DivideUp(inner, schedule.lanes));
+    add(DivideUp(inner, config.lanes));
     uint64_t bits;
     std::memcpy(&bits, &share, sizeof(bits));
     block.push_back(bits);
     return block;
   }
-  const int64_t inner = shape.inner / schedule.vector;
+  const int64_t inner = shape.inner / config.vector;
   add(shape.outer * shape.out_pixels() * inner);
   add(inner);
   for (const PoolWindow& w : shape.windows) add(w.size);
   for (const PoolWindow& w : shape.windows) add(w.out);
-  for (const PoolWindow& w : shape.windows) add(w.end);
-  Push(block, MakeDivider(static_cast<uint64_t>(inner), schedule.wide));
+  for (const PoolWindow& w : shape.windows) add(w.pad_end);
+  Push(block, MakeDivider(static_cast<uint64_t>(inner), config.wide));
   for (const size_t axis : {2, 1, 0})
-    Push(block, MakeDivider(static_cast<uint64_t>(shape.windows[axis].out), schedule.wide));
+    Push(block, MakeDivider(static_cast<uint64_t>(shape.windows[axis].out), config.wide));
   return block;
 }
 
 // ---- FusedResize ----------------------------------------------------------------------------------------------------
 
-ResizeSchedule ScheduleResize(const ResizeAttributes& attributes, const ResizeShape& shape, DType dtype,
-                              const cuda::DeviceFacts& gpu, int alignment) {
-  ResizeSchedule best{};
+ResizeConfig ConfigureResize(const ResizeAttributes& attributes, const ResizeShape& shape, DType dtype,
+                             const cuda::DeviceFacts& gpu, int alignment) {
+  ResizeConfig best{};
   best.threads = 256;
   best.along = shape.inner == 1;
   best.images = 1;
@@ -183,7 +183,7 @@ ResizeSchedule ScheduleResize(const ResizeAttributes& attributes, const ResizeSh
 }
 
 std::string ResizeSource(const ResizeAttributes& attributes, const ResizeShape& shape, DType dtype,
-                         const ResizeSchedule& schedule) {
+                         const ResizeConfig& config) {
   // Whether the element after floor(at) is nearer, of at - floor(at): NearestOf in pool.cc.
   constexpr const char* kIsNext[] = {"part - 0.5f > 1e-6f", "part - 0.5f >= -1e-6f", "false", "part > 0.0f"};
   int axes = 1;
@@ -192,21 +192,21 @@ std::string ResizeSource(const ResizeAttributes& attributes, const ResizeShape& 
   std::ostringstream text;
   text << kCommonSource << "\n";
   DescribeTypes(text, dtype, false);
-  text << "typedef unsigned " << (schedule.wide ? "long long" : "int") << " index_t;\n"
-       << "#define VECTOR " << schedule.vector << "\n#define ALONG " << schedule.along << "\n#define IMAGES "
-       << schedule.images << "\n#define IS_LINEAR " << attributes.is_linear << "\n#define SHIFT "
+  text << "typedef unsigned " << (config.wide ? "long long" : "int") << " index_t;\n"
+       << "#define VECTOR " << config.vector << "\n#define ALONG " << config.along << "\n#define IMAGES "
+       << config.images << "\n#define IS_LINEAR " << attributes.is_linear << "\n#define SHIFT "
        << (shape.axes[2].shift == 0 ? "0.0f" : "0.5f") << "\n#define IS_NEXT(part) ("
        << kIsNext[static_cast<size_t>(attributes.nearest)] << ")"
-       << "\n#define AXES " << axes << "\n#define THREADS " << schedule.threads << "\n\n"
+       << "\n#define AXES " << axes << "\n#define THREADS " << config.threads << "\n\n"
        << kResizeSource;
   return text.str();
 }
 
-std::vector<uint64_t> ResizeArguments(const ResizeShape& shape, const ResizeSchedule& schedule) {
+std::vector<uint64_t> ResizeArguments(const ResizeShape& shape, const ResizeConfig& config) {
   std::vector<uint64_t> block(2);  // the pointers
   const auto add = [&](int64_t number) { block.push_back(static_cast<uint64_t>(number)); };
-  const int64_t inner = schedule.along ? 1 : shape.inner / schedule.vector;
-  add(schedule.count);
+  const int64_t inner = config.along ? 1 : shape.inner / config.vector;
+  add(config.count);
   add(shape.outer);
   add(inner);
   for (const ResizeAxis& axis : shape.axes) {
@@ -217,10 +217,9 @@ std::vector<uint64_t> ResizeArguments(const ResizeShape& shape, const ResizeSche
     block.push_back(Pair(bits[0], bits[1]));
     block.push_back(Pair(axis.size, axis.out));
   }
-  Push(block, MakeDivider(static_cast<uint64_t>(inner), schedule.wide));
-  Push(block,
-       MakeDivider(static_cast<uint64_t>(shape.axes[2].out / (schedule.along ? schedule.vector : 1)), schedule.wide));
-  for (const size_t axis : {1, 0}) Push(block, MakeDivider(static_cast<uint64_t>(shape.axes[axis].out), schedule.wide));
+  Push(block, MakeDivider(static_cast<uint64_t>(inner), config.wide));
+  Push(block, MakeDivider(static_cast<uint64_t>(shape.axes[2].out / (config.along ? config.vector : 1)), config.wide));
+  for (const size_t axis : {1, 0}) Push(block, MakeDivider(static_cast<uint64_t>(shape.axes[axis].out), config.wide));
   return block;
 }
 
@@ -336,18 +335,17 @@ class CudaPool : public CudaImages {
            "reasonable time; use a smaller kernel_shape");
     for (size_t axis = 0; axis < kMostSpatial; ++axis) {
       const PoolWindow& w = shape.windows[axis];
-      CheckSize(w.size + w.begin + w.end + w.kernel * w.dilation + w.stride, axis);
+      CheckSize(w.size + w.pad_begin + w.pad_end + w.kernel * w.dilation + w.stride, axis);
     }
-    const PoolSchedule schedule = SchedulePool(shape, dtype, device_, alignment);
-    return {PoolSource(attributes_, shape, dtype, schedule), schedule.blocks, schedule.threads,
-            PoolArguments(shape, schedule)};
+    const PoolConfig config = ConfigurePool(shape, dtype, device_, alignment);
+    return {PoolSource(attributes_, shape, dtype, config), config.blocks, config.threads, PoolArguments(shape, config)};
   }
 
   // Takes what lies outside the image in every window from a kernel that is larger than the image.
   static void Trim(PoolWindow* w) {
     if (w->kernel <= w->size) return;
     const PoolWindow::Taps inside = w->InsideAny();
-    w->begin -= inside.first * w->dilation;
+    w->pad_begin -= inside.first * w->dilation;
     w->kernel = std::max<int64_t>(1, inside.last - inside.first);
   }
 
@@ -368,9 +366,9 @@ class CudaResize : public CudaImages {
     const ResizeShape shape = FitResize(attributes_, input);
     for (size_t axis = 0; axis < kMostSpatial; ++axis)
       CheckSize(std::max(shape.axes[axis].size, shape.axes[axis].out) + 16, axis);
-    const ResizeSchedule schedule = ScheduleResize(attributes_, shape, dtype, device_, alignment);
-    return {ResizeSource(attributes_, shape, dtype, schedule), schedule.blocks, schedule.threads,
-            ResizeArguments(shape, schedule)};
+    const ResizeConfig config = ConfigureResize(attributes_, shape, dtype, device_, alignment);
+    return {ResizeSource(attributes_, shape, dtype, config), config.blocks, config.threads,
+            ResizeArguments(shape, config)};
   }
 
   ResizeAttributes attributes_;

@@ -6,8 +6,8 @@
 #include <cstring>
 
 #include "ortplugin/ops/pool/pool.h"
-#include "ortplugin/runtime/program/evaluator.h"
 #include "ortplugin/runtime/host_memory.h"
+#include "ortplugin/runtime/program/evaluator.h"
 #include "ortplugin/runtime/program/operand_lanes.h"
 #include "ortplugin/runtime/round_up.h"
 
@@ -61,15 +61,16 @@ class CpuResize : public Kernel {
     run.parallel_for(static_cast<size_t>(DivideUp(rows, step) * segments), [&](size_t task) {
       HostVector<double> memory;  // for lanes of either type
       const int64_t number = static_cast<int64_t>(task), first = number / segments * step;
-      const int64_t begin = number % segments * kSegment;
+      const int64_t first_out = number % segments * kSegment;
       const std::vector<Place> segment =
-          segments > 1 ? Places(attributes_, last, begin, std::min(last.out, begin + kSegment)) : std::vector<Place>();
+          segments > 1 ? Places(attributes_, last, first_out, std::min(last.out, first_out + kSegment))
+                       : std::vector<Place>();
       const std::vector<Place>& places = segments > 1 ? segment : whole;
       for (int64_t row = first; row < std::min(rows, first + step); ++row) {
         const Line line{PlaceOf(attributes_, shape.axes[0], row / shape.axes[1].out % shape.axes[0].out),
                         PlaceOf(attributes_, shape.axes[1], row % shape.axes[1].out),
                         row / (shape.axes[1].out * shape.axes[0].out), places};
-        char* const y = output + static_cast<size_t>((row * last.out + begin) * shape.inner) * SizeOf(dtype);
+        char* const y = output + static_cast<size_t>((row * last.out + first_out) * shape.inner) * SizeOf(dtype);
         const auto* const x = static_cast<const char*>(input.data);
         if (!attributes_.is_linear) {
           Nearest(shape, line, SizeOf(dtype), x, y);
@@ -127,8 +128,8 @@ class CpuResize : public Kernel {
   static void Linear(const ResizeShape& shape, const Line& line, DType dtype, const char* input,
                      HostVector<double>& memory, char* y) {
     const std::vector<Place>& places = line.places;
-    const int64_t begin = places.front().low, inner = shape.inner;  // places ascend
-    const int64_t width = (places.back().high - begin + 1) * inner;
+    const int64_t first_out = places.front().low, inner = shape.inner;  // places ascend
+    const int64_t width = (places.back().high - first_out + 1) * inner;
     const auto out_width = static_cast<int64_t>(places.size()) * inner;
     memory.resize(static_cast<size_t>(2 * width + out_width));
     T* const blended = reinterpret_cast<T*>(memory.data());
@@ -136,7 +137,7 @@ class CpuResize : public Kernel {
     bool is_first = true;
     for (const auto& [at_d, weight_d] : Sides<T>(line.d))
       for (const auto& [at_h, weight_h] : Sides<T>(line.h)) {
-        const int64_t from = RowOf(shape, line, at_d, at_h) + begin * inner;
+        const int64_t from = RowOf(shape, line, at_d, at_h) + first_out * inner;
         LoadLanes(dtype, input + static_cast<size_t>(from) * SizeOf(dtype), static_cast<size_t>(width), loaded);
         const T weight = weight_d * weight_h;
         if (is_first) {
@@ -148,7 +149,8 @@ class CpuResize : public Kernel {
       }
     T* to = made;
     for (const Place& place : places) {
-      const T *const low = blended + (place.low - begin) * inner, *const high = blended + (place.high - begin) * inner;
+      const T *const low = blended + (place.low - first_out) * inner, *const high =
+                                                                          blended + (place.high - first_out) * inner;
       const T weight = static_cast<T>(place.weight), rest = 1 - weight;
       if (inner == 1) {
         *to = low == high ? *low : rest * *low + weight * *high;

@@ -33,31 +33,32 @@ bool Flag(const Source& source, const char* name, int64_t absent) {
 
 template <typename Source>
 ScatterAttributes ParseAttributes(ScatterKind kind, const Source& source) {
-  ScatterAttributes the;
-  the.kind = kind;
+  ScatterAttributes attributes;
+  attributes.kind = kind;
   if (kind == ScatterKind::kSlice) {
-    the.axes = source.ints_attribute("axes");
-    the.steps = source.ints_attribute("steps");
-    if (the.axes.empty()) Fail("the attribute 'axes' is missing or empty");
-    for (size_t i = 0; i < the.axes.size(); ++i) {
-      if (the.axes[i] < 0) Fail("the attribute 'axes' has ", the.axes[i], ", which is negative");
-      if (std::count(the.axes.begin(), the.axes.end(), the.axes[i]) > 1)
-        Fail("the attribute 'axes' has ", the.axes[i], " twice");
+    attributes.axes = source.ints_attribute("axes");
+    attributes.steps = source.ints_attribute("steps");
+    if (attributes.axes.empty()) Fail("the attribute 'axes' is missing or empty");
+    for (size_t i = 0; i < attributes.axes.size(); ++i) {
+      if (attributes.axes[i] < 0) Fail("the attribute 'axes' has ", attributes.axes[i], ", which is negative");
+      if (std::count(attributes.axes.begin(), attributes.axes.end(), attributes.axes[i]) > 1)
+        Fail("the attribute 'axes' has ", attributes.axes[i], " twice");
     }
-    if (the.steps.empty()) the.steps.assign(the.axes.size(), 1);
-    if (the.steps.size() != the.axes.size())
-      Fail("there are ", the.axes.size(), " axes but ", the.steps.size(), " steps");
-    for (const int64_t step : the.steps)
+    if (attributes.steps.empty()) attributes.steps.assign(attributes.axes.size(), 1);
+    if (attributes.steps.size() != attributes.axes.size())
+      Fail("there are ", attributes.axes.size(), " axes but ", attributes.steps.size(), " steps");
+    for (const int64_t step : attributes.steps)
       if (step == 0 || step == INT64_MIN) Fail("the attribute 'steps' has ", step, ", which is no step");
-    the.unique = true;  // a slice has no place twice
-    return the;
+    attributes.unique = true;  // a slice has no place twice
+    return attributes;
   }
-  the.reduction = Choose<Reduction>("reduction", source.string_attribute("reduction", "none"), kReductions);
-  the.algorithm = Choose<ScatterAlgorithm>("algorithm", source.string_attribute("algorithm", "auto"), kAlgorithms);
-  the.unique = Flag(source, "unique", 0);
-  the.deterministic = Flag(source, "deterministic", 1);
-  if (kind == ScatterKind::kElements) the.axis = source.int_attribute("axis", 0);
-  return the;
+  attributes.reduction = Choose<Reduction>("reduction", source.string_attribute("reduction", "none"), kReductions);
+  attributes.algorithm =
+      Choose<ScatterAlgorithm>("algorithm", source.string_attribute("algorithm", "auto"), kAlgorithms);
+  attributes.unique = Flag(source, "unique", 0);
+  attributes.deterministic = Flag(source, "deterministic", 1);
+  if (kind == ScatterKind::kElements) attributes.axis = source.int_attribute("axis", 0);
+  return attributes;
 }
 
 const char* NameOfInput(const ScatterAttributes& attributes, size_t input) {

@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "ortplugin/runtime/program/operands.h"
 #include "ortplugin/runtime/ort/ort.h"
+#include "ortplugin/runtime/program/operands.h"
 
 namespace ortplugin {
 

@@ -148,7 +148,7 @@ std::vector<int64_t> SumsOf(const std::vector<Term>& terms, int64_t units) {
 // Adds (or, for the first component, sets) `count` units' shares of their slots. `at` says where their indices are,
 // `base` is null where it would hold zeros. False where an index is out of range.
 template <bool is_first, typename Index, typename At>
-ORTPLUGIN_INLINE bool AddComponent(const Index* indices, const At& at, const int64_t* base, int64_t begin,
+ORTPLUGIN_INLINE bool AddComponent(const Index* indices, const At& at, const int64_t* base, int64_t first_item,
                                    int64_t count, int64_t size, int64_t stride, int64_t* slots) {
   bool bad = false;
   for (int64_t i = 0; i < count; ++i) {
@@ -156,7 +156,7 @@ ORTPLUGIN_INLINE bool AddComponent(const Index* indices, const At& at, const int
     bad |= static_cast<uint64_t>(given) + static_cast<uint64_t>(size) >= static_cast<uint64_t>(size) * 2;
     // Unsigned: of an index that is out of range the slot is any number, which nobody uses.
     const uint64_t share = static_cast<uint64_t>(given < 0 ? given + size : given) * static_cast<uint64_t>(stride);
-    const uint64_t before = static_cast<uint64_t>(is_first ? begin + (base != nullptr ? base[i] : 0) : slots[i]);
+    const uint64_t before = static_cast<uint64_t>(is_first ? first_item + (base != nullptr ? base[i] : 0) : slots[i]);
     slots[i] = static_cast<int64_t>(before + share);
   }
   return !bad;
@@ -202,20 +202,21 @@ class Blocks {
   template <typename Index>
   bool Find(const Index* indices, int64_t unit, int64_t count, int64_t* slots) const {
     const Index* from = indices + SumAt(fit_.index, unit);
-    const int64_t begin = SumAt(fit_.base, unit), step = is_even_ ? fit_.index[0].stride : 0;
-    if (!is_even_) return Add(from, [&](int64_t i) { return index_[static_cast<size_t>(i)]; }, begin, count, slots);
-    if (step == 1) return Add(from, [](int64_t i) { return i; }, begin, count, slots);
-    return Add(from, [step](int64_t i) { return i * step; }, begin, count, slots);
+    const int64_t first_item = SumAt(fit_.base, unit), step = is_even_ ? fit_.index[0].stride : 0;
+    if (!is_even_)
+      return Add(from, [&](int64_t i) { return index_[static_cast<size_t>(i)]; }, first_item, count, slots);
+    if (step == 1) return Add(from, [](int64_t i) { return i; }, first_item, count, slots);
+    return Add(from, [step](int64_t i) { return i * step; }, first_item, count, slots);
   }
 
   template <typename Index, typename At>
-  bool Add(const Index* from, const At& at, int64_t begin, int64_t count, int64_t* slots) const {
+  bool Add(const Index* from, const At& at, int64_t first_item, int64_t count, int64_t* slots) const {
     const int64_t* base = base_.empty() ? nullptr : base_.data();
     const std::vector<ScatterShape::Component>& all = fit_.components;
     // A stride known to be 1 spares a multiplication, which few instruction sets have for many numbers at once.
     bool good = all[0].stride == 1
-                    ? AddComponent<true>(from, at, base, begin, count, all[0].size, 1, slots)
-                    : AddComponent<true>(from, at, base, begin, count, all[0].size, all[0].stride, slots);
+                    ? AddComponent<true>(from, at, base, first_item, count, all[0].size, 1, slots)
+                    : AddComponent<true>(from, at, base, first_item, count, all[0].size, all[0].stride, slots);
     for (size_t c = 1; c < all.size(); ++c)
       good &= AddComponent<false>(from + c, at, nullptr, 0, count, all[c].size, all[c].stride, slots);
     return good;
@@ -403,10 +404,10 @@ class CpuScatter : public Kernel {
     const ScatterShape& fit = work.fit;
     const int64_t bytes = fit.width * size;
     std::vector<Term> terms = fit.base;
-    char* begin = work.out;
+    char* first_item = work.out;
     for (size_t c = 0; c < fit.components.size(); ++c) {
       const ScatterShape::Component& component = fit.components[c];
-      begin += work.starts[c] * component.stride * bytes;
+      first_item += work.starts[c] * component.stride * bytes;
       const Term& steps = component.steps;
       if (steps.stride != 0) terms.push_back({steps.divisor, steps.modulus, steps.stride * component.stride});
     }
@@ -425,7 +426,7 @@ class CpuScatter : public Kernel {
     InParallel(work.run, fit.units, std::max<int64_t>(1, kTaskBytes / bytes), [&](int64_t first, int64_t last) {
       for (int64_t unit = first, count = 0; unit < last; unit += count) {
         count = std::min(last, (unit / run + 1) * run) - unit;
-        char* to = begin + SumAt(terms, unit) * bytes;
+        char* to = first_item + SumAt(terms, unit) * bytes;
         const char* from = work.updates + SumAt(fit.update, unit) * size;
         if (to_step == bytes && from_step == bytes) {  // one after another on both sides
           std::memcpy(to, from, static_cast<size_t>(bytes * count));
@@ -627,22 +628,24 @@ class CpuScatter : public Kernel {
     constexpr int64_t kColumns = 512;
     const int64_t width = work.fit.width, pieces = DivideUp(width, kColumns);
     const int64_t columns = std::min(width, kColumns), size = static_cast<int64_t>(sizeof(T));
-    InParallel(
-        work.run, work.fit.units * pieces, DivideUp(kTaskBytes / 8, columns * size), [&](int64_t begin, int64_t end) {
-          typename Precise<T>::Type folded[kColumns];
-          for (int64_t item = begin; item < end; ++item) {
-            const int64_t first = pieces == 1 ? item : item / pieces, column = (item - first * pieces) * kColumns;
-            if (!links.IsFirst(first)) continue;
-            const int64_t count = std::min(width - column, kColumns);
-            T* to = out + slots[static_cast<size_t>(first)] * width + column;
-            for (int64_t j = 0; j < count; ++j) folded[j] = Precise<T>::Load(to[j]);
-            for (int64_t unit = first; unit >= 0; unit = links.Next(unit)) {
-              const T* update = updates + unit * width + column;
-              for (int64_t j = 0; j < count; ++j) folded[j] = Fold<reduction>(folded[j], Precise<T>::Load(update[j]));
-            }
-            for (int64_t j = 0; j < count; ++j) to[j] = Precise<T>::Store(folded[j]);
-          }
-        });
+    InParallel(work.run, work.fit.units * pieces, DivideUp(kTaskBytes / 8, columns * size),
+               [&](int64_t first_item, int64_t last_item) {
+                 typename Precise<T>::Type folded[kColumns];
+                 for (int64_t item = first_item; item < last_item; ++item) {
+                   const int64_t first = pieces == 1 ? item : item / pieces,
+                                 column = (item - first * pieces) * kColumns;
+                   if (!links.IsFirst(first)) continue;
+                   const int64_t count = std::min(width - column, kColumns);
+                   T* to = out + slots[static_cast<size_t>(first)] * width + column;
+                   for (int64_t j = 0; j < count; ++j) folded[j] = Precise<T>::Load(to[j]);
+                   for (int64_t unit = first; unit >= 0; unit = links.Next(unit)) {
+                     const T* update = updates + unit * width + column;
+                     for (int64_t j = 0; j < count; ++j)
+                       folded[j] = Fold<reduction>(folded[j], Precise<T>::Load(update[j]));
+                   }
+                   for (int64_t j = 0; j < count; ++j) to[j] = Precise<T>::Store(folded[j]);
+                 }
+               });
   }
 
   ScatterAttributes attributes_;

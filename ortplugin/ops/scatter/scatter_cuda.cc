@@ -10,8 +10,8 @@
 #include "ortplugin/runtime/gpu/cuda.h"
 #include "ortplugin/runtime/gpu/kernel_sources.h"
 #include "ortplugin/runtime/gpu/plan_cache.h"
-#include "ortplugin/runtime/round_up.h"
 #include "ortplugin/runtime/ort/scratch.h"
+#include "ortplugin/runtime/round_up.h"
 
 namespace ortplugin {
 namespace {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "ortplugin/runtime/program/evaluator.h"
 #include "ortplugin/runtime/host_memory.h"
+#include "ortplugin/runtime/program/evaluator.h"
 #include "ortplugin/runtime/program/operand_lanes.h"
 
 namespace ortplugin {
@@ -167,10 +167,10 @@ void TotalsToLanes(DType dtype, const Total* totals, size_t count, void* lanes) 
 
 // One run. S is cut into tasks by its shape alone; each has totals of its own, which are added in the order of the
 // tasks, so that the result does not depend on the number of threads.
-class Pass {
+class SumSweep {
  public:
-  Pass(const SumProgram& sums, const SumShape& shape, const std::vector<Tensor>& inputs,
-       const std::vector<char*>& outputs)
+  SumSweep(const SumProgram& sums, const SumShape& shape, const std::vector<Tensor>& inputs,
+           const std::vector<char*>& outputs)
       : sums_(sums),
         program_(sums.program),
         shape_(shape),
@@ -432,7 +432,7 @@ class CpuSumTo : public Kernel {
 void ComputeSums(const SumProgram& sums, const SumShape& shape, const std::vector<Tensor>& inputs,
                  const std::vector<char*>& outputs, Run& run) {
   if (shape.count > 0) {
-    Pass(sums, shape, inputs, outputs).Compute(run);
+    SumSweep(sums, shape, inputs, outputs).Compute(run);
     return;
   }
   for (size_t r = 0; r < outputs.size(); ++r) {  // sums of nothing

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "ortplugin/runtime/gpu/cuda.h"
-#include "ortplugin/runtime/program/operands.h"
 #include "ortplugin/runtime/ort/ort.h"
+#include "ortplugin/runtime/program/operands.h"
 #include "ortplugin/runtime/program/program.h"
 
 namespace ortplugin {
@@ -68,7 +68,7 @@ struct SumGroup {
 std::vector<SumGroup> GroupSums(const SumProgram& program, const SumShape& shape, const std::vector<Shape>& inputs);
 
 // The whole CUDA C++ of one variant of the kernel, for tests as well as for launches.
-struct SumSchedule {
+struct SumConfig {
   bool along;  // vectors and neighbouring threads lie along axes that are summed over, else along kept ones
   int vector;  // elements of an access
   int items;   // accesses of a thread at once
@@ -76,17 +76,17 @@ struct SumSchedule {
   bool wide;                         // indices have 64 bits
   bool stream;                       // the data outgrows the cache and need not stay in it
 };
-SumSchedule ScheduleSums(const SumProgram& program, const SumGroup& group, const cuda::DeviceFacts& gpu, bool aligned);
-std::string SumSource(const SumProgram& program, const SumGroup& group, const SumSchedule& schedule);
+SumConfig ConfigureSums(const SumProgram& program, const SumGroup& group, const cuda::DeviceFacts& gpu, bool aligned);
+std::string SumSource(const SumProgram& program, const SumGroup& group, const SumConfig& config);
 
 // How the blocks of a launch share the work.
 struct SumPieces {
   int64_t kept_blocks, chunk_size, chunks;
 };
 // `resident`: blocks that the GPU runs at once.
-SumPieces CutSums(const SumGroup& group, const SumSchedule& schedule, int64_t resident);
+SumPieces CutSums(const SumGroup& group, const SumConfig& config, int64_t resident);
 // The kernel's arguments behind its pointers. Axes that are summed over may be empty: such a sum is 0, and is launched.
-std::vector<uint64_t> SumNumbers(const SumGroup& group, const SumSchedule& schedule, const SumPieces& pieces);
+std::vector<uint64_t> SumNumbers(const SumGroup& group, const SumConfig& config, const SumPieces& pieces);
 
 // One group, ready to launch.
 struct SumStage {

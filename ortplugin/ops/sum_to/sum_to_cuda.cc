@@ -8,8 +8,8 @@
 #include "ortplugin/ops/sum_to/sum_to.h"
 #include "ortplugin/runtime/gpu/kernel_sources.h"
 #include "ortplugin/runtime/gpu/plan_cache.h"
-#include "ortplugin/runtime/round_up.h"
 #include "ortplugin/runtime/ort/scratch.h"
+#include "ortplugin/runtime/round_up.h"
 
 namespace ortplugin {
 namespace {
@@ -51,11 +51,11 @@ std::vector<size_t> Tensors(const SumGroup& group) {
   if (!group.results.empty()) tensors.push_back(group.parameters.size());
   return tensors;
 }
-IndexMap KeptMap(const SumGroup& group, const SumSchedule& schedule) {
-  return IndexMap("k", Part(group, group.kept), schedule.along ? 1 : schedule.vector, Tensors(group), schedule.wide);
+IndexMap KeptMap(const SumGroup& group, const SumConfig& config) {
+  return IndexMap("k", Part(group, group.kept), config.along ? 1 : config.vector, Tensors(group), config.wide);
 }
-IndexMap SummedMap(const SumGroup& group, const SumSchedule& schedule) {
-  return IndexMap("r", Part(group, group.summed), schedule.along ? schedule.vector : 1, Tensors(group), schedule.wide);
+IndexMap SummedMap(const SumGroup& group, const SumConfig& config) {
+  return IndexMap("r", Part(group, group.summed), config.along ? config.vector : 1, Tensors(group), config.wide);
 }
 
 // Threads that add the chunks of one sum.
@@ -112,8 +112,8 @@ std::vector<SumGroup> GroupSums(const SumProgram& sums, const SumShape& shape, c
   return groups;
 }
 
-SumSchedule ScheduleSums(const SumProgram& sums, const SumGroup& group, const cuda::DeviceFacts& gpu, bool aligned) {
-  SumSchedule best{};
+SumConfig ConfigureSums(const SumProgram& sums, const SumGroup& group, const cuda::DeviceFacts& gpu, bool aligned) {
+  SumConfig best{};
   const size_t last = group.axes.count() - 1;
   best.along = !group.summed.empty() && group.summed.back() == last;
   int64_t widest = 1, narrowest = 8;        // bytes of an element of the tensors that vectors are taken of
@@ -184,11 +184,11 @@ SumSchedule ScheduleSums(const SumProgram& sums, const SumGroup& group, const cu
   return best;
 }
 
-SumPieces CutSums(const SumGroup& group, const SumSchedule& schedule, int64_t resident) {
-  const int64_t kept = group.kept_elements / (schedule.along ? 1 : schedule.vector);
-  const int64_t summed = group.summed_elements / (schedule.along ? schedule.vector : 1);
-  const int64_t blocks = DivideUp(kept, schedule.kept_threads);
-  const int64_t step = int64_t{schedule.summed_threads} * schedule.items,
+SumPieces CutSums(const SumGroup& group, const SumConfig& config, int64_t resident) {
+  const int64_t kept = group.kept_elements / (config.along ? 1 : config.vector);
+  const int64_t summed = group.summed_elements / (config.along ? config.vector : 1);
+  const int64_t blocks = DivideUp(kept, config.kept_threads);
+  const int64_t step = int64_t{config.summed_threads} * config.items,
                 steps = std::max<int64_t>(1, DivideUp(summed, step));
   // One wave of blocks, or several of blocks that still have enough to do each: the last to finish are then shorter.
   constexpr int64_t kFew = 4, kMany = 8, kWaves = 4;
@@ -199,24 +199,24 @@ SumPieces CutSums(const SumGroup& group, const SumSchedule& schedule, int64_t re
   return {blocks, size, std::max<int64_t>(1, DivideUp(summed, size))};
 }
 
-std::vector<uint64_t> SumNumbers(const SumGroup& group, const SumSchedule& schedule, const SumPieces& pieces) {
-  const int64_t unit = schedule.vector;
+std::vector<uint64_t> SumNumbers(const SumGroup& group, const SumConfig& config, const SumPieces& pieces) {
+  const int64_t unit = config.vector;
   std::vector<uint64_t> numbers;
   for (const int64_t number :
-       {group.kept_elements / (schedule.along ? 1 : unit), group.summed_elements / (schedule.along ? unit : 1),
+       {group.kept_elements / (config.along ? 1 : unit), group.summed_elements / (config.along ? unit : 1),
         pieces.kept_blocks, pieces.chunk_size, pieces.chunks, group.kept_elements, Adders(pieces)})
     numbers.push_back(static_cast<uint64_t>(number));
-  for (const IndexMap& map : {KeptMap(group, schedule), SummedMap(group, schedule)}) {
+  for (const IndexMap& map : {KeptMap(group, config), SummedMap(group, config)}) {
     const std::vector<uint64_t> each = map.Numbers();
     numbers.insert(numbers.end(), each.begin(), each.end());
   }
   return numbers;
 }
 
-std::string SumSource(const SumProgram& sums, const SumGroup& group, const SumSchedule& schedule) {
+std::string SumSource(const SumProgram& sums, const SumGroup& group, const SumConfig& config) {
   const Program& program = sums.program;
   const size_t inputs = group.parameters.size(), whole = inputs;
-  const IndexMap kept = KeptMap(group, schedule), summed = SummedMap(group, schedule);
+  const IndexMap kept = KeptMap(group, config), summed = SummedMap(group, config);
   const auto dtype = [&](size_t t) { return ParameterType(sums, group.parameters[t]); };
   const auto value = [&](size_t t) { return program.parameters()[group.parameters[t]]; };
   const auto storage = [&](size_t t) { return StorageType(dtype(t)); };
@@ -229,22 +229,22 @@ std::string SumSource(const SumProgram& sums, const SumGroup& group, const SumSc
   std::ostringstream text;
   text << kCommonSource << "\n"
        << kPointwiseSource << "\n"
-       << "#define VECTOR " << schedule.vector << "\n"
-       << "#define ITEMS " << schedule.items << "\n"
-       << "#define ALONG " << schedule.along << "\n"
-       << "#define KEPT_THREADS " << schedule.kept_threads << "\n"
-       << "#define SUMMED_THREADS " << schedule.summed_threads
+       << "#define VECTOR " << config.vector << "\n"
+       << "#define ITEMS " << config.items << "\n"
+       << "#define ALONG " << config.along << "\n"
+       << "#define KEPT_THREADS " << config.kept_threads << "\n"
+       << "#define SUMMED_THREADS " << config.summed_threads
        << "\n"
        // Left to itself the compiler keeps some of so many sums, or of the addresses of single elements, in memory.
        << "#define BOUNDS KEPT_THREADS * SUMMED_THREADS"
-       << (group.sums.size() > 4  ? ", 1"
-           : schedule.vector == 1 ? ", 4"
-                                  : "")
+       << (group.sums.size() > 4 ? ", 1"
+           : config.vector == 1  ? ", 4"
+                                 : "")
        << "\n"
        << "#define EACH_SUM(DO)";
   for (size_t n = 0; n < group.sums.size(); ++n)
     text << " DO(" << n << ", " << ComputeType(SumType(sums, group.sums[n])) << ")";
-  text << "\ntypedef unsigned " << (schedule.wide ? "long long" : "int") << " index_t;\n\n"
+  text << "\ntypedef unsigned " << (config.wide ? "long long" : "int") << " index_t;\n\n"
        << "struct Arguments {\n  const void* in[" << std::max<size_t>(1, inputs) << "];\n  void* out["
        << group.results.size() + sum_results << "];\n  void* partial[" << group.sums.size()
        << "];\n  unsigned long long kept, summed, kept_blocks, chunk_size, chunks, sums, adders;\n"
@@ -276,7 +276,7 @@ std::string SumSource(const SumProgram& sums, const SumGroup& group, const SumSc
        << summed.EmitOffsets("    ");
   for (size_t t = 0; t < inputs; ++t)
     if (!IsKept(group, t))
-      text << "    p" << t << (schedule.stream && group.axes.is_linear(t) ? ".load_once(" : ".load(") << pointer(t)
+      text << "    p" << t << (config.stream && group.axes.is_linear(t) ? ".load_once(" : ".load(") << pointer(t)
            << " + at.at" << t << " + " << summed.OffsetOf(t) << ");\n";
   text << "  }\n};\n\n";
 
@@ -290,7 +290,7 @@ std::string SumSource(const SumProgram& sums, const SumGroup& group, const SumSc
   text << "  __device__ __forceinline__ void store(const Arguments& a, const Kept& at, index_t r) const {\n";
   if (!group.results.empty()) text << summed.EmitOffsets("    ");
   for (size_t n = 0; n < group.results.size(); ++n)
-    text << "    r" << n << (schedule.stream ? ".store_once((" : ".store((")
+    text << "    r" << n << (config.stream ? ".store_once((" : ".store((")
          << StorageType(ResultType(sums, group.results[n])) << "*)a.out[" << n << "] + at.at" << whole << " + "
          << summed.OffsetOf(whole) << ");\n";
   text << "  }\n};\n\n";
@@ -329,14 +329,14 @@ namespace {
 
 SumStage MakeStage(const SumProgram& sums, const SumGroup& group, const cuda::DeviceFacts& gpu, bool aligned,
                    size_t& scratch_bytes) {
-  const SumSchedule schedule = ScheduleSums(sums, group, gpu, aligned);
-  const std::string source = SumSource(sums, group, schedule);
+  const SumConfig config = ConfigureSums(sums, group, gpu, aligned);
+  const std::string source = SumSource(sums, group, config);
   SumStage stage{};
   stage.sum = cuda::Load(gpu, source, "sum_to", cuda::Warn);
-  const int threads = schedule.kept_threads * schedule.summed_threads;
+  const int threads = config.kept_threads * config.summed_threads;
   const int resident = cuda::BlocksPerMultiprocessor(gpu, stage.sum, threads);
   if (resident == 0) Fail("the kernel does not fit a multiprocessor of this GPU");
-  const SumPieces pieces = CutSums(group, schedule, int64_t{resident} * gpu.multiprocessors);
+  const SumPieces pieces = CutSums(group, config, int64_t{resident} * gpu.multiprocessors);
   constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
   stage.sum_launch = {static_cast<unsigned>(std::min(pieces.kept_blocks * pieces.chunks, kMostBlocks)),
                       static_cast<unsigned>(threads)};
@@ -355,7 +355,7 @@ SumStage MakeStage(const SumProgram& sums, const SumGroup& group, const cuda::De
     if (pieces.chunks > 1) scratch_bytes += static_cast<size_t>(pieces.chunks * group.kept_elements) * 8;
   }
   stage.arguments.resize(std::max<size_t>(1, stage.inputs.size()) + stage.outputs.size() + stage.partial.size());
-  const std::vector<uint64_t> numbers = SumNumbers(group, schedule, pieces);
+  const std::vector<uint64_t> numbers = SumNumbers(group, config, pieces);
   stage.arguments.insert(stage.arguments.end(), numbers.begin(), numbers.end());
   constexpr size_t kMostArguments = 4096 / sizeof(uint64_t);
   if (stage.arguments.size() > kMostArguments)

@@ -191,7 +191,7 @@ std::vector<PlanText> ListPlans(const cuda::DeviceFacts& device, const Problem& 
     if (!TakesIdentity(problem)) return;
     proposed.push_back(Propose(target, WithIdentity(problem)));
     // The tiles that suit the same sums of a forward convolution suit a gradient's too, but are not proposed for it.
-    if (const std::optional<Problem> turned = TurnedAround(problem))
+    if (const std::optional<Problem> turned = Rotated180(problem))
       proposed.back() = Alternate({proposed.back(), Propose(target, WithIdentity(*turned))});
   });
   for (const std::vector<PlanText>& texts : proposed)

@@ -131,9 +131,9 @@ Found FindPlanFor(const std::string& device_properties, const Problem& problem, 
                   const PlanText* text = nullptr);
 
 // At most `most` of the plans that cuDNN's heuristics propose, in the order in which FindPlan tries them: those that
-// can be built, and are, and that give the same bits in every run. Without an epilogue in 16 bits also at most `most`
-// with an identity, in turn with the others; for a data gradient of stride 1 these include tiles proposed for the
-// forward convolution of the same sums.
+// can be built, and are, and that give the same bits in every run. Without an epilogue in fp16 and bf16 also at most
+// `most` with an identity, in turn with the others; for a data gradient of stride 1 these include tiles proposed for
+// the forward convolution of the same sums.
 std::vector<PlanText> ListPlans(const cuda::DeviceFacts& device, const Problem& problem, size_t workspace_limit,
                                 size_t most);
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "ortplugin/runtime/gpu/cuda.h"
 #include "ortplugin/runtime/cudnn/abi.h"
+#include "ortplugin/runtime/gpu/cuda.h"
 
 namespace ortplugin::cudnn {
 

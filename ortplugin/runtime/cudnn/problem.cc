@@ -130,21 +130,21 @@ const Tensor& ValueOf(const Problem& problem) {
 }
 
 // Measured on an H200 with cuDNN 9.19, 3x3 / 2 and 4x4 / 2 in float16: the compiled kernels take about twice as long
-// where the ready-made ones keep the GPU busy (many products) or divide long sums, and where their tile, of 128
+// where the ready-made ones keep the GPU busy (many FLOPs) or divide long sums, and where their tile, of 128
 // channels, is half empty.
 bool IsSlowWithEpilogue(const Problem& problem) {
-  constexpr int64_t kManyProducts = int64_t{1} << 33, kLongSum = 1100, kNarrow = 64;
+  constexpr int64_t kManyMultiplyAdds = int64_t{1} << 33, kLongSum = 1100, kNarrow = 64;
   if (problem.direction != Direction::kDataGradient) return false;
-  int64_t stride = 1, kernel = 1, products = problem.w.dims[1];
+  int64_t stride = 1, kernel = 1, multiply_adds = problem.w.dims[1];
   for (size_t i = 0; i < problem.strides.size(); ++i) {
     stride *= problem.strides[i];
     kernel *= problem.w.dims[i + 2];
   }
   // Where the kernel overlaps nothing, an element sums over little, and what is written counts.
   if (stride == 1 || kernel <= stride) return false;
-  for (const int64_t dim : problem.y.dims) products *= dim;
+  for (const int64_t dim : problem.y.dims) multiply_adds *= dim;
   const int64_t sum = problem.w.dims[0] / problem.groups * kernel / stride;
-  return problem.w.dims[1] <= kNarrow || sum >= kLongSum || products * kernel >= kManyProducts;
+  return problem.w.dims[1] <= kNarrow || sum >= kLongSum || multiply_adds * kernel >= kManyMultiplyAdds;
 }
 
 bool HasLongSums(const Problem& problem, int multiprocessors) {
@@ -167,25 +167,25 @@ Problem WithIdentity(Problem problem) {
   return problem;
 }
 
-bool HasIdentity(const Problem& problem) { return problem.program != nullptr && IsBare(*problem.program); }
+bool HasIdentity(const Problem& problem) { return problem.program != nullptr && IsIdentity(*problem.program); }
 
 // Measured on an H200 with cuDNN 9.19, for 64 layers of 32 to 512 channels in float16, batch 1 to 128: a data gradient
-// took 0.5 to 0.96 of the time, a forward convolution 0.6 to 1.02; with more products up to four times as long, as
-// forward convolutions with fewer and kernels of one element did by a tenth.
+// took 0.5 to 0.96 of the time, a forward convolution 0.6 to 1.02; with more FLOPs up to four times as long, as
+// forward convolutions with fewer and 1x1 convolutions did by a tenth.
 bool IsFasterWithIdentity(const Problem& problem, int multiprocessors) {
-  constexpr int64_t kMostProducts = int64_t{1} << 32, kLeastForward = int64_t{1} << 29, kNarrow = 32;
+  constexpr int64_t kMostMultiplyAdds = int64_t{1} << 32, kLeastForward = int64_t{1} << 29, kNarrow = 32;
   const Tensor& value = ValueOf(problem);
   if (!TakesIdentity(problem) || problem.groups != 1 || value.dims.size() != 4 || value.strides[1] != 1) return false;
   for (const std::vector<int64_t>* each : {&problem.strides, &problem.dilations})
     if (std::count(each->begin(), each->end(), 1) != 2) return false;
   if (problem.w.dims[2] * problem.w.dims[3] == 1 || value.dims[1] < kNarrow) return false;
-  int64_t products = SumLength(problem);
-  for (const int64_t dim : value.dims) products *= dim;
-  if (products > kMostProducts || HasLongSums(problem, multiprocessors)) return false;
-  return problem.direction == Direction::kDataGradient || products >= kLeastForward;
+  int64_t multiply_adds = SumLength(problem);
+  for (const int64_t dim : value.dims) multiply_adds *= dim;
+  if (multiply_adds > kMostMultiplyAdds || HasLongSums(problem, multiprocessors)) return false;
+  return problem.direction == Direction::kDataGradient || multiply_adds >= kLeastForward;
 }
 
-std::optional<Problem> TurnedAround(const Problem& gradient) {
+std::optional<Problem> Rotated180(const Problem& gradient) {
   if (gradient.direction != Direction::kDataGradient || gradient.groups != 1) return std::nullopt;
   Problem turned = gradient;
   turned.direction = Direction::kForward;

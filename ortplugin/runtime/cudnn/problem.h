@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "ortplugin/runtime/cudnn/cudnn.h"
 #include "ortplugin/runtime/cudnn/abi.h"
+#include "ortplugin/runtime/cudnn/cudnn.h"
 
 namespace ortplugin::cudnn {
 
@@ -35,7 +35,7 @@ bool IsSlowWithEpilogue(const Problem& problem);
 // cuDNN's ready-made kernels divide such sums among multiprocessors, but not those that it compiles.
 bool HasLongSums(const Problem& problem, int multiprocessors);
 
-// Whether an identity may follow the convolution (PlanText): it has no epilogue, and 16 bits, and is no weight
+// Whether an identity may follow the convolution (PlanText): it has no epilogue, is fp16 or bf16, and is no weight
 // gradient.
 bool TakesIdentity(const Problem& problem);
 
@@ -46,9 +46,9 @@ bool HasIdentity(const Problem& problem);
 // Whether plans with an identity are known to be faster.
 bool IsFasterWithIdentity(const Problem& problem, int multiprocessors);
 
-// The forward convolution, with weights turned around, whose sums are those of a data gradient of stride 1 and one
-// group.
-std::optional<Problem> TurnedAround(const Problem& gradient);
+// The forward convolution, with filters rotated by 180 degrees, whose sums are those of a data gradient of stride 1 and
+// one group.
+std::optional<Problem> Rotated180(const Problem& gradient);
 
 // Equal for problems that have the same plans: all but the names in the program.
 std::string Signature(const Problem& problem);

@@ -11,8 +11,8 @@
 #include <sstream>
 #include <tuple>
 
-#include "ortplugin/runtime/gpu/cuda_driver.h"
 #include "ortplugin/runtime/error.h"
+#include "ortplugin/runtime/gpu/cuda_driver.h"
 #include "ortplugin/runtime/gpu/kernel_cache.h"
 #include "ortplugin/runtime/version.h"
 
@@ -181,7 +181,7 @@ std::string Compile(const std::string& source, const std::string& architecture, 
   if (compiler.nvrtcCreateProgram(&program, source.c_str(), "ortplugin.cu", 0, nullptr, nullptr) != 0)
     Fail("nvrtcCreateProgram failed");
   const std::unique_ptr<NvrtcProgram, void (*)(NvrtcProgram*)> owned(
-      &program, [](NvrtcProgram* the) { TheCompiler().nvrtcDestroyProgram(the); });
+      &program, [](NvrtcProgram* handle) { TheCompiler().nvrtcDestroyProgram(handle); });
   const std::vector<std::string> options = Options(architecture);
   std::vector<const char*> words;
   for (const std::string& option : options) words.push_back(option.c_str());

@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "ortplugin/runtime/gpu/cuda.h"
 #include "ortplugin/runtime/error.h"
+#include "ortplugin/runtime/gpu/cuda.h"
 
 namespace ortplugin::cuda {
 

@@ -179,9 +179,9 @@ std::vector<File> List(int folder) {
 // ---- the folder
 
 struct Folder {
-  std::string path;               // empty: the disk is turned off
-  size_t must_exist = 0;          // this many leading characters of the path are never created
-  const char* problem = nullptr;  // why it can't be used, where that is known beforehand
+  std::string path;              // empty: the disk is turned off
+  size_t must_exist = 0;         // this many leading characters of the path are never created
+  const char* reason = nullptr;  // why it can't be used, where that is known beforehand
 };
 
 Folder ChooseFolder() {
@@ -206,14 +206,14 @@ Folder ChooseFolder() {
 // stays with the folder that was checked.
 Descriptor OpenFolder(const Folder& folder) {
   const std::string& path = folder.path;
-  if (folder.problem) Fail(folder.problem);
+  if (folder.reason) Fail(folder.reason);
   constexpr int kFlags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
   Descriptor opened(open(path.c_str(), kFlags));
   if (!opened && errno == ENOENT) {
     int failure = 0;  // the first; alone it proves nothing, for some mounts answer so for a folder that exists
-    for (size_t end = path.find('/', folder.must_exist + 1);; end = path.find('/', end + 1)) {
-      if (mkdir(path.substr(0, end).c_str(), 0700) != 0 && errno != EEXIST && failure == 0) failure = errno;
-      if (end == std::string::npos) break;
+    for (size_t slash = path.find('/', folder.must_exist + 1);; slash = path.find('/', slash + 1)) {
+      if (mkdir(path.substr(0, slash).c_str(), 0700) != 0 && errno != EEXIST && failure == 0) failure = errno;
+      if (slash == std::string::npos) break;
     }
     opened = Descriptor(open(path.c_str(), kFlags));
     if (!opened && failure != 0) Fail("it can't be created: ", Reason(failure));

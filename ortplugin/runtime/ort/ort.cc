@@ -468,12 +468,12 @@ void Run::parallel_for(size_t count, const std::function<void(size_t)>& body) {
   } call{&body, {}, nullptr};
   // No exception may cross ORT's thread pool: the first one is kept and thrown when all threads are back.
   const auto step = [](void* data, size_t index) {
-    Call& the = *static_cast<Call*>(data);
+    Call& state = *static_cast<Call*>(data);
     try {
-      (*the.body)(index);
+      (*state.body)(index);
     } catch (...) {
-      const std::lock_guard<std::mutex> lock(the.mutex);
-      if (the.failure == nullptr) the.failure = std::current_exception();
+      const std::lock_guard<std::mutex> lock(state.mutex);
+      if (state.failure == nullptr) state.failure = std::current_exception();
     }
   };
   void (*function)(void*, size_t) = step;

@@ -65,24 +65,24 @@ ort::Status* Guard(const ort::Api* api, const std::string& where, Body body) noe
 const RegisteredOp& Registered(const ort::CustomOp* op) { return *static_cast<const RegisteredOp*>(op); }
 
 ort::Status* InferShapes(const ort::CustomOp* op, ort::ShapeInferContext* context) {
-  const RegisteredOp& the = Registered(op);
-  return Guard(the.api, the.label, [&] {
-    ShapeContext shapes(the.api, context);
-    the.op->infer(shapes);
+  const RegisteredOp& registered = Registered(op);
+  return Guard(registered.api, registered.label, [&] {
+    ShapeContext shapes(registered.api, context);
+    registered.op->infer(shapes);
   });
 }
 
 ort::Status* CreateKernel(const ort::CustomOp* op, const ort::Api* api, const ort::KernelInfo* info, void** kernel) {
-  const RegisteredOp& the = Registered(op);
+  const RegisteredOp& registered = Registered(op);
   *kernel = nullptr;
-  return Guard(api, the.label, [&] {
+  return Guard(api, registered.label, [&] {
     const NodeInfo node_info(api, info);
     const std::string name = "node '" + Printable(node_info.name(), kLongestName, false) + "'";
     try {
       auto created = std::make_unique<CreatedKernel>();
-      created->kernel = (the.on_cuda ? the.op->create_cuda : the.op->create_cpu)(node_info);
+      created->kernel = (registered.on_cuda ? registered.op->create_cuda : registered.op->create_cpu)(node_info);
       created->api = api;
-      created->node = the.label + " " + name;
+      created->node = registered.label + " " + name;
       *kernel = created.release();
     } catch (const Error& error) {
       Fail(name, ": ", error.what());
@@ -91,49 +91,49 @@ ort::Status* CreateKernel(const ort::CustomOp* op, const ort::Api* api, const or
 }
 
 ort::Status* ComputeKernel(void* kernel, ort::KernelContext* context) {
-  const CreatedKernel& the = *static_cast<CreatedKernel*>(kernel);
-  return Guard(the.api, the.node, [&] {
-    Run run(the.api, context);
-    the.kernel->Compute(run);
+  const CreatedKernel& created_kernel = *static_cast<CreatedKernel*>(kernel);
+  return Guard(created_kernel.api, created_kernel.node, [&] {
+    Run run(created_kernel.api, context);
+    created_kernel.kernel->Compute(run);
   });
 }
 
 RegisteredOp* Describe(const Operator& op, bool on_cuda, const ort::Api* api) {
-  auto* the = new RegisteredOp{};
-  the->op = &op;
-  the->label = std::string(kDomain) + "." + op.name;
-  the->on_cuda = on_cuda;
-  the->api = api;
-  the->version = ort::kApiVersion;
-  the->GetName = [](const ort::CustomOp* self) { return Registered(self).op->name; };
-  the->GetExecutionProviderType = [](const ort::CustomOp* self) -> const char* {
+  auto* registered = new RegisteredOp{};
+  registered->op = &op;
+  registered->label = std::string(kDomain) + "." + op.name;
+  registered->on_cuda = on_cuda;
+  registered->api = api;
+  registered->version = ort::kApiVersion;
+  registered->GetName = [](const ort::CustomOp* self) { return Registered(self).op->name; };
+  registered->GetExecutionProviderType = [](const ort::CustomOp* self) -> const char* {
     return Registered(self).on_cuda ? "CUDAExecutionProvider" : nullptr;
   };
-  the->GetInputType = [](const ort::CustomOp*, size_t) { return ort::kUndefined; };
-  the->GetInputTypeCount = [](const ort::CustomOp*) -> size_t { return 1; };
-  the->GetOutputType = [](const ort::CustomOp*, size_t) { return ort::kUndefined; };
-  the->GetOutputTypeCount = [](const ort::CustomOp*) -> size_t { return 1; };
-  the->GetInputCharacteristic = [](const ort::CustomOp*, size_t) { return ort::kVariadic; };
-  the->GetOutputCharacteristic = [](const ort::CustomOp*, size_t) { return ort::kVariadic; };
-  the->GetInputMemoryType = [](const ort::CustomOp*, size_t) { return ort::kMemTypeDefault; };
-  the->GetVariadicInputMinArity = [](const ort::CustomOp*) { return 1; };
-  the->GetVariadicInputHomogeneity = [](const ort::CustomOp*) { return 0; };
-  the->GetVariadicOutputMinArity = [](const ort::CustomOp*) { return 1; };
-  the->GetVariadicOutputHomogeneity = [](const ort::CustomOp*) { return 0; };
-  the->CreateKernelV2 = CreateKernel;
-  the->KernelComputeV2 = ComputeKernel;
-  the->KernelDestroy = [](void* kernel) { delete static_cast<CreatedKernel*>(kernel); };
-  the->InferOutputShapeFn = InferShapes;
+  registered->GetInputType = [](const ort::CustomOp*, size_t) { return ort::kUndefined; };
+  registered->GetInputTypeCount = [](const ort::CustomOp*) -> size_t { return 1; };
+  registered->GetOutputType = [](const ort::CustomOp*, size_t) { return ort::kUndefined; };
+  registered->GetOutputTypeCount = [](const ort::CustomOp*) -> size_t { return 1; };
+  registered->GetInputCharacteristic = [](const ort::CustomOp*, size_t) { return ort::kVariadic; };
+  registered->GetOutputCharacteristic = [](const ort::CustomOp*, size_t) { return ort::kVariadic; };
+  registered->GetInputMemoryType = [](const ort::CustomOp*, size_t) { return ort::kMemTypeDefault; };
+  registered->GetVariadicInputMinArity = [](const ort::CustomOp*) { return 1; };
+  registered->GetVariadicInputHomogeneity = [](const ort::CustomOp*) { return 0; };
+  registered->GetVariadicOutputMinArity = [](const ort::CustomOp*) { return 1; };
+  registered->GetVariadicOutputHomogeneity = [](const ort::CustomOp*) { return 0; };
+  registered->CreateKernelV2 = CreateKernel;
+  registered->KernelComputeV2 = ComputeKernel;
+  registered->KernelDestroy = [](void* kernel) { delete static_cast<CreatedKernel*>(kernel); };
+  registered->InferOutputShapeFn = InferShapes;
   if (op.in_place != nullptr) {
-    the->GetMayInplace = op.in_place;
-    the->ReleaseMayInplace = [](int* inputs, int* outputs) {
+    registered->GetMayInplace = op.in_place;
+    registered->ReleaseMayInplace = [](int* inputs, int* outputs) {
       delete[] inputs;
       delete[] outputs;
     };
   }
-  the->GetStartVersion = [](const ort::CustomOp*) { return 1; };
-  the->GetEndVersion = [](const ort::CustomOp*) { return 1; };
-  return the;
+  registered->GetStartVersion = [](const ort::CustomOp*) { return 1; };
+  registered->GetEndVersion = [](const ort::CustomOp*) { return 1; };
+  return registered;
 }
 
 // The domain with all operators, made at the first registration with this ORT.

@@ -1,4 +1,4 @@
-// ONNX Runtime's own CPU kernels of standard operators, called from within a kernel of ours.
+// ONNX Runtime's own CPU kernels of standard operators, called from within our kernels.
 #pragma once
 
 #include <memory>

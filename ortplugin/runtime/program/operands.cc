@@ -154,9 +154,9 @@ std::string TextOf(const Node& node, size_t first, size_t second) {
   if (!widened) return text;
   std::string changed;
   for (size_t at = 0; at < text.size();) {
-    size_t end = at;
-    while (end < text.size() && (std::isalnum(static_cast<unsigned char>(text[end])) || text[end] == '_')) ++end;
-    const std::string word = text.substr(at, std::max<size_t>(end - at, 1));
+    size_t stop = at;
+    while (stop < text.size() && (std::isalnum(static_cast<unsigned char>(text[stop])) || text[stop] == '_')) ++stop;
+    const std::string word = text.substr(at, std::max<size_t>(stop - at, 1));
     changed += word == "float16" ? "float" : word;
     at += word.size();
   }

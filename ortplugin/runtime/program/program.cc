@@ -237,13 +237,13 @@ class Lexer {
     token.line = line_;
     token.column = at_ - line_start_ + 1;
     if (at_ == text_.size()) return token;
-    const size_t begin = at_;
+    const size_t start = at_;
     const char c = text_[at_];
     if (IsLetter(c)) {
       SkipWord();
       token.type = Token::Type::kName;
-      if (at_ - begin > kMaxName) {
-        FailAt(token, "found ", Quoted(text_.substr(begin, at_ - begin)), " of ", at_ - begin,
+      if (at_ - start > kMaxName) {
+        FailAt(token, "found ", Quoted(text_.substr(start, at_ - start)), " of ", at_ - start,
                " characters, expected a name of at most ", kMaxName);
       }
     } else if (IsDigit(c) || c == '-' || c == '+') {
@@ -253,12 +253,12 @@ class Lexer {
       ++at_;
       while (IsDigit(Peek()) || Peek() == ' ' || (IsLetter(Peek()) && Peek() != '_')) ++at_;
       if (Peek() != '"') {
-        FailAt(token, "found ", Quoted(text_.substr(begin, at_ - begin + 1)),
+        FailAt(token, "found ", Quoted(text_.substr(start, at_ - start + 1)),
                ", expected letters, digits and spaces and a closing '\"'");
       }
       ++at_;
       token.type = Token::Type::kString;
-      token.text = text_.substr(begin + 1, at_ - begin - 2);
+      token.text = text_.substr(start + 1, at_ - start - 2);
       return token;
     } else if (std::memchr("(){}<>=,", c, 8) != nullptr) {
       ++at_;
@@ -268,7 +268,7 @@ class Lexer {
       FailAt(token, "found ", Quoted(text_.substr(at_, 1)),
              ", expected a name, a number, a string or one of ( ) { } < > = ,");
     }
-    token.text = text_.substr(begin, at_ - begin);
+    token.text = text_.substr(start, at_ - start);
     return token;
   }
 
@@ -292,13 +292,13 @@ class Lexer {
   }
 
   bool SkipDigits() {
-    const size_t begin = at_;
+    const size_t start = at_;
     while (IsDigit(Peek())) ++at_;
-    return at_ > begin;
+    return at_ > start;
   }
 
   void Number(Token* token) {
-    const size_t begin = at_;
+    const size_t start = at_;
     const bool negative = Peek() == '-';
     if (negative || Peek() == '+') ++at_;
     const size_t digits = at_;
@@ -324,7 +324,7 @@ class Lexer {
         good = false;
       }
     }
-    const std::string_view text = text_.substr(begin, at_ - begin);
+    const std::string_view text = text_.substr(start, at_ - start);
     if (!good) FailAt(*token, "found ", Quoted(text), ", expected a number such as 1, -0.5, 1e-05, inf or nan");
     if (!IsDigit(text_[digits])) return;
     double magnitude = 0;
@@ -941,7 +941,7 @@ std::string Program::ToString() const {
   return text + "}";
 }
 
-bool IsBare(const Program& program) {
+bool IsIdentity(const Program& program) {
   return program.results().size() == 1 && program.results()[0] == program.parameters()[0];
 }
 

@@ -98,7 +98,7 @@ class Program {
 };
 
 // Whether all that it does is to hand its first parameter on.
-bool IsBare(const Program& program);
+bool IsIdentity(const Program& program);
 
 // CUDA C++ for the given statements, a line each: `const float v7 = op_Add(v3, v4);`. Value number N is the variable
 // `vN` of ComputeTypeOf its dtype; literals stand in place. The caller declares the variables of the parameters and of

@@ -8,13 +8,13 @@
 #include <mutex>
 #include <optional>
 
-#include "ortplugin/ops/conv/cpu/blocked_conv.h"
 #include "ortplugin/ops/conv/conv.h"
-#include "ortplugin/ops/conv/cpu/host_layout.h"
-#include "ortplugin/ops/conv/cpu/standard_epilogue.h"
-#include "ortplugin/runtime/program/evaluator.h"
-#include "ortplugin/runtime/program/program_pass.h"
+#include "ortplugin/ops/conv/cpu/fused_activation.h"
+#include "ortplugin/ops/conv/cpu/layout.h"
+#include "ortplugin/ops/conv/cpu/nchwc_conv.h"
 #include "ortplugin/runtime/ort/standard_operator.h"
+#include "ortplugin/runtime/program/evaluator.h"
+#include "ortplugin/runtime/program/program_sweep.h"
 
 namespace ortplugin {
 namespace {
@@ -49,7 +49,7 @@ class CpuConv : public Kernel {
       HostOperand weights(nullptr, scratch_, dtype_, w->data, w->shape, node_.attributes.channels_last);
       if (weights.data() != w->data) weights_.emplace(std::move(weights));
       const Shape first = node_.attributes.channels_last ? ChannelsFirst(w->shape) : w->shape;
-      if (wide_ == DType::kFloat && !node_.attributes.turns_input && BlockedConv::Takes(node_.attributes, first)) {
+      if (wide_ == DType::kFloat && !node_.attributes.x_channels_first && NchwcConv::Takes(node_.attributes, first)) {
         blocked_taken_ = Take(first.size() - 2, false, true);
         blocked_.emplace(info, node_.attributes, first, *blocked_taken_);
       }
@@ -75,16 +75,16 @@ class CpuConv : public Kernel {
 
     if (ElementCount(shape.x()) == 0) return Pad(run, axes, count, inputs, outputs);
     const bool in_blocks =
-        blocked_ && BlockedConv::Pays(shape) && Fits(*blocked_taken_, shape, shapes) && blocked_->IsHere(run, scratch_);
+        blocked_ && NchwcConv::Pays(shape) && Fits(*blocked_taken_, shape, shapes) && blocked_->IsHere(run, scratch_);
     const bool is_product = !in_blocks && IsProduct(shape);
-    const StandardEpilogue* taken = nullptr;
+    const FusedActivation* taken = nullptr;
     if (in_blocks) taken = &*blocked_taken_;
     if (!in_blocks && !is_product && taken_ && Fits(*taken_, shape, shapes)) taken = &*taken_;
     const Program& program = taken ? taken->rest : node_.program;
     const std::optional<size_t> place = PlaceOf(program);
-    HostScratch::Buffer own(nullptr, {&scratch_});
-    if (!place) own = scratch_.Take(static_cast<size_t>(count) * SizeOf(wide_));
-    void* value = place ? outputs[*place] : own.get();
+    HostScratch::Buffer buffer(nullptr, {&scratch_});
+    if (!place) buffer = scratch_.Take(static_cast<size_t>(count) * SizeOf(wide_));
+    void* value = place ? outputs[*place] : buffer.get();
     if (in_blocks) {
       ConvolveBlocks(run, shape, inputs, *taken, static_cast<float*>(value));
     } else if (is_product) {
@@ -93,10 +93,10 @@ class CpuConv : public Kernel {
       Convolve(run, shape, inputs, taken, value);
     }
     if (place && program.statements().empty() && outputs.size() == 1) return;
-    std::vector<ProgramPass::Input> parameters{{value, wide_}};
+    std::vector<ProgramSweep::Input> parameters{{value, wide_}};
     for (size_t i = kConvInputs; i < inputs.size(); ++i)
       parameters.push_back({inputs[i].data, *FromOrt(inputs[i].type)});
-    ProgramPass(program, axes, count, parameters, outputs).Run(run);
+    ProgramSweep(program, axes, count, parameters, outputs).Run(run);
   }
 
  private:
@@ -108,10 +108,10 @@ class CpuConv : public Kernel {
     const size_t bytes = static_cast<size_t>(count) * SizeOf(wide_);
     const HostScratch::Buffer value = scratch_.Take(bytes);
     std::memset(value.get(), 0, bytes);
-    std::vector<ProgramPass::Input> parameters{{value.get(), wide_}};
+    std::vector<ProgramSweep::Input> parameters{{value.get(), wide_}};
     for (size_t i = kConvInputs; i < inputs.size(); ++i)
       parameters.push_back({inputs[i].data, *FromOrt(inputs[i].type)});
-    ProgramPass(node_.program, axes, count, parameters, outputs).Run(run);
+    ProgramSweep(node_.program, axes, count, parameters, outputs).Run(run);
   }
 
   size_t Spatial() const {
@@ -120,9 +120,9 @@ class CpuConv : public Kernel {
     return node_.attributes.spatial();
   }
 
-  StandardEpilogue Take(size_t spatial, bool sum, bool activation) const {
+  FusedActivation Take(size_t spatial, bool sum, bool activation) const {
     const std::vector<TensorType> operands(node_.inputs.begin() + kConvInputs, node_.inputs.end());
-    return TakeStandardEpilogue(node_.program, operands, spatial, node_.attributes.channels_last, sum, activation);
+    return TakeFusedActivation(node_.program, operands, spatial, node_.attributes.channels_last, sum, activation);
   }
 
   // The result in whose memory the value is made: its own, else the first of its dtype.
@@ -139,22 +139,22 @@ class CpuConv : public Kernel {
   }
 
   // Whether the shapes of this run let Conv take what their ranks promised.
-  static bool Fits(const StandardEpilogue& taken, const ConvShape& shape, const std::vector<Shape>& inputs) {
-    const auto of = [&](size_t parameter) { return inputs[parameter - 1 + kConvInputs]; };
-    if (taken.sum && of(*taken.sum) != shape.result()) return false;
-    return !taken.bias || IsPerChannel(of(*taken.bias), shape.windows.size(), shape.channels_last, shape.filters);
+  static bool Fits(const FusedActivation& taken, const ConvShape& shape, const std::vector<Shape>& inputs) {
+    const auto shape_of = [&](size_t parameter) { return inputs[parameter - 1 + kConvInputs]; };
+    if (taken.sum && shape_of(*taken.sum) != shape.result()) return false;
+    return !taken.bias || IsPerChannel(shape_of(*taken.bias), shape.windows.size(), shape.channels_last, shape.filters);
   }
 
   // ORT's Conv with this padding and what it takes of the program, made once for each.
-  const StandardOperator& Convolution(const Shape& pads, const StandardEpilogue* taken) const {
+  const StandardOperator& Convolution(const Shape& pads, const FusedActivation* taken) const {
     const std::lock_guard<std::mutex> lock(mutex_);
     std::unique_ptr<StandardOperator>& conv = convolutions_[{pads, taken != nullptr}];
     if (conv == nullptr) {
-      const ConvAttributes& the = node_.attributes;
-      std::vector<StandardOperator::Attribute> attributes{{"group", the.groups},
-                                                          {"kernel_shape", the.kernel_shape},
-                                                          {"strides", the.strides},
-                                                          {"dilations", the.dilations},
+      const ConvAttributes& node_attributes = node_.attributes;
+      std::vector<StandardOperator::Attribute> attributes{{"group", node_attributes.groups},
+                                                          {"kernel_shape", node_attributes.kernel_shape},
+                                                          {"strides", node_attributes.strides},
+                                                          {"dilations", node_attributes.dilations},
                                                           {"pads", pads}};
       const bool is_plain = taken == nullptr || (!taken->sum && taken->activation.empty());
       if (!is_plain && !taken->activation.empty()) {
@@ -170,7 +170,7 @@ class CpuConv : public Kernel {
   }
 
   // The convolution's value, in the node's layout.
-  void Convolve(Run& run, const ConvShape& shape, const std::vector<Tensor>& inputs, const StandardEpilogue* taken,
+  void Convolve(Run& run, const ConvShape& shape, const std::vector<Tensor>& inputs, const FusedActivation* taken,
                 void* value) const {
     const int64_t count = ElementCount(shape.result());
     const bool last = shape.channels_last;
@@ -198,8 +198,8 @@ class CpuConv : public Kernel {
   }
 
   // The same in blocks of channels.
-  void ConvolveBlocks(Run& run, const ConvShape& shape, const std::vector<Tensor>& inputs,
-                      const StandardEpilogue& taken, float* value) const {
+  void ConvolveBlocks(Run& run, const ConvShape& shape, const std::vector<Tensor>& inputs, const FusedActivation& taken,
+                      float* value) const {
     const HostOperand data(&run, scratch_, dtype_, inputs[0].data, shape.x(), false);
     const std::optional<HostOperand> bias = Bias(run, inputs, &taken);
     const void* weights = weights_ ? weights_->data() : inputs[1].data;
@@ -208,17 +208,18 @@ class CpuConv : public Kernel {
   }
 
   // The bias that Conv takes along, as float.
-  std::optional<HostOperand> Bias(Run& run, const std::vector<Tensor>& inputs, const StandardEpilogue* taken) const {
+  std::optional<HostOperand> Bias(Run& run, const std::vector<Tensor>& inputs, const FusedActivation* taken) const {
     if (taken == nullptr || !taken->bias) return std::nullopt;
     const Tensor& operand = inputs[*taken->bias - 1 + kConvInputs];
     return HostOperand(&run, scratch_, dtype_, operand.data, operand.shape, false);
   }
 
-  // Whether a convolution is the product of X as it lies, a matrix [pixels, C], and a matrix of the weights.
+  // Whether a convolution is the GEMM of X as it lies, a matrix [pixels, C], and a matrix of the weights.
   static bool IsProduct(const ConvShape& shape) {
     return shape.x_channels_last && shape.groups == 1 &&
-           std::all_of(shape.windows.begin(), shape.windows.end(),
-                       [](const Window& window) { return window.kernel == 1 && window.begin == 0 && window.end == 0; });
+           std::all_of(shape.windows.begin(), shape.windows.end(), [](const Window& window) {
+             return window.kernel == 1 && window.pad_begin == 0 && window.pad_end == 0;
+           });
   }
 
   void MultiplyPixels(Run& run, const ConvShape& shape, const std::vector<Tensor>& inputs, void* value) const {
@@ -235,12 +236,14 @@ class CpuConv : public Kernel {
     std::optional<HostOperand> weights;
     if (!weights_) weights.emplace(&run, scratch_, dtype_, inputs[1].data, shape.w(), false);
     // The weights are [M, C] and multiply from the right.
-    const HostScratch::Buffer turned = scratch_.Take(static_cast<size_t>(shape.filters * channels) * SizeOf(wide_));
-    Transpose(&run, weights_ ? weights_->data() : weights->data(), turned.get(), 1, shape.filters, channels,
+    const HostScratch::Buffer transposed_weights =
+        scratch_.Take(static_cast<size_t>(shape.filters * channels) * SizeOf(wide_));
+    Transpose(&run, weights_ ? weights_->data() : weights->data(), transposed_weights.get(), 1, shape.filters, channels,
               SizeOf(wide_));
-    product_->Run(
-        run, {{data.data(), ToOrt(wide_), {pixels, channels}}, {turned.get(), ToOrt(wide_), {channels, shape.filters}}},
-        {{value, ToOrt(wide_), {pixels, shape.filters}}});
+    product_->Run(run,
+                  {{data.data(), ToOrt(wide_), {pixels, channels}},
+                   {transposed_weights.get(), ToOrt(wide_), {channels, shape.filters}}},
+                  {{value, ToOrt(wide_), {pixels, shape.filters}}});
   }
 
   void Multiply(Run& run, const ConvShape& shape, const double* x, const void* w, double* y) const {
@@ -263,10 +266,10 @@ class CpuConv : public Kernel {
   DType dtype_, wide_;  // of X and W, and of what is computed
   KeptNodeInfo kept_;
   HostScratch scratch_;
-  std::optional<HostOperand> weights_;     // constant ones that are not used as they lie
-  std::optional<StandardEpilogue> taken_;  // by Conv, where a run's shapes fit
-  std::optional<BlockedConv> blocked_;
-  std::optional<StandardEpilogue> blocked_taken_;
+  std::optional<HostOperand> weights_;    // constant ones that are not used as they lie
+  std::optional<FusedActivation> taken_;  // by Conv, where a run's shapes fit
+  std::optional<NchwcConv> blocked_;
+  std::optional<FusedActivation> blocked_taken_;
   std::optional<StandardOperator> product_;  // of matrices
   mutable std::mutex mutex_;
   // By padding, and whether they take a part of the program.

@@ -9,19 +9,19 @@
 namespace ortplugin {
 namespace {
 
-int64_t Tiles(const ConvProblem& problem, const DepthwiseSchedule& schedule) {
-  return problem.batch * DivideUp(problem.out_height, schedule.tile_h) * DivideUp(problem.out_width, schedule.tile_w);
+int64_t Tiles(const ConvProblem& problem, const DepthwiseConfig& config) {
+  return problem.batch * DivideUp(problem.out_height, config.tile_h) * DivideUp(problem.out_width, config.tile_w);
 }
 
-int64_t Slices(const ConvProblem& problem, const DepthwiseSchedule& schedule) {
-  return DivideUp(problem.channels, int64_t{schedule.lanes} * schedule.vector);
+int64_t Slices(const ConvProblem& problem, const DepthwiseConfig& config) {
+  return DivideUp(problem.channels, int64_t{config.lanes} * config.vector);
 }
 
 }  // namespace
 
 bool FitsDepthwise(const Program& program, const ConvProblem& problem) {
   const int64_t kernel = problem.kernel_height;
-  if (!IsOrdinary(program, problem) || problem.x_channels_first) return false;
+  if (!FitsEngines(program, problem) || problem.x_channels_first) return false;
   if (problem.group != problem.channels || problem.filters != problem.channels || problem.channels % 2 != 0)
     return false;
   if ((kernel != 3 && kernel != 5 && kernel != 7) || problem.kernel_width != kernel) return false;
@@ -32,8 +32,8 @@ bool FitsDepthwise(const Program& program, const ConvProblem& problem) {
 // The rule is what was fastest on an H200 for the layers of MobileNet-v3, EfficientNet-B0 and ConvNeXt. Two channels a
 // thread: wider vectors leave too few threads, and too few registers for many pixels, which is what saves loads,
 // conversions and addresses.
-DepthwiseSchedule ScheduleDepthwise(const Program& program, const ConvProblem& problem,
-                                    const cuda::DeviceFacts& device) {
+DepthwiseConfig ConfigureDepthwise(const Program& program, const ConvProblem& problem,
+                                   const cuda::DeviceFacts& device) {
   (void)program;
   const bool is_float = problem.dtype == DType::kFloat, is_strided = problem.strides[0] == 2;
   const int kernel = static_cast<int>(problem.kernel_height);
@@ -59,13 +59,13 @@ DepthwiseSchedule ScheduleDepthwise(const Program& program, const ConvProblem& p
   const std::vector<Choice> of_seven = {{4, 7, 300, sevens}, {2, 7, 120, sevens}, {2, 8, 160, !sevens},
                                         {1, 7, 110, sevens}, {2, 4, 120, true},   {2, 2, 120, true},
                                         {2, 1, 83, true}};
-  DepthwiseSchedule best{};
+  DepthwiseConfig best{};
   best.vector = 2;
   best.tile_h = best.tile_w = 1;
   const int64_t vectors = problem.channels / best.vector;
   for (const Choice& choice : kernel == 3 ? of_three : kernel == 5 ? of_five : of_seven) {
     if (!choice.fits || choice.tile_h > problem.out_height || choice.tile_w > problem.out_width) continue;
-    DepthwiseSchedule option = best;
+    DepthwiseConfig option = best;
     option.tile_h = choice.tile_h;
     option.tile_w = choice.tile_w;
     if (Tiles(problem, option) * vectors < choice.threads * device.multiprocessors) continue;
@@ -87,7 +87,7 @@ DepthwiseSchedule ScheduleDepthwise(const Program& program, const ConvProblem& p
     const bool is_crowded = Tiles(problem, best) * vectors >= int64_t{250} * device.multiprocessors;
     best.ahead = (is_strided && pixels >= 14) || (kernel == 7 && is_crowded) || (kernel == 3 && pixels == 8) ? 1 : 2;
   }
-  best.wide_weights = !is_float && kernel >= 5 && is_large;
+  best.float_weights = !is_float && kernel >= 5 && is_large;
 
   // Threads along the channels: together they read whole sectors of memory, and as few as possible are idle.
   const int64_t most_lanes = kernel == 7 && best.tile_h < 4 ? 8 : 16;
@@ -97,22 +97,22 @@ DepthwiseSchedule ScheduleDepthwise(const Program& program, const ConvProblem& p
   return best;
 }
 
-std::string DepthwiseSource(const Program& program, const ConvProblem& problem, const DepthwiseSchedule& schedule) {
+std::string DepthwiseSource(const Program& program, const ConvProblem& problem, const DepthwiseConfig& config) {
   std::ostringstream text;
-  text << ConvPreamble(program, problem) << "#define VECTOR " << schedule.vector << "\n"
-       << "#define TILE_H " << schedule.tile_h << "\n"
-       << "#define TILE_W " << schedule.tile_w << "\n"
-       << "#define LANES " << schedule.lanes << "\n"
-       << "#define TILES " << schedule.tiles << "\n"
-       << "#define AHEAD " << schedule.ahead << "\n"
-       << "#define WIDE_WEIGHTS " << schedule.wide_weights << "\n\n"
+  text << ConvPreamble(program, problem) << "#define VECTOR " << config.vector << "\n"
+       << "#define TILE_H " << config.tile_h << "\n"
+       << "#define TILE_W " << config.tile_w << "\n"
+       << "#define LANES " << config.lanes << "\n"
+       << "#define TILES " << config.tiles << "\n"
+       << "#define AHEAD " << config.ahead << "\n"
+       << "#define FLOAT_WEIGHTS " << config.float_weights << "\n\n"
        << kDepthwiseSource;
   return text.str();
 }
 
-cuda::LaunchShape DepthwiseLaunch(const ConvProblem& problem, const DepthwiseSchedule& schedule) {
-  return {static_cast<unsigned>(DivideUp(Tiles(problem, schedule), schedule.tiles) * Slices(problem, schedule)),
-          static_cast<unsigned>(schedule.lanes * schedule.tiles), 0, cuda::NextStarts::kAtTrigger};
+cuda::LaunchShape DepthwiseLaunch(const ConvProblem& problem, const DepthwiseConfig& config) {
+  return {static_cast<unsigned>(DivideUp(Tiles(problem, config), config.tiles) * Slices(problem, config)),
+          static_cast<unsigned>(config.lanes * config.tiles), 0, cuda::NextStarts::kAtTrigger};
 }
 
 }  // namespace ortplugin

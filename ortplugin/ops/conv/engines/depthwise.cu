@@ -1,6 +1,6 @@
 // y[n, p, q, c] = program(sum over r, s of w[c, r, s] x[n, p STRIDE_H + r - PAD_TOP, q STRIDE_W + s - PAD_LEFT, c])
 //
-// The text in front of this one is generated for the node at hand (depthwise.cc, own_kernels.cc): the sizes as macros,
+// The text in front of this one is generated for the node at hand (depthwise.cc, engine.cc): the sizes as macros,
 // the operands and `apply`, the program.
 //
 // A thread makes VECTOR channels of TILE_H x TILE_W pixels and reads its part of the image straight from memory: what
@@ -18,7 +18,7 @@
 // A row of weights ends in idle ones that spread the rows over the banks, yet keep vectors where they may be read.
 #define PITCH (SLICE + 16 / (int)sizeof(weight_t))
 
-#if WIDE_WEIGHTS
+#if FLOAT_WEIGHTS
 typedef float weight_t;
 __device__ __forceinline__ weight_t to_weight(storage_t w) { return to_compute(w); }
 #else

@@ -1,23 +1,22 @@
-// Depthwise convolutions (group = C = M) of 3x3, 5x5 and 7x7, channels last, at the speed of memory.
+// Depthwise convolutions (group = C = M) of 3x3, 5x5 and 7x7, NHWC, memory-bound.
 #pragma once
 
-#include "ortplugin/ops/conv/engines/own_kernels.h"
+#include "ortplugin/ops/conv/engines/engine.h"
 
 namespace ortplugin {
 
-struct DepthwiseSchedule {
+struct DepthwiseConfig {
   int vector;          // channels of a thread
   int tile_h, tile_w;  // pixels of a thread
   int lanes;           // threads side by side along the channels
   int tiles;           // of a block: threads = lanes * tiles
   int ahead;           // rows of the image that are loaded before they are needed
-  bool wide_weights;   // weights stand as float in shared memory
+  bool float_weights;  // weights are fp32 in shared memory
 };
 
 bool FitsDepthwise(const Program& program, const ConvProblem& problem);
-DepthwiseSchedule ScheduleDepthwise(const Program& program, const ConvProblem& problem,
-                                    const cuda::DeviceFacts& device);
-std::string DepthwiseSource(const Program& program, const ConvProblem& problem, const DepthwiseSchedule& schedule);
-cuda::LaunchShape DepthwiseLaunch(const ConvProblem& problem, const DepthwiseSchedule& schedule);
+DepthwiseConfig ConfigureDepthwise(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device);
+std::string DepthwiseSource(const Program& program, const ConvProblem& problem, const DepthwiseConfig& config);
+cuda::LaunchShape DepthwiseLaunch(const ConvProblem& problem, const DepthwiseConfig& config);
 
 }  // namespace ortplugin

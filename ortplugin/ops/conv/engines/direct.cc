@@ -18,35 +18,35 @@ constexpr int64_t kRegistersOfAll = 65536;
 constexpr int64_t kMostThreads = 512;
 constexpr int64_t kMostBlocks = 16;  // of a multiprocessor
 
-int64_t InRows(const DirectConv& conv, const DirectSchedule& s) {
+int64_t InRows(const DirectConv& conv, const DirectConfig& s) {
   return (s.rows - 1) * conv.strides[0] + (conv.kernel[0] - 1) * conv.dilations[0] + 1;
 }
-int64_t Strips(const DirectConv& conv, const DirectSchedule& s) { return DivideUp(conv.output[1], s.strip); }
-int64_t InWidth(const DirectConv& conv, const DirectSchedule& s) {
+int64_t Strips(const DirectConv& conv, const DirectConfig& s) { return DivideUp(conv.output[1], s.strip); }
+int64_t InWidth(const DirectConv& conv, const DirectConfig& s) {
   return (Strips(conv, s) * s.strip - 1) * conv.strides[1] + (conv.kernel[1] - 1) * conv.dilations[1] + 1;
 }
-int64_t Window(const DirectConv& conv, const DirectSchedule& s) {
+int64_t Window(const DirectConv& conv, const DirectConfig& s) {
   return (s.strip - 1) * conv.strides[1] + (conv.kernel[1] - 1) * conv.dilations[1] + 1;
 }
-int64_t Workers(const DirectConv& conv, const DirectSchedule& s) {
+int64_t Workers(const DirectConv& conv, const DirectConfig& s) {
   return s.images * s.rows * Strips(conv, s) * (s.block_maps / s.maps);
 }
 int64_t Taps(const DirectConv& conv) { return conv.kernel[0] * conv.kernel[1]; }
-int64_t WeightPitch(const DirectSchedule& s) { return s.block_maps + (s.block_maps > 4 ? 4 : 0); }
-int64_t SharedBytes(const DirectConv& conv, const DirectSchedule& s) {
+int64_t WeightPitch(const DirectConfig& s) { return s.block_maps + (s.block_maps > 4 ? 4 : 0); }
+int64_t SharedBytes(const DirectConv& conv, const DirectConfig& s) {
   const int64_t staged = s.images * s.block_maps * s.rows * conv.output[1];
   const int64_t weights = RoundUp(s.chunk * Taps(conv) * WeightPitch(s), 4);  // what follows begins at 16 bytes
   return 4 * (weights + RoundUp(std::max<int64_t>(s.chunk * s.images * s.image_pitch, staged), 4));
 }
-int64_t Registers(const DirectConv& conv, const DirectSchedule& s) {
+int64_t Registers(const DirectConv& conv, const DirectConfig& s) {
   const int64_t held = s.maps * s.strip + Window(conv, s) + s.maps + 36;
   // Loads that are under way together, in front of the sums or between them.
   return std::max<int64_t>(held + (s.chunk < conv.channels ? 12 : 0), 80);
 }
-bool IsWhole(const DirectConv& conv, const DirectSchedule& s) { return s.rows >= conv.output[0]; }
+bool IsWhole(const DirectConv& conv, const DirectConfig& s) { return s.rows >= conv.output[0]; }
 
 // Cycles, about, that the whole problem takes on this GPU. What is not counted in instructions was fitted to an H200.
-double Cost(const DirectConv& conv, const DirectSchedule& s, const cuda::DeviceFacts& gpu) {
+double Cost(const DirectConv& conv, const DirectConfig& s, const cuda::DeviceFacts& gpu) {
   const auto number = [](int64_t n) { return static_cast<double>(n); };
   int64_t resident = std::min({kSharedOfAll / (SharedBytes(conv, s) + 1024),
                                kRegistersOfAll / (s.threads * RoundUp(Registers(conv, s), 8)),
@@ -54,37 +54,37 @@ double Cost(const DirectConv& conv, const DirectSchedule& s, const cuda::DeviceF
   if (resident == 0) return 1e30;
   const int64_t of_one = DivideUp(s.tiles * s.map_blocks, gpu.multiprocessors);  // tiles of a multiprocessor
   resident = std::min(resident, of_one);
-  const int64_t turns = DivideUp(of_one, resident);  // tiles of a block
+  const int64_t rounds = DivideUp(of_one, resident);  // tiles of a block
   // Instructions of a warp for a tile.
   const int64_t warps = s.threads / 32, chunks = DivideUp(conv.channels, s.chunk);
-  const double products = number(conv.channels * Taps(conv) * s.maps * s.strip);
+  const double multiply_adds = number(conv.channels * Taps(conv) * s.maps * s.strip);
   const double reads =
       number(conv.channels * conv.kernel[0] * (Window(conv, s) + conv.kernel[1] * std::max<int64_t>(1, s.maps / 4)));
   const double image = 14.0 * number(conv.channels * s.images * InRows(conv, s) * InWidth(conv, s)) / s.threads;
   const double weights = 14.0 * number(conv.channels * Taps(conv) * s.block_maps) / s.threads;
   const double results = 8.0 * s.maps * s.strip;
-  const double issued = products + reads + image + (chunks > 1 ? weights : weights / number(turns)) + results;
+  const double issued = multiply_adds + reads + image + (chunks > 1 ? weights : weights / number(rounds)) + results;
   const double of_tile = std::max(number(DivideUp(warps, 4)) * issued, number(warps) * (reads + results / 4));
   // Few warps leave gaps.
   const double gaps = 1.2 + 2.0 / std::max(1.0, number(warps * resident) / 4);
   const double latency = 1500.0 + 900.0 * number(chunks);
-  return number(turns) * std::max(latency + of_tile, gaps * of_tile * number(resident) + latency / 2);
+  return number(rounds) * std::max(latency + of_tile, gaps * of_tile * number(resident) + latency / 2);
 }
 
 // Rows and images are put so far apart in shared memory that the threads of a warp read different banks.
-void SpreadOverBanks(const DirectConv& conv, DirectSchedule* s) {
+void SpreadOverBanks(const DirectConv& conv, DirectConfig* s) {
   const int64_t narrowest = InWidth(conv, *s), strips = Strips(conv, *s);
   const int64_t all = s->images * s->rows * strips;
   int64_t best = INT64_MAX;
-  DirectSchedule found = *s;
+  DirectConfig found = *s;
   for (int64_t row_pitch = narrowest; row_pitch < narrowest + 6; ++row_pitch) {
     const int64_t least = InRows(conv, *s) * row_pitch;
     for (int64_t image_pitch = least; image_pitch < least + (s->images > 1 ? 32 : 1); ++image_pitch) {
-      DirectSchedule option = *s;
+      DirectConfig option = *s;
       option.row_pitch = static_cast<int>(row_pitch);
       option.image_pitch = static_cast<int>(image_pitch);
       if (SharedBytes(conv, option) > kSharedBytes) continue;
-      int64_t turns = 0;
+      int64_t wavefronts = 0;
       for (int64_t first = 0; first < all; first += 32) {
         int64_t met[32] = {}, most = 0;
         for (int64_t strip = first; strip < std::min(first + 32, all); ++strip) {
@@ -93,10 +93,10 @@ void SpreadOverBanks(const DirectConv& conv, DirectSchedule* s) {
               image * image_pitch + row * conv.strides[0] * row_pitch + strip % strips * s->strip * conv.strides[1];
           most = std::max(most, ++met[at % 32]);
         }
-        turns += most;
+        wavefronts += most;
       }
-      if (turns < best) {
-        best = turns;
+      if (wavefronts < best) {
+        best = wavefronts;
         found = option;
       }
     }
@@ -105,7 +105,7 @@ void SpreadOverBanks(const DirectConv& conv, DirectSchedule* s) {
 }
 
 // What follows from the choice of a tile.
-void Finish(const DirectConv& conv, int most_vector, DirectSchedule* s) {
+void Finish(const DirectConv& conv, int most_vector, DirectConfig* s) {
   SpreadOverBanks(conv, s);
   const int64_t registers = RoundUp(Registers(conv, *s), 8);
   s->min_blocks = static_cast<int>(std::max<int64_t>(
@@ -141,10 +141,8 @@ std::vector<size_t> Repeated(const DirectConv& conv, const Axes& axes) {
     if (!IsLinear(axes, i) && !IsScalar(axes, i) && !IsOfChannel(conv, axes, i)) parameters.push_back(i);
   return parameters;
 }
-bool IsAcross(const Axes& axes, const DirectSchedule& s) {
-  return axes.count() > 1 && axes.sizes.back() % s.vector != 0;
-}
-IndexMap MapOf(const DirectConv& conv, const Axes& axes, const DirectSchedule& s) {
+bool IsAcross(const Axes& axes, const DirectConfig& s) { return axes.count() > 1 && axes.sizes.back() % s.vector != 0; }
+IndexMap MapOf(const DirectConv& conv, const Axes& axes, const DirectConfig& s) {
   const bool across = IsAcross(axes, s);
   return IndexMap(across ? "element" : "index", axes, across ? 1 : s.vector, Repeated(conv, axes), s.wide);
 }
@@ -164,14 +162,14 @@ bool IsDirectFast(const DirectConv& conv, const cuda::DeviceFacts& gpu) {
   if (Taps(conv) == 1) return false;
   if (conv.channels <= 4) return conv.outputs <= 64;
   // Larger sums take so long that a multiprocessor must have many of them.
-  constexpr int64_t kFewProducts = int64_t{2} << 20;
-  const int64_t products =
+  constexpr int64_t kLeastMultiplyAdds = int64_t{2} << 20;
+  const int64_t multiply_adds =
       conv.images * conv.groups * conv.outputs * conv.output[0] * conv.output[1] * conv.channels * Taps(conv);
-  return conv.channels <= 16 && conv.outputs <= 32 && products > kFewProducts * gpu.multiprocessors;
+  return conv.channels <= 16 && conv.outputs <= 32 && multiply_adds > kLeastMultiplyAdds * gpu.multiprocessors;
 }
 
-std::optional<DirectSchedule> ScheduleDirect(const DirectConv& conv, const cuda::DeviceFacts& gpu, int most_vector) {
-  DirectSchedule best{};
+std::optional<DirectConfig> ConfigureDirect(const DirectConv& conv, const cuda::DeviceFacts& gpu, int most_vector) {
+  DirectConfig best{};
   double least = 1e31;
   std::vector<int64_t> chunks;
   for (int64_t parts = 1; parts <= conv.channels; parts *= 2) chunks.push_back(DivideUp(conv.channels, parts));
@@ -187,7 +185,7 @@ std::optional<DirectSchedule> ScheduleDirect(const DirectConv& conv, const cuda:
             if (parts > 1 && rows == DivideUp(conv.output[0], parts - 1)) continue;
             for (const int images : {1, 2, 3, 4, 6, 8, 16}) {
               if (images > 1 && (parts > 1 || images > conv.images)) break;
-              DirectSchedule s{};
+              DirectConfig s{};
               s.images = images;
               s.rows = static_cast<int>(rows);
               s.maps = maps;
@@ -216,12 +214,11 @@ std::optional<DirectSchedule> ScheduleDirect(const DirectConv& conv, const cuda:
   return best;
 }
 
-std::string DirectSource(const DirectConv& conv, const Program& program, const Axes& axes,
-                         const DirectSchedule& schedule) {
+std::string DirectSource(const DirectConv& conv, const Program& program, const Axes& axes, const DirectConfig& config) {
   const size_t inputs = program.parameters().size(), outputs = program.results().size();
-  const IndexMap map = MapOf(conv, axes, schedule);
+  const IndexMap map = MapOf(conv, axes, config);
   const std::vector<size_t> repeated = Repeated(conv, axes);
-  const bool across = IsAcross(axes, schedule);
+  const bool across = IsAcross(axes, config);
   const auto type = [&](size_t i) { return program.value(program.parameters()[i]).dtype; };
   const auto result_type = [&](size_t r) { return program.value(program.results()[r]).dtype; };
   const auto is_repeated = [&](size_t i) { return std::count(repeated.begin(), repeated.end(), i) > 0; };
@@ -230,10 +227,10 @@ std::string DirectSource(const DirectConv& conv, const Program& program, const A
     return (is_repeated(i) || is_of_channel(i)) && !across && axes.strides[i].back() == 0;
   };
   // Operands of a channel stand in shared memory, as far as there is room: there they are read early.
-  int64_t room = kSharedBytes - SharedBytes(conv, schedule);
+  int64_t room = kSharedBytes - SharedBytes(conv, config);
   std::vector<bool> is_shared(inputs);
   for (size_t i = 1; i < inputs; ++i) {
-    const int64_t bytes = RoundUp(static_cast<int64_t>(SizeOf(type(i))) * schedule.block_maps, 8);
+    const int64_t bytes = RoundUp(static_cast<int64_t>(SizeOf(type(i))) * config.block_maps, 8);
     is_shared[i] = is_of_channel(i) && bytes <= room;
     if (is_shared[i]) room -= bytes;
   }
@@ -260,19 +257,19 @@ std::string DirectSource(const DirectConv& conv, const Program& program, const A
   }
   define("PAD_TOP", conv.pads[0]);
   define("PAD_LEFT", conv.pads[1]);
-  define("IMAGES", schedule.images);
-  define("ROWS", schedule.rows);
-  define("MAPS", schedule.maps);
-  define("STRIP", schedule.strip);
-  define("BLOCK_MAPS", schedule.block_maps);
-  define("CHUNK", schedule.chunk);
-  define("ROW_PITCH", schedule.row_pitch);
-  define("IMAGE_PITCH", schedule.image_pitch);
-  define("VECTOR", schedule.vector);
-  define("THREADS", schedule.threads);
-  define("MIN_BLOCKS", schedule.min_blocks);
+  define("IMAGES", config.images);
+  define("ROWS", config.rows);
+  define("MAPS", config.maps);
+  define("STRIP", config.strip);
+  define("BLOCK_MAPS", config.block_maps);
+  define("CHUNK", config.chunk);
+  define("ROW_PITCH", config.row_pitch);
+  define("IMAGE_PITCH", config.image_pitch);
+  define("VECTOR", config.vector);
+  define("THREADS", config.threads);
+  define("MIN_BLOCKS", config.min_blocks);
   define("CONSTANT_WEIGHTS", conv.constant_weights);
-  define("TURNED_WEIGHTS", conv.turned_weights);
+  define("ROTATED_FILTERS", conv.rotated_filters);
   bool are_constant = true;
   for (size_t i = 1; i < inputs; ++i)
     are_constant =
@@ -282,10 +279,10 @@ std::string DirectSource(const DirectConv& conv, const Program& program, const A
   int64_t held = 1;
   for (size_t i = 1; i < inputs; ++i)
     if (!IsScalar(axes, i) && !is_shared[i])
-      held += static_cast<int64_t>(SizeOf(type(i))) * (is_row_value(i) ? 1 : schedule.vector);
+      held += static_cast<int64_t>(SizeOf(type(i))) * (is_row_value(i) ? 1 : config.vector);
   define("AHEAD", std::clamp<int64_t>(64 / held, 1, 4));
   text << "typedef " << StorageType(type(0)) << " storage_t;\n"
-       << "typedef unsigned " << (schedule.wide ? "long long" : "int") << " index_t;\n\n"
+       << "typedef unsigned " << (config.wide ? "long long" : "int") << " index_t;\n\n"
        << "struct Arguments {\n  const void* in[" << inputs + 1 << "];\n  void* out[" << outputs
        << "];\n  unsigned long long images;\n"
        << map.EmitMembers() << "};\n\n";
@@ -396,22 +393,21 @@ std::string DirectSource(const DirectConv& conv, const Program& program, const A
 }
 
 std::vector<uint64_t> DirectArguments(const DirectConv& conv, const Program& program, const Axes& axes,
-                                      const DirectSchedule& schedule) {
+                                      const DirectConfig& config) {
   std::vector<uint64_t> block(program.parameters().size() + 1 + program.results().size());
   block.push_back(static_cast<uint64_t>(conv.images));
-  const std::vector<uint64_t> numbers = MapOf(conv, axes, schedule).Numbers();
+  const std::vector<uint64_t> numbers = MapOf(conv, axes, config).Numbers();
   block.insert(block.end(), numbers.begin(), numbers.end());
   return block;
 }
 
-cuda::LaunchShape DirectLaunch(const DirectSchedule& schedule, const cuda::DeviceFacts& gpu) {
+cuda::LaunchShape DirectLaunch(const DirectConfig& config, const cuda::DeviceFacts& gpu) {
   // As many blocks as run at once, each of which makes about as many tiles.
-  const int64_t at_once =
-      std::max<int64_t>(1, int64_t{schedule.min_blocks} * gpu.multiprocessors / schedule.map_blocks);
-  const int64_t turns = DivideUp(schedule.tiles, at_once);
-  return {static_cast<unsigned>(DivideUp(schedule.tiles, turns) * schedule.map_blocks),
-          static_cast<unsigned>(schedule.threads), 0,
-          schedule.is_short ? cuda::NextStarts::kAtLaunch : cuda::NextStarts::kAtEnd};
+  const int64_t at_once = std::max<int64_t>(1, int64_t{config.min_blocks} * gpu.multiprocessors / config.map_blocks);
+  const int64_t rounds = DivideUp(config.tiles, at_once);
+  return {static_cast<unsigned>(DivideUp(config.tiles, rounds) * config.map_blocks),
+          static_cast<unsigned>(config.threads), 0,
+          config.is_short ? cuda::NextStarts::kAtLaunch : cuda::NextStarts::kAtEnd};
 }
 
 }  // namespace ortplugin

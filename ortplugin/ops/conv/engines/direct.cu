@@ -1,8 +1,8 @@
 // y[n, m, p, q] = program(sum over c, r, s of w[m, c, r, s] x[n, c, p STRIDE_H + r DILATION_H - PAD_TOP,
 //                                                              q STRIDE_W + s DILATION_W - PAD_LEFT])
 //
-// A two-dimensional convolution of few channels, all tensors channels first, in float32 arithmetic. Libraries turn such
-// a convolution into a matrix product that is too narrow for them; here the image stands in shared memory as it is.
+// A direct convolution of few channels: two-dimensional, NCHW, fp32. Libraries make such a convolution a GEMM that is
+// too narrow for them; here the image stands in shared memory as it is.
 //
 // The text in front of this one is generated for the node at hand (direct.cc): the sizes as macros, storage_t, index_t,
 // Arguments, Scalars, SharedOperands, ChannelOperands, Operands<N>, Results<N>, and `finish` and `apply`,
@@ -65,16 +65,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) conv_direct(co
   const int map_block = blockIdx.x % (GROUPS * MAP_BLOCKS);
   const int group = map_block / MAP_BLOCKS, first_map = map_block % MAP_BLOCKS * BLOCK_MAPS;  // in the group
   const int maps = min(BLOCK_MAPS, OUTPUTS - first_map);
-  // Turned weights are those of the convolution that this one is the gradient of: [CHANNELS, OUTPUTS, taps backwards].
+  // Rotated filters are those of the convolution that this one is the gradient of: [CHANNELS, OUTPUTS, taps backwards].
   const storage_t* w = (const storage_t*)a.in[1] + (unsigned long long)group * OUTPUTS * CHANNELS * TAPS +
-                       first_map * (TURNED_WEIGHTS ? TAPS : CHANNELS * TAPS);
+                       first_map * (ROTATED_FILTERS ? TAPS : CHANNELS * TAPS);
 
   const auto load_weights = [&](int chunk) {
     transfer<BLOCK_MAPS * CHUNK * TAPS, CHUNKS == 1 ? 14 : 6>(
         [&](int i) {
           const int map = i / (CHUNK * TAPS), at = chunk * (CHUNK * TAPS) + i % (CHUNK * TAPS);
-          const int from =
-              TURNED_WEIGHTS ? (at / TAPS * OUTPUTS + map) * TAPS + TAPS - 1 - at % TAPS : map * (CHANNELS * TAPS) + at;
+          const int from = ROTATED_FILTERS ? (at / TAPS * OUTPUTS + map) * TAPS + TAPS - 1 - at % TAPS
+                                           : map * (CHANNELS * TAPS) + at;
           return map < maps && at < CHANNELS * TAPS ? to_compute(w[from]) : 0.0f;
         },
         [&](int i, float x) { weights[i % (CHUNK * TAPS) * WEIGHT_PITCH + i / (CHUNK * TAPS)] = x; });

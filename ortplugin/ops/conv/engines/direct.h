@@ -1,5 +1,5 @@
-// Two-dimensional convolutions of few channels in float32, channels first, on kernels of our own (direct.cu): libraries
-// make them matrix products that are too narrow to be fast, and write the result before bias and activation.
+// Direct convolution: two-dimensional, NCHW, fp32, few channels (direct.cu). Libraries make such a convolution a GEMM
+// that is too narrow to be fast, and write the result before bias and activation.
 #pragma once
 
 #include <optional>
@@ -17,13 +17,13 @@ struct DirectConv {
   int64_t channels, outputs;                                                  // of a group
   int64_t image[2], output[2], kernel[2], strides[2], dilations[2], pads[2];  // height, width; pads: before
   bool constant_weights;                                                      // no kernel in front writes them
-  // The weights are those of the convolution that this one is the data gradient of: [channels, outputs, taps
-  // backwards].
-  bool turned_weights;
+  // The filters are those of the convolution that this one is the data gradient of, rotated by 180 degrees:
+  // [channels, outputs, taps backwards].
+  bool rotated_filters;
   std::vector<bool> constant_operands;  // likewise, of the program's second parameter and on; empty: none
 };
 
-struct DirectSchedule {
+struct DirectConfig {
   int images, rows;            // of a tile
   int maps, strip;             // of a thread: channels, and pixels of a row
   int block_maps;              // channels of a block
@@ -36,7 +36,7 @@ struct DirectSchedule {
   int64_t tiles, map_blocks;  // map_blocks: of all groups
 };
 
-// Whether the kernel can do it at all, if there is a schedule.
+// Whether the kernel can do it at all, if there is a tile configuration.
 bool FitsDirect(const DirectConv& conv, DType dtype);
 // Whether it is the fastest there is, as measured.
 bool IsDirectFast(const DirectConv& conv, const cuda::DeviceFacts& gpu);
@@ -44,12 +44,11 @@ bool IsDirectFast(const DirectConv& conv, const cuda::DeviceFacts& gpu);
 // `axes`: of y's shape; strides of the program's parameters, the first of which is the convolution's value.
 // `most_vector`: the most elements of an access that every operand's and result's address is good for.
 // Empty where no tile fits the memory of a block.
-std::optional<DirectSchedule> ScheduleDirect(const DirectConv& conv, const cuda::DeviceFacts& gpu, int most_vector);
-std::string DirectSource(const DirectConv& conv, const Program& program, const Axes& axes,
-                         const DirectSchedule& schedule);
+std::optional<DirectConfig> ConfigureDirect(const DirectConv& conv, const cuda::DeviceFacts& gpu, int most_vector);
+std::string DirectSource(const DirectConv& conv, const Program& program, const Axes& axes, const DirectConfig& config);
 // The kernel's argument block: addresses of the node's inputs (X, W, operands) and outputs, still 0, then numbers.
 std::vector<uint64_t> DirectArguments(const DirectConv& conv, const Program& program, const Axes& axes,
-                                      const DirectSchedule& schedule);
-cuda::LaunchShape DirectLaunch(const DirectSchedule& schedule, const cuda::DeviceFacts& gpu);
+                                      const DirectConfig& config);
+cuda::LaunchShape DirectLaunch(const DirectConfig& config, const cuda::DeviceFacts& gpu);
 
 }  // namespace ortplugin

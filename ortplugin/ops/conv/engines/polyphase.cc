@@ -11,7 +11,7 @@
 namespace ortplugin {
 namespace {
 
-constexpr int64_t kChunk = 64;  // channels of a tap that are copied at once
+constexpr int64_t kTileK = 64;  // channels of a tap that are copied at once
 
 // The taps along one axis that each phase meets: of pixel j stride + phase the first one is `first`, which stands on
 // pixel j + shift of X; the next ones are `apart` taps further and `back` pixels before it.
@@ -68,44 +68,45 @@ std::string PairSource(const Program& program) {
          joins.str() + "}\n";
 }
 
-int64_t TileRows(const PolyphaseSchedule& schedule) { return 16 * schedule.warps * schedule.per; }
+int64_t TileM(const PolyphaseConfig& config) { return 16 * config.warps * config.m_tiles; }
 
 int64_t Phases(const ConvProblem& problem) { return problem.strides[0] * problem.strides[1]; }
 
-int64_t Tiles(const ConvProblem& problem, const PolyphaseSchedule& schedule) {
+int64_t Tiles(const ConvProblem& problem, const PolyphaseConfig& config) {
   const auto [height, width] = problem.strides;
   const int64_t pixels = problem.batch * DivideUp(problem.out_height, height) * DivideUp(problem.out_width, width);
-  return DivideUp(pixels, TileRows(schedule)) * DivideUp(problem.filters, schedule.columns);
+  return DivideUp(pixels, TileM(config)) * DivideUp(problem.filters, config.tile_n);
 }
 
-int64_t Blocks(const ConvProblem& problem, const PolyphaseSchedule& schedule, const cuda::DeviceFacts& device) {
+int64_t Blocks(const ConvProblem& problem, const PolyphaseConfig& config, const cuda::DeviceFacts& device) {
   // All phases of a tile begin together.
-  const int64_t room = int64_t{device.multiprocessors} * schedule.resident / Phases(problem);
-  return std::min(Tiles(problem, schedule), std::max<int64_t>(1, room)) * Phases(problem);
+  const int64_t room = int64_t{device.multiprocessors} * config.min_blocks / Phases(problem);
+  return std::min(Tiles(problem, config), std::max<int64_t>(1, room)) * Phases(problem);
 }
 
-// Microseconds but for what is the same in all schedules, fitted to 105 measurements of 18 layers on an H200, from
+// Microseconds but for what is the same in all configurations, fitted to 105 measurements of 18 layers on an H200, from
 // which it is off by 5% on average: what the slowest block's steps and tiles take, either alone or, where the
 // multiprocessor's blocks compete, by the bytes that come from shared memory and the results.
-double Cost(const ConvProblem& problem, const PolyphaseSchedule& schedule, const cuda::DeviceFacts& device) {
-  const double rows = static_cast<double>(TileRows(schedule)), columns = schedule.columns;
-  const int64_t blocks = Blocks(problem, schedule, device), units = Tiles(problem, schedule) * Phases(problem);
+double Cost(const ConvProblem& problem, const PolyphaseConfig& config, const cuda::DeviceFacts& device) {
+  const double rows = static_cast<double>(TileM(config)), columns = config.tile_n;
+  const int64_t blocks = Blocks(problem, config, device), units = Tiles(problem, config) * Phases(problem);
   const double share = static_cast<double>(
-      std::min<int64_t>(schedule.resident, DivideUp(blocks, static_cast<int64_t>(device.multiprocessors))));
-  const double step = std::max(0.056 + 0.826 / (schedule.stages - 2),
-                               share * (0.00108 * (rows + columns) + 0.0000092 * rows * columns));
-  const double tile = std::max(0.584 + 0.00257 * columns * schedule.per, share * 0.0001 * rows * columns);
+      std::min<int64_t>(config.min_blocks, DivideUp(blocks, static_cast<int64_t>(device.multiprocessors))));
+  const double step =
+      std::max(0.056 + 0.826 / (config.stages - 2), share * (0.00108 * (rows + columns) + 0.0000092 * rows * columns));
+  const double tile = std::max(0.584 + 0.00257 * columns * config.m_tiles, share * 0.0001 * rows * columns);
   std::vector<int64_t> steps;
   for (const Axis::Taps& down : Rows(problem).phases)
     for (const Axis::Taps& right : Columns(problem).phases)
-      steps.push_back(DivideUp(problem.channels, kChunk) * down.count * right.count);
+      steps.push_back(DivideUp(problem.channels, kTileK) * down.count * right.count);
   const int64_t phases = Phases(problem), all = std::accumulate(steps.begin(), steps.end(), int64_t{0});
   double worst = 0;
   for (int64_t block = 0; block < phases; ++block) {
-    const int64_t turns = DivideUp(units - block, blocks);
-    int64_t made = turns / phases * all;
-    for (int64_t turn = 0; turn < turns % phases; ++turn) made += steps[static_cast<size_t>((block + turn) % phases)];
-    worst = std::max(worst, static_cast<double>(made) * step + static_cast<double>(turns) * tile);
+    const int64_t rounds = DivideUp(units - block, blocks);
+    int64_t made = rounds / phases * all;
+    for (int64_t round = 0; round < rounds % phases; ++round)
+      made += steps[static_cast<size_t>((block + round) % phases)];
+    worst = std::max(worst, static_cast<double>(made) * step + static_cast<double>(rounds) * tile);
   }
   return worst;
 }
@@ -113,8 +114,8 @@ double Cost(const ConvProblem& problem, const PolyphaseSchedule& schedule, const
 }  // namespace
 
 bool FitsPolyphase(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
-  if (!IsOrdinary(program, problem) || problem.dtype == DType::kFloat || problem.group != 1) return false;
-  if (device.major != 9 || device.minor != 0 || !problem.transposed) return false;  // the only ones with these products
+  if (!FitsEngines(program, problem) || problem.dtype == DType::kFloat || problem.group != 1) return false;
+  if (device.major != 9 || device.minor != 0 || !problem.transposed) return false;  // wgmma is Hopper's alone
   if (problem.channels % 8 != 0 || problem.filters % 8 != 0) return false;
   for (const ValueId result : program.results())
     if (SizeOf(program.value(result).dtype) < 2) return false;
@@ -137,28 +138,29 @@ bool IsPolyphaseFast(const Program& program, const ConvProblem& problem) {
   // one of 32 channels, 0.94.
   constexpr int64_t kMuch = int64_t{1} << 34, kMany = 256;
   const int64_t taps = problem.kernel_height * problem.kernel_width;
-  const int64_t products = problem.batch * problem.height * problem.width * taps * problem.channels * problem.filters;
-  return !IsBare(program) || products < kMuch || problem.filters >= kMany;
+  const int64_t multiply_adds =
+      problem.batch * problem.height * problem.width * taps * problem.channels * problem.filters;
+  return !IsIdentity(program) || multiply_adds < kMuch || problem.filters >= kMany;
 }
 
-PolyphaseSchedule SchedulePolyphase(const ConvProblem& problem, const cuda::DeviceFacts& device) {
-  constexpr PolyphaseSchedule kSchedules[] = {
+PolyphaseConfig ConfigurePolyphase(const ConvProblem& problem, const cuda::DeviceFacts& device) {
+  constexpr PolyphaseConfig kConfigs[] = {
       {256, 1, 8, 4, 1}, {128, 2, 8, 4, 1}, {128, 1, 8, 4, 1}, {64, 1, 8, 4, 2},
       {64, 1, 4, 4, 3},  {64, 1, 4, 5, 2},  {64, 1, 4, 7, 1},
   };
-  return *std::min_element(std::begin(kSchedules), std::end(kSchedules), [&](const auto& one, const auto& other) {
+  return *std::min_element(std::begin(kConfigs), std::end(kConfigs), [&](const auto& one, const auto& other) {
     return Cost(problem, one, device) < Cost(problem, other, device);
   });
 }
 
-std::string PolyphaseSource(const Program& program, const ConvProblem& problem, const PolyphaseSchedule& schedule) {
+std::string PolyphaseSource(const Program& program, const ConvProblem& problem, const PolyphaseConfig& config) {
   const Axis rows = Rows(problem), columns = Columns(problem);
   std::ostringstream text;
-  text << ConvPreamble(program, problem) << "#define COLUMNS " << schedule.columns << "\n"
-       << "#define PER " << schedule.per << "\n"
-       << "#define WARPS " << schedule.warps << "\n"
-       << "#define STAGES " << schedule.stages << "\n"
-       << "#define RESIDENT " << schedule.resident << "\n"
+  text << ConvPreamble(program, problem) << "#define TILE_N " << config.tile_n << "\n"
+       << "#define M_TILES " << config.m_tiles << "\n"
+       << "#define WARPS " << config.warps << "\n"
+       << "#define STAGES " << config.stages << "\n"
+       << "#define MIN_BLOCKS " << config.min_blocks << "\n"
        << "#define TAPS_APART_H " << rows.apart << "\n"
        << "#define TAPS_APART_W " << columns.apart << "\n"
        << "#define SHIFT_H " << rows.back << "\n"
@@ -168,15 +170,15 @@ std::string PolyphaseSource(const Program& program, const ConvProblem& problem, 
        << "struct Taps {\n  int first, shift, count;\n};\n"
        << "__constant__ const Taps taps_h[] = {" << rows.ToString() << "};\n"
        << "__constant__ const Taps taps_w[] = {" << columns.ToString() << "};\n\n"
-       << PairSource(program) << WgmmaSource(problem.dtype, schedule.columns, true) << "\n"
+       << PairSource(program) << WgmmaSource(problem.dtype, config.tile_n, true) << "\n"
        << kPolyphaseSource;
   return text.str();
 }
 
-cuda::LaunchShape PolyphaseLaunch(const ConvProblem& problem, const PolyphaseSchedule& schedule,
+cuda::LaunchShape PolyphaseLaunch(const ConvProblem& problem, const PolyphaseConfig& config,
                                   const cuda::DeviceFacts& device) {
-  return {static_cast<unsigned>(Blocks(problem, schedule, device)), static_cast<unsigned>(schedule.warps * 32),
-          static_cast<unsigned>(schedule.stages * (TileRows(schedule) + schedule.columns) * kChunk * 2)};
+  return {static_cast<unsigned>(Blocks(problem, config, device)), static_cast<unsigned>(config.warps * 32),
+          static_cast<unsigned>(config.stages * (TileM(config) + config.tile_n) * kTileK * 2)};
 }
 
 }  // namespace ortplugin

@@ -1,24 +1,24 @@
 // y[q, m] = program(sum over taps and c of x[p, c] w[c, tap, m]), q = p stride + tap dilation - pad: a transposed
 // convolution with a stride
 //
-// The text in front of this one is generated for the node at hand (polyphase.cc, own_kernels.cc): the sizes as macros,
-// the operands and `apply`, the program; and what wgmma.cuh has for Hopper's tensor cores.
+// The text in front of this one is generated for the node at hand (polyphase.cc, engine.cc): the sizes as macros, the
+// operands and `apply`, which is the program; and what wgmma.cuh has for Hopper's tensor cores.
 //
-// The pixels of y that lie a stride apart, a phase, meet the same taps: each phase is a convolution of its own with
-// stride 1. A block makes tiles of ROWS pixels and COLUMNS filters of one; its warpgroups, PER times 64 of the pixels
-// each, share copies of 64 channels of a tap, which go on from one tile to the next. Neighbouring blocks make all
-// phases of the same pixels at the same time, so x comes from memory once and y's lines are written together; from turn
-// to turn a block changes the phase, so that all have the same work.
+// A persistent kernel. The pixels of y that lie a stride apart, a phase, meet the same taps: each phase is a
+// convolution of stride 1. A block makes tiles of TILE_M pixels and TILE_N filters of one phase. Its warpgroups,
+// M_TILES times 64 of the pixels each, share copies of 64 channels of a tap, which go on from one tile to the next.
+// Neighbouring blocks make all phases of the same pixels at the same time: x comes from memory once, and y's lines are
+// written together. From round to round a block changes the phase, so that all have the same work.
 //
-// With few products for each result it is the instructions between the products and the way through shared memory that
-// take time: descriptors and copies are made of few instructions, results change threads when they are packed.
+// With a low arithmetic intensity the instructions between the MMAs and the way through shared memory take time. So
+// descriptors and copies are made of few instructions, and results change threads when they are packed.
 
-#define TEAMS (WARPS / 4)  // warpgroups
+#define WARPGROUPS (WARPS / 4)
 #define THREADS (WARPS * 32)
-#define ROWS (64 * PER * TEAMS)
-#define STAGE ((ROWS + COLUMNS) * 64)  // elements
-#define CHUNKS ((CHANNELS + 63) / 64)
-#define ALONG ((FILTERS + COLUMNS - 1) / COLUMNS)  // tiles
+#define TILE_M (64 * M_TILES * WARPGROUPS)
+#define STAGE_ELEMENTS ((TILE_M + TILE_N) * 64)
+#define CHANNEL_TILES ((CHANNELS + 63) / 64)
+#define TILES_N ((FILTERS + TILE_N - 1) / TILE_N)
 #define PHASES (STRIDE_H * STRIDE_W)
 #define PHASE_H ((OUT_H + STRIDE_H - 1) / STRIDE_H)
 #define PHASE_W ((OUT_W + STRIDE_W - 1) / STRIDE_W)
@@ -35,13 +35,14 @@ __device__ __forceinline__ void exchange(Results<2>& even, Results<2>& odd, bool
 }
 
 // Runs the program on a tile's sums, when they are there.
-__device__ __forceinline__ void finish_tile(const Arguments& a, float (&sums)[PER][COLUMNS / 2], int tile, int phase,
+__device__ __forceinline__ void finish_tile(const Arguments& a, float (&sums)[M_TILES][TILE_N / 2], int tile, int phase,
                                             int rows) {
-  const int lane = threadIdx.x % 32, first = tile % ALONG * COLUMNS;
-  const int first_row = tile / ALONG * ROWS + threadIdx.x / 128 * (PER * 64) + threadIdx.x % 128 / 32 * 16 + lane / 4;
-  int n[PER * 2], y[PER * 2], x[PER * 2], offsets[PER * 2];
+  const int lane = threadIdx.x % 32, first = tile % TILES_N * TILE_N;
+  const int first_row =
+      tile / TILES_N * TILE_M + threadIdx.x / 128 * (M_TILES * 64) + threadIdx.x % 128 / 32 * 16 + lane / 4;
+  int n[M_TILES * 2], y[M_TILES * 2], x[M_TILES * 2], offsets[M_TILES * 2];
 #pragma unroll
-  for (int i = 0; i < PER * 2; ++i) {
+  for (int i = 0; i < M_TILES * 2; ++i) {
     const int p = first_row + i / 2 * 64 + i % 2 * 8;
     n[i] = p / PHASE, y[i] = p % PHASE / PHASE_W * STRIDE_H + phase / STRIDE_W;
     x[i] = p % PHASE_W * STRIDE_W + phase % STRIDE_W;
@@ -55,23 +56,23 @@ __device__ __forceinline__ void finish_tile(const Arguments& a, float (&sums)[PE
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int m = first + group * 32 + j * 8 + lane % 4 * 2;
-      if (!OF_IMAGE && (FILTERS % COLUMNS == 0 || m < FILTERS)) of_filters[group % 2][j].load(a, 0, m);
+      if (!OF_IMAGE && (FILTERS % TILE_N == 0 || m < FILTERS)) of_filters[group % 2][j].load(a, 0, m);
     }
   };
   load_filters(0);
 #pragma unroll
-  for (int i = 0; i < PER; ++i) await_products(sums[i]);
+  for (int i = 0; i < M_TILES; ++i) wait_wgmma(sums[i]);
 #pragma unroll
-  for (int group = 0; group < COLUMNS / 32; ++group) {
-    if (group + 1 < COLUMNS / 32) load_filters(group + 1);
+  for (int group = 0; group < TILE_N / 32; ++group) {
+    if (group + 1 < TILE_N / 32) load_filters(group + 1);
     const int m = first + group * 32 + lane % 4 * 2, octet = first + group * 32 + lane % 4 * 8;
 #pragma unroll
-    for (int i = 0; i < PER * 2; ++i) {
+    for (int i = 0; i < M_TILES * 2; ++i) {
       Results<2> pairs[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         PixelOperands<2> of_pixel;
-        if (offsets[i] >= 0 && (FILTERS % COLUMNS == 0 || m + j * 8 < FILTERS)) {
+        if (offsets[i] >= 0 && (FILTERS % TILE_N == 0 || m + j * 8 < FILTERS)) {
           of_pixel.load(a, n[i], y[i], x[i], m + j * 8, offsets[i] + m + j * 8);
           if (OF_IMAGE) of_filters[group % 2][j].load(a, n[i], m + j * 8);
         }
@@ -84,7 +85,7 @@ __device__ __forceinline__ void finish_tile(const Arguments& a, float (&sums)[PE
       exchange(pairs[2], pairs[3], lane % 2, 1);
       exchange(pairs[0], pairs[2], lane / 2 % 2, 2);
       exchange(pairs[1], pairs[3], lane / 2 % 2, 2);
-      if (offsets[i] < 0 || (FILTERS % COLUMNS != 0 && octet >= FILTERS)) continue;
+      if (offsets[i] < 0 || (FILTERS % TILE_N != 0 && octet >= FILTERS)) continue;
       Results<8> results;
       join(results, pairs);
       results.store(a, offsets[i] + octet);
@@ -92,61 +93,61 @@ __device__ __forceinline__ void finish_tile(const Arguments& a, float (&sums)[PE
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) polyphase(const Arguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) polyphase(const Arguments a) {
   extern __shared__ __align__(1024) storage_t shared[];
   grid_dependency_wait();
-  const int thread = threadIdx.x, team = __shfl_sync(0xffffffffu, thread / 128, 0);
-  const int rows = (int)a.batch * PHASE, units = (rows + ROWS - 1) / ROWS * ALONG * PHASES;
+  const int thread = threadIdx.x, warpgroup = __shfl_sync(0xffffffffu, thread / 128, 0);
+  const int rows = (int)a.batch * PHASE, units = (rows + TILE_M - 1) / TILE_M * TILES_N * PHASES;
   const unsigned all = (unsigned)__cvta_generic_to_shared(shared);
 
   // What this thread copies: an octet of channels of some pixels, an octet of filters of some channels; and where they
   // are in a stage. Offsets are in bytes.
-  constexpr int kPixels = ROWS * 8 / THREADS, kChannels = COLUMNS * 8 / THREADS, kAcross = COLUMNS / 8;
+  constexpr int kPixels = TILE_M * 8 / THREADS, kChannels = TILE_N * 8 / THREADS, kAcross = TILE_N / 8;
   constexpr long long kChannel = KERNEL_H * KERNEL_W * FILTERS * 2;
   const int octet = thread % kAcross, channel = thread / kAcross;
   const char* const x = (const char*)a.in[0] + thread % 8 * 16;
   const char* const w = (const char*)a.in[1] + channel * kChannel + octet * 16;
   const unsigned to_pixels = all + thread / 8 * 128 + (thread % 8 ^ thread / 8 % 8) * 16;
-  const unsigned to_filters = all + ROWS * 128 + octet / 8 * 8192 + channel * 128 + (octet % 8 ^ channel % 8) * 16;
+  const unsigned to_filters = all + TILE_M * 128 + octet / 8 * 8192 + channel * 128 + (octet % 8 ^ channel % 8) * 16;
   unsigned from[kPixels], places[kPixels];  // a pixel's row and column, 16 bits each
   Taps down, right;
-  int first, next_unit = (int)blockIdx.x, next_turn = 0, left = 0, chunk, next_down, next_right, next_stage = 0;
+  int first, next_unit = (int)blockIdx.x, next_round = 0, left = 0, channel_tile, next_down, next_right, next_stage = 0;
   const auto copy_next = [&] {
 #pragma unroll 1
     for (; left == 0 && next_unit < units; next_unit += gridDim.x) {
-      const int phase = (next_unit + next_turn++) % PHASES, tile = next_unit / PHASES;
+      const int phase = (next_unit + next_round++) % PHASES, tile = next_unit / PHASES;
       down = taps_h[phase / STRIDE_W], right = taps_w[phase % STRIDE_W];
-      left = CHUNKS * down.count * right.count;
-      chunk = next_down = next_right = 0;
-      first = tile % ALONG * COLUMNS;
+      left = CHANNEL_TILES * down.count * right.count;
+      channel_tile = next_down = next_right = 0;
+      first = tile % TILES_N * TILE_N;
 #pragma unroll
       for (int i = 0; i < kPixels; ++i) {
-        const int p = tile / ALONG * ROWS + i * (THREADS / 8) + thread / 8;
+        const int p = tile / TILES_N * TILE_M + i * (THREADS / 8) + thread / 8;
         const int at_y = p % PHASE / PHASE_W, at_x = p % PHASE_W;
         from[i] = ((p / PHASE * IMAGE_H + at_y) * IMAGE_W + at_x) * (CHANNELS * 2u);
         places[i] = p < rows ? at_y << 16 | at_x : 0xc0000000;
       }
     }
     if (left > 0) {
-      const unsigned stage = next_stage * (STAGE * 2);
-      const int dy = down.shift - next_down * SHIFT_H, dx = right.shift - next_right * SHIFT_W, c = chunk * 64;
-      const char* const some = x + ((long long)(dy * IMAGE_W + dx) * (CHANNELS * 2) + chunk * 128);
+      const unsigned stage = next_stage * (STAGE_ELEMENTS * 2);
+      const int dy = down.shift - next_down * SHIFT_H, dx = right.shift - next_right * SHIFT_W, c = channel_tile * 64;
+      const char* const some = x + ((long long)(dy * IMAGE_W + dx) * (CHANNELS * 2) + channel_tile * 128);
       const bool is_channel = CHANNELS % 64 == 0 || c + thread % 8 * 8 < CHANNELS;
 #pragma unroll
       for (int i = 0; i < kPixels; ++i) {
         // A sign of what is left of a pixel's place, or of what it lacks to the last one, tells that it is outside.
         const unsigned place = places[i] + dy * 65536 + dx, lacks = ((IMAGE_H - 1) << 16 | (IMAGE_W - 1)) - place;
         const bool exists = ((place | lacks) & 0x80008000) == 0 && is_channel;
-        // Past L1, which could keep what taps share, but would read it again at the expense of the products: 5% slower.
+        // Past L1, which could keep what taps share, but would read it again at the expense of the MMAs: 5% slower.
         copy_async(to_pixels + stage + i * (THREADS * 16), some + from[i], exists);
       }
       const int tap = (down.first + next_down * TAPS_APART_H) * KERNEL_W + right.first + next_right * TAPS_APART_W;
-      const char* const filters = w + (chunk * (64 * kChannel) + (tap * FILTERS + first) * 2);
+      const char* const filters = w + (channel_tile * (64 * kChannel) + (tap * FILTERS + first) * 2);
 #pragma unroll
       for (int i = 0; i < kChannels; ++i) {
         const int k = i * (THREADS / kAcross);
         const bool exists = (CHANNELS % 64 == 0 || c + channel + k < CHANNELS) &&
-                            (FILTERS % COLUMNS == 0 || first + octet * 8 < FILTERS);
+                            (FILTERS % TILE_N == 0 || first + octet * 8 < FILTERS);
         copy_async(to_filters + stage + k * 128, filters + k * kChannel, exists);
       }
       --left;
@@ -155,43 +156,43 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) polyphase(const 
         next_right = 0;
         if (++next_down == down.count) {
           next_down = 0;
-          ++chunk;
+          ++channel_tile;
         }
       }
     }
-    end_copies();
+    commit_copies();
   };
 #pragma unroll 1
   for (int i = 0; i < STAGES - 2; ++i) copy_next();
 
-  const unsigned pixels = (unsigned)descriptor(shared) + team * (PER * 512);
-  const unsigned filters = (unsigned)descriptor_of_columns(shared + ROWS * 64);
-  int stage = 0, turn = 0;
+  const unsigned pixels = (unsigned)descriptor(shared) + warpgroup * (M_TILES * 512);
+  const unsigned filters = (unsigned)descriptor_mn_major(shared + TILE_M * 64);
+  int stage = 0, round = 0;
 #pragma unroll 1
   for (int unit = blockIdx.x; unit < units; unit += gridDim.x) {
-    const int phase = (unit + turn++) % PHASES, tile = unit / PHASES;
-    float sums[PER][COLUMNS / 2];
+    const int phase = (unit + round++) % PHASES, tile = unit / PHASES;
+    float sums[M_TILES][TILE_N / 2];
 #pragma unroll
-    for (int i = 0; i < PER; ++i)
+    for (int i = 0; i < M_TILES; ++i)
 #pragma unroll
-      for (int j = 0; j < COLUMNS / 2; ++j) sums[i][j] = 0;
+      for (int j = 0; j < TILE_N / 2; ++j) sums[i][j] = 0;
 #pragma unroll 1
-    for (int step = CHUNKS * taps_h[phase / STRIDE_W].count * taps_w[phase % STRIDE_W].count; step > 0; --step) {
-      await_copies<STAGES - 3>();
-      show_to_tensor_cores();
+    for (int step = CHANNEL_TILES * taps_h[phase / STRIDE_W].count * taps_w[phase % STRIDE_W].count; step > 0; --step) {
+      wait_copies<STAGES - 3>();
+      fence_async_proxy();
       __syncthreads();
-      const unsigned at = stage * (STAGE / 8);
+      const unsigned at = stage * (STAGE_ELEMENTS / 8);
       if (++stage == STAGES) stage = 0;
       asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
       for (int k = 0; k < 4; ++k)
 #pragma unroll
-        for (int i = 0; i < PER; ++i)
-          multiply(sums[i], whole(pixels + at + i * 512 + k * 2), whole(filters + at + k * 128), true);
-      end_products();
-      // Into what the step before last read; this one's products and those of the last are still being made.
+        for (int i = 0; i < M_TILES; ++i)
+          wgmma(sums[i], full_descriptor(pixels + at + i * 512 + k * 2), full_descriptor(filters + at + k * 128), true);
+      commit_wgmma();
+      // Into what the step before last read; the MMAs of this step and of the last one are still running.
       copy_next();
-      await_products_but_last();
+      wait_wgmma_but_last();
     }
     finish_tile(a, sums, tile, phase, rows);
   }

@@ -12,7 +12,7 @@ namespace {
 
 // The sizes that stem.cu works out from its macros.
 struct Sizes {
-  int64_t copy, step, products, line_pitch, image_lines;
+  int64_t copy, step, k_steps, line_pitch, image_lines;
 };
 
 Sizes SizesOf(const ConvProblem& problem, int64_t tile_h, int64_t tile_w) {
@@ -25,50 +25,50 @@ Sizes SizesOf(const ConvProblem& problem, int64_t tile_h, int64_t tile_w) {
   const int64_t planes = problem.x_channels_first ? problem.channels : 1;
   const int64_t slots = DivideUp(pairs, 4), lines = planes * problem.kernel_height;
   const int64_t packed = DivideUp(lines * pairs, 8), apart = DivideUp(lines * slots, 2);
-  sizes.products = packed * 5 <= apart * 4 ? packed : apart;
+  sizes.k_steps = packed * 5 <= apart * 4 ? packed : apart;
   sizes.image_lines = planes * ((tile_h - 1) * problem.strides[0] + problem.kernel_height);
   sizes.line_pitch = RoundUp(lead - lead % 2 + (tile_w - 1) * sizes.step + slots * 8, 8);
   return sizes;
 }
 
-int64_t SharedBytes(const ConvProblem& problem, const StemSchedule& schedule) {
-  const Sizes sizes = SizesOf(problem, schedule.tile_h, schedule.tile_w);
-  const int64_t image = sizes.image_lines * sizes.line_pitch * 2, weights = problem.filters * sizes.products * 32;
-  return image + std::max(weights, schedule.buffers == 2 ? image : 0);
+int64_t SharedBytes(const ConvProblem& problem, const StemConfig& config) {
+  const Sizes sizes = SizesOf(problem, config.tile_h, config.tile_w);
+  const int64_t image = sizes.image_lines * sizes.line_pitch * 2, weights = problem.filters * sizes.k_steps * 32;
+  return image + std::max(weights, config.buffers == 2 ? image : 0);
 }
 
 constexpr int64_t kMostShared = 48 << 10;
 constexpr int64_t kMostWeights = 96;  // registers of a thread
 
 int64_t FiltersOfWarp(const ConvProblem& problem) {
-  const int64_t products = SizesOf(problem, 1, 8).products;
-  return problem.filters % 32 == 0 && products * 8 <= kMostWeights ? 32 : 16;
+  const int64_t k_steps = SizesOf(problem, 1, 8).k_steps;
+  return problem.filters % 32 == 0 && k_steps * 8 <= kMostWeights ? 32 : 16;
 }
 
-int64_t Tiles(const ConvProblem& problem, const StemSchedule& schedule) {
-  return problem.batch * DivideUp(problem.out_height, schedule.tile_h) * DivideUp(problem.out_width, schedule.tile_w);
+int64_t Tiles(const ConvProblem& problem, const StemConfig& config) {
+  return problem.batch * DivideUp(problem.out_height, config.tile_h) * DivideUp(problem.out_width, config.tile_w);
 }
 
 }  // namespace
 
 bool FitsStem(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
-  if (!IsOrdinary(program, problem) || problem.dtype == DType::kFloat || device.major < 8) return false;
+  if (!FitsEngines(program, problem) || problem.dtype == DType::kFloat || device.major < 8) return false;
   if (problem.channels > 4 || problem.group != 1 || problem.filters % 16 != 0 || problem.filters > 128) return false;
   if (problem.dilations != std::array<int64_t, 2>{1, 1}) return false;
   const Sizes sizes = SizesOf(problem, 1, 8);
   if (sizes.copy < 2 || sizes.step % 2 != 0) return false;
-  return sizes.products * FiltersOfWarp(problem) / 4 <= kMostWeights &&
+  return sizes.k_steps * FiltersOfWarp(problem) / 4 <= kMostWeights &&
          SharedBytes(problem, {0, 0, 1, 8, 1, 1, 1}) <= kMostShared;
 }
 
-StemSchedule ScheduleStem(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+StemConfig ConfigureStem(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
   (void)program;
-  StemSchedule best{};
+  StemConfig best{};
   best.filters = static_cast<int>(FiltersOfWarp(problem));
   const int groups = static_cast<int>(problem.filters) / best.filters;
   // Of a large kernel a block takes two rows, which its warps share evenly, and copies the next part of the image while
   // one works; of a small one several rows, as far as every multiprocessor has a block. Measured on an H200.
-  const bool is_small = SizesOf(problem, 1, 8).products <= 5;
+  const bool is_small = SizesOf(problem, 1, 8).k_steps <= 5;
   best.buffers = is_small ? 1 : 2;
   best.tile_h = is_small ? 4 : 2;
   best.parts = is_small && groups == 1 ? 2 : 1;
@@ -77,7 +77,7 @@ StemSchedule ScheduleStem(const Program& program, const ConvProblem& problem, co
                                                                : 12) /
                                                     groups)
                                   : std::max(1, 4 / groups));
-  best.blocks = is_small ? (best.warps > 8 ? 1 : best.warps > 4 ? 2 : 4) : 3;
+  best.min_blocks = is_small ? (best.warps > 8 ? 1 : best.warps > 4 ? 2 : 4) : 3;
   const int most_width = is_small && groups != 2 ? 64 : 128;
   const auto set_width = [&] {
     for (int64_t pieces = 1;; ++pieces) {
@@ -97,41 +97,40 @@ StemSchedule ScheduleStem(const Program& program, const ConvProblem& problem, co
   // A multiprocessor that has a single block needs more warps in it.
   if (!is_small && Tiles(problem, best) <= device.multiprocessors) {
     best.warps = groups * std::max(1, 8 / groups);
-    best.blocks = 1;
+    best.min_blocks = 1;
   }
   // With much to do and several groups, copying ahead pays for a small one, too.
   if (is_small && groups > 2 && Tiles(problem, best) >= int64_t{4} * device.multiprocessors) {
-    StemSchedule steady = best;
+    StemConfig steady = best;
     steady.warps = groups;
     steady.tile_h = 1;
     steady.parts = steady.buffers = 2;
-    steady.blocks = 4;
+    steady.min_blocks = 4;
     if (SharedBytes(problem, steady) <= kMostShared) best = steady;
   }
   return best;
 }
 
-std::string StemSource(const Program& program, const ConvProblem& problem, const StemSchedule& schedule) {
+std::string StemSource(const Program& program, const ConvProblem& problem, const StemConfig& config) {
   std::ostringstream text;
   text << ConvPreamble(program, problem) << "#define CHANNELS_FIRST " << problem.x_channels_first << "\n"
        << "#define COPY " << SizesOf(problem, 1, 8).copy << "\n"
-       << "#define MATRIX_TYPE " << (problem.dtype == DType::kFloat16 ? "\"f16\"" : "\"bf16\"") << "\n"
-       << "#define WARP_FILTERS " << schedule.filters << "\n"
-       << "#define WARPS " << schedule.warps << "\n"
-       << "#define TILE_H " << schedule.tile_h << "\n"
-       << "#define TILE_W " << schedule.tile_w << "\n"
-       << "#define BUFFERS " << schedule.buffers << "\n"
-       << "#define PARTS " << schedule.parts << "\n"
-       << "#define BLOCKS " << schedule.blocks << "\n\n"
+       << "#define MMA_TYPE " << (problem.dtype == DType::kFloat16 ? "\"f16\"" : "\"bf16\"") << "\n"
+       << "#define WARP_FILTERS " << config.filters << "\n"
+       << "#define WARPS " << config.warps << "\n"
+       << "#define TILE_H " << config.tile_h << "\n"
+       << "#define TILE_W " << config.tile_w << "\n"
+       << "#define BUFFERS " << config.buffers << "\n"
+       << "#define PARTS " << config.parts << "\n"
+       << "#define MIN_BLOCKS " << config.min_blocks << "\n\n"
        << kStemSource;
   return text.str();
 }
 
-cuda::LaunchShape StemLaunch(const ConvProblem& problem, const StemSchedule& schedule,
-                             const cuda::DeviceFacts& device) {
-  const int64_t most = int64_t{schedule.blocks} * device.multiprocessors;
-  return {static_cast<unsigned>(std::min(Tiles(problem, schedule), most)), static_cast<unsigned>(schedule.warps * 32),
-          0, cuda::NextStarts::kAtTrigger};
+cuda::LaunchShape StemLaunch(const ConvProblem& problem, const StemConfig& config, const cuda::DeviceFacts& device) {
+  const int64_t most = int64_t{config.min_blocks} * device.multiprocessors;
+  return {static_cast<unsigned>(std::min(Tiles(problem, config), most)), static_cast<unsigned>(config.warps * 32), 0,
+          cuda::NextStarts::kAtTrigger};
 }
 
 }  // namespace ortplugin

@@ -1,12 +1,12 @@
 // y[n, p, q, m] = program(sum over r, s, c of w[m, r, s, c] x[n, p STRIDE_H + r - PAD_TOP, v, c]),
 // v = q STRIDE_W + s - PAD_LEFT
 //
-// The text in front of this one is generated for the node at hand (stem.cc, own_kernels.cc): the sizes as macros, the
+// The text in front of this one is generated for the node at hand (stem.cc, engine.cc): the sizes as macros, the
 // operands and `apply`, the program.
 //
-// A matrix product on tensor cores, pixels by filters. The image stands in shared memory as it lies in memory, in
+// An implicit GEMM on tensor cores, M = pixels, N = filters. The image stands in shared memory as it lies in memory, in
 // lines: a row of pixels, or with CHANNELS_FIRST a row of one channel. In each line a pixel of the result meets RUN
-// neighbouring elements, which is what the product sums over, line after line. RUN is even and begins at an even
+// neighbouring elements, which is what K runs over, line after line. RUN is even and begins at an even
 // element, so that two at a time come from shared memory as the tensor cores want them; what it has too much at its
 // ends is masked, as a weight of zero would not do for an infinite neighbour. The weights stay in registers for all the
 // pixels of a warp, and a warp's filters are numbered so that each thread ends with neighbouring ones.
@@ -20,15 +20,15 @@
 #define PAIRS (RUN / 2)
 #define SLOTS ((PAIRS + 3) / 4)  // of a line: four pairs, one for each quarter of a warp
 #define LINES (CHANNELS_FIRST ? CHANNELS * KERNEL_H : KERNEL_H)  // of the kernel
-// What a product of 16 elements, two slots, sums over: slot by slot, so that shared memory is read at distances that
+// What an MMA of K = 16, two slots, sums over: slot by slot, so that shared memory is read at distances that
 // are constants; or, where that leaves many pairs idle, pair by pair.
-#define PACKED_PRODUCTS ((LINES * PAIRS + 7) / 8)
-#define PACKED (PACKED_PRODUCTS * 5 <= (LINES * SLOTS + 1) / 2 * 4)
-#define PRODUCTS (PACKED ? PACKED_PRODUCTS : (LINES * SLOTS + 1) / 2)
+#define PACKED_K_STEPS ((LINES * PAIRS + 7) / 8)
+#define PACKED (PACKED_K_STEPS * 5 <= (LINES * SLOTS + 1) / 2 * 4)
+#define K_STEPS (PACKED ? PACKED_K_STEPS : (LINES * SLOTS + 1) / 2)
 #define IMAGE_ROWS ((TILE_H - 1) * STRIDE_H + KERNEL_H)
 #define IMAGE_LINES (CHANNELS_FIRST ? CHANNELS * IMAGE_ROWS : IMAGE_ROWS)
 #define LINE_PITCH ((LEAD - SPARE + (TILE_W - 1) * STEP + SLOTS * 8 + 7) / 8 * 8)
-#define OCTETS_X (TILE_W / 8)  // a product has two rows of eight pixels
+#define OCTETS_X (TILE_W / 8)  // an MMA has two rows of eight pixels
 #define OCTETS (TILE_H * OCTETS_X)
 #define COLUMNS (WARP_FILTERS / 8)  // of eight filters
 #define GROUPS (FILTERS / WARP_FILTERS)
@@ -42,8 +42,8 @@ __device__ __forceinline__ unsigned join(storage_t low, storage_t high) {
   return (unsigned)low.bits | (unsigned)high.bits << 16;
 }
 
-__device__ __forceinline__ void multiply(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32." MATRIX_TYPE "." MATRIX_TYPE
+__device__ __forceinline__ void mma(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32." MMA_TYPE "." MMA_TYPE
       ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -105,22 +105,22 @@ __device__ __forceinline__ void copy_image(storage_t* shared, const storage_t* i
   asm volatile("cp.async.commit_group;");
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) stem(const Arguments a, const unsigned next_waits) {
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) stem(const Arguments a, const unsigned next_waits) {
   // The weights stand where a second part of the image does later.
-  constexpr int kImage = IMAGE_LINES * LINE_PITCH / 8, kWeights = GROUPS * PRODUCTS * (COLUMNS / 2) * 32;
+  constexpr int kImage = IMAGE_LINES * LINE_PITCH / 8, kWeights = GROUPS * K_STEPS * (COLUMNS / 2) * 32;
   __shared__ uint4 shared[kImage + (BUFFERS == 2 && kImage > kWeights ? kImage : kWeights)];
   uint4* const shared_weights = shared + kImage;
   storage_t* const shared_image = (storage_t*)shared;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int row = lane / 4, quarter = lane % 4;  // what the thread has of a product
+  const int row = lane / 4, quarter = lane % 4;  // what the thread has of an MMA
   const int tiles = (int)a.batch * (TILES_X * TILES_Y);
   const storage_t* const image = (const storage_t*)a.in[0];
 
   if (!CONSTANT_WEIGHTS) grid_dependency_wait();
-  // Two vectors of four pairs of weights are the right-hand sides of a product of 32 filters, one of 16.
+  // Two vectors of four pairs of weights are the B fragments of an MMA step with 32 filters, one with 16.
 #pragma unroll 2
-  for (int i = warp; i < GROUPS * PRODUCTS * (COLUMNS / 2); i += WARPS) {
-    const int product = i / (COLUMNS / 2) % PRODUCTS, group = i / (COLUMNS / 2) / PRODUCTS;
+  for (int i = warp; i < GROUPS * K_STEPS * (COLUMNS / 2); i += WARPS) {
+    const int product = i / (COLUMNS / 2) % K_STEPS, group = i / (COLUMNS / 2) / K_STEPS;
     const storage_t* const w = (const storage_t*)a.in[1] +
                                (group * WARP_FILTERS + row / 2 * VECTOR + row % 2) * (KERNEL_H * KERNEL_W * CHANNELS);
     unsigned pairs[4];
@@ -147,22 +147,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) stem(const Argumen
   int number = blockIdx.x;  // there are no more blocks than tiles
   copy_image(shared_image, image, Tile(number));
   __syncthreads();
-  unsigned weights[PRODUCTS][2 * COLUMNS];
+  unsigned weights[K_STEPS][2 * COLUMNS];
   const int group = warp % GROUPS;
 #pragma unroll
-  for (int i = 0; i < PRODUCTS; ++i)
+  for (int i = 0; i < K_STEPS; ++i)
 #pragma unroll
     for (int j = 0; j < COLUMNS / 2; ++j) {
-      const uint4 four = shared_weights[((group * PRODUCTS + i) * (COLUMNS / 2) + j) * 32 + lane];
+      const uint4 four = shared_weights[((group * K_STEPS + i) * (COLUMNS / 2) + j) * 32 + lane];
       weights[i][j * 4] = four.x;
       weights[i][j * 4 + 1] = four.y;
       weights[i][j * 4 + 2] = four.z;
       weights[i][j * 4 + 3] = four.w;
     }
-  unsigned masks[2 * PRODUCTS];
-  int places[2 * PRODUCTS];
+  unsigned masks[2 * K_STEPS];
+  int places[2 * K_STEPS];
 #pragma unroll
-  for (int i = 0; i < 2 * PRODUCTS; ++i) {
+  for (int i = 0; i < 2 * K_STEPS; ++i) {
     // Without PACKED all slots of one number in their line have the same mask, and distances are constants.
     masks[i] = mask_of(PACKED || line_of(i, 0) >= LINES ? i : i % SLOTS, quarter);
     places[i] = place_of(i, PACKED ? quarter : 0);
@@ -205,7 +205,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) stem(const Argumen
           for (int k = 0; k < 4; ++k) sums[p][j][k] = 0.0f;
       }
 #pragma unroll
-      for (int i = 0; i < PRODUCTS; ++i) {
+      for (int i = 0; i < K_STEPS; ++i) {
         unsigned left[PARTS][4];
 #pragma unroll
         for (int p = 0; p < PARTS; ++p)
@@ -218,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) stem(const Argumen
 #pragma unroll
         for (int p = 0; p < PARTS; ++p)
 #pragma unroll
-          for (int j = 0; j < COLUMNS; ++j) multiply(sums[p][j], left[p], weights[i][j], weights[i][COLUMNS + j]);
+          for (int j = 0; j < COLUMNS; ++j) mma(sums[p][j], left[p], weights[i][j], weights[i][COLUMNS + j]);
       }
 #pragma unroll
       for (int p = 0; p < PARTS; ++p)

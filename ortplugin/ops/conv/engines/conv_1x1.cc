@@ -1,0 +1,165 @@
+#include "ortplugin/ops/conv/engines/conv_1x1.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include "ortplugin/device/wgmma.h"
+#include "ortplugin/runtime/cudnn/cudnn.h"
+#include "ortplugin/runtime/gpu/kernel_sources.h"
+#include "ortplugin/runtime/round_up.h"
+
+namespace ortplugin {
+namespace {
+
+constexpr int kTileM = 64;               // pixels of a tile: the M of an MMA
+constexpr int kLine = 64;                // channels, or filters, that are copied and written at once
+constexpr int64_t kShared = 227 << 10;   // bytes of a block
+constexpr int64_t kRegisters = 1 << 16;  // of a multiprocessor
+
+int64_t SharedBytes(const ConvProblem& problem, const Conv1x1Config& config) {
+  const int64_t weights = config.block_n * RoundUp(problem.channels, kLine);
+  const int64_t stages = config.warps / 4 * config.stages;  // each with a tile's number
+  return 2 * (weights + stages * kTileM * config.tile_k) + 4 * stages;
+}
+
+int64_t Tiles(const ConvProblem& problem) { return DivideUp(problem.batch * problem.height * problem.width, kTileM); }
+
+bool HasManyTiles(const ConvProblem& problem, const cuda::DeviceFacts& device) {
+  return Tiles(problem) >= int64_t{8} * device.multiprocessors;
+}
+
+// The pixels of Y that one of X becomes.
+int64_t Patch(const ConvProblem& problem) { return problem.transposed ? problem.strides[0] * problem.strides[1] : 1; }
+
+int64_t Size(const Shape& shape, size_t axis) { return shape.size() + axis < 4 ? 1 : shape[shape.size() + axis - 4]; }
+bool IsOfPixel(const Shape& shape) { return Size(shape, 1) > 1 || Size(shape, 2) > 1; }
+
+// 32-bit registers for eight elements of each operand that differs between pixels.
+int64_t OperandRegisters(const Program& program, const ConvProblem& problem) {
+  int64_t bytes = 0;
+  for (size_t i = 0; i < problem.operands.size(); ++i)
+    if (IsOfPixel(problem.operands[i])) bytes += 8 * SizeOf(program.value(program.parameters()[i + 1]).dtype);
+  return DivideUp(bytes, 4);
+}
+
+// Whether a program takes a kernel of its own behind cuDNN's.
+bool IsApart(const Program& program) { return cudnn::HasErf(program) || !cudnn::RefusalOf(program).empty(); }
+
+// Sets the most warps and stages that there are registers and shared memory for. False: there are too few.
+bool Complete(const Program& program, const ConvProblem& problem, int most_warps, int most_stages,
+              Conv1x1Config* config) {
+  constexpr int64_t kBesides = 45;  // registers of a thread for addresses and the like
+  const int64_t operands = config->tile_n / 16 * OperandRegisters(program, problem);
+  const int64_t sums = config->tile_n / 2 + kBesides;
+  config->prefetches_operands = sums + operands <= 255;
+  const int64_t registers = sums + (config->prefetches_operands ? operands : 0);
+  for (config->warps = most_warps; config->warps > 0; config->warps -= 4)
+    for (config->stages = most_stages; config->stages > 1; --config->stages)
+      if (registers * config->warps * 32 <= kRegisters && SharedBytes(problem, *config) <= kShared) return true;
+  return false;
+}
+
+int MostWarps(const Program& program, const ConvProblem& problem, const Conv1x1Config& config,
+              const cuda::DeviceFacts& device) {
+  if (!config.dynamic_tiles) return 12;
+  // Where results are most of what memory moves, eight are enough for it, and more make it slower.
+  const int64_t bytes = 2 * Tiles(problem) * kTileM * (problem.channels + problem.filters);
+  const bool writes_more = problem.filters > problem.channels && config.block_n >= problem.filters;
+  if (Patch(problem) > 1 || (IsIdentity(program) && writes_more && bytes > 4 * device.l2_bytes)) return 8;
+  // Few accumulators, or few channels, leave registers for more.
+  return config.block_n == kLine || problem.channels < kLine ? 16 : 12;
+}
+
+std::optional<Conv1x1Config> Configure(const Program& program, const ConvProblem& problem,
+                                       const cuda::DeviceFacts& device) {
+  // Found on an H200 among all that are possible, for 24 to 512 channels and filters: within 3% of the best on average.
+  // With many tiles for each multiprocessor the weights are copied seldom, and many filters meet each copy of X; with
+  // few the copies of the weights count, and that there is work for all.
+  const bool many = HasManyTiles(problem, device);
+  const int64_t channels = RoundUp(problem.channels, kLine), filters = RoundUp(problem.filters, kLine);
+  const int64_t most_block_n = many ? 256 : 128, most_weights = (many ? 128 : 64) << 10;
+  Conv1x1Config best{};
+  best.dynamic_tiles = many;
+  for (int64_t blocks_n = 1; best.block_n == 0 || best.block_n * channels * 2 > most_weights; ++blocks_n) {
+    if (blocks_n > filters / kLine) break;
+    if (filters % (blocks_n * kLine) == 0 && filters / blocks_n <= most_block_n)
+      best.block_n = static_cast<int>(filters / blocks_n);
+  }
+  best.tile_n = std::min(best.block_n, many ? 128 : 64);
+  while (best.block_n % best.tile_n != 0) best.tile_n -= kLine;
+  const auto complete = [&](int64_t tile_k) {
+    best.tile_k = static_cast<int>(tile_k);
+    const int stages = !many ? 4 : (tile_k == kLine && channels > kLine) || Patch(problem) > 1 ? 3 : 2;
+    return Complete(program, problem, MostWarps(program, problem, best, device), stages, &best);
+  };
+  // Several groups meet a chunk, so it is all channels.
+  if (best.tile_n < best.block_n) {
+    if (channels <= 128 && complete(channels)) return best;
+    best.tile_n = best.block_n;
+  }
+  if ((many && channels % 128 == 0 && complete(128)) || complete(kLine)) return best;
+  return std::nullopt;
+}
+
+}  // namespace
+
+bool FitsConv1x1(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+  if (!FitsEngines(program, problem) || problem.dtype == DType::kFloat || problem.group != 1) return false;
+  if (device.major != 9 || device.minor != 0) return false;  // wgmma is Hopper's alone
+  if (problem.kernel_height != 1 || problem.kernel_width != 1 || problem.pads != std::array<int64_t, 4>{}) return false;
+  if (problem.channels % 8 != 0 || problem.filters % 8 != 0) return false;
+  if (problem.x_channels_first || problem.y_channels_first) return false;
+  if (!problem.transposed && problem.strides != std::array<int64_t, 2>{1, 1}) return false;
+  if (problem.transposed && (DivideUp(problem.out_height, problem.strides[0]) != problem.height ||
+                             DivideUp(problem.out_width, problem.strides[1]) != problem.width || Patch(problem) > 16))
+    return false;
+  return Configure(program, problem, device).has_value();
+}
+
+bool IsConv1x1Fast(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+  // Measured on an H200 against cuDNN, for 1 to 256 images of 60 layers. What may be fast here is what
+  // passes/turn_conv_transpose.py turns into a convolution without a program (FEW_PRODUCTS).
+  const int64_t tiles = Tiles(problem), patch = Patch(problem);
+  if (patch > 1 && OperandRegisters(program, problem) > 0) return false;  // pixels between have no MMA to wait for
+  if (patch > 1 && problem.channels > 256 && tiles < int64_t{16} * device.multiprocessors) return false;
+  if (problem.filters < kLine / 2 && HasManyTiles(problem, device)) return false;
+  const int64_t multiply_adds = problem.channels * problem.filters,
+                elements = problem.channels + patch * problem.filters;
+  if (multiply_adds <= 96 * elements) return problem.channels <= (patch > 1 ? 512 : 384);
+  if (multiply_adds > 210 * elements || problem.channels > 256) return false;
+  // With a higher arithmetic intensity cuDNN's kernels win, but where they leave the program to another kernel, or have
+  // few tiles.
+  return IsApart(program) || (tiles >= 24 && tiles <= device.multiprocessors);
+}
+
+Conv1x1Config ConfigureConv1x1(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+  return *Configure(program, problem, device);
+}
+
+std::string Conv1x1Source(const Program& program, const ConvProblem& problem, const Conv1x1Config& config) {
+  std::ostringstream text;
+  text << ConvPreamble(program, problem) << "#define TRANSPOSED " << problem.transposed << "\n"
+       << "#define UP_H " << (problem.transposed ? problem.strides[0] : 1) << "\n"
+       << "#define UP_W " << (problem.transposed ? problem.strides[1] : 1) << "\n"
+       << "#define TILE_K " << config.tile_k << "\n"
+       << "#define TILE_N " << config.tile_n << "\n"
+       << "#define BLOCK_N " << config.block_n << "\n"
+       << "#define BLOCKS_N " << DivideUp(problem.filters, config.block_n) << "\n"
+       << "#define STAGES " << config.stages << "\n"
+       << "#define WARPS " << config.warps << "\n"
+       << "#define DYNAMIC_TILES " << config.dynamic_tiles << "\n"
+       << "#define PREFETCH_OPERANDS " << config.prefetches_operands << "\n\n"
+       << WgmmaSource(problem.dtype, config.tile_n) << "\n"
+       << kConv1x1Source;
+  return text.str();
+}
+
+cuda::LaunchShape Conv1x1Launch(const ConvProblem& problem, const Conv1x1Config& config,
+                                const cuda::DeviceFacts& device) {
+  const int64_t blocks_n = DivideUp(problem.filters, config.block_n);
+  const int64_t most = std::max<int64_t>(1, device.multiprocessors / blocks_n);
+  return {static_cast<unsigned>(std::min(Tiles(problem), most) * blocks_n), static_cast<unsigned>(config.warps * 32),
+          static_cast<unsigned>(SharedBytes(problem, config))};
+}
+
+}  // namespace ortplugin

@@ -1,0 +1,52 @@
+#include "ortplugin/ops/conv/engines/gemv.h"
+
+#include <algorithm>
+#include <numeric>
+#include <sstream>
+
+#include "ortplugin/runtime/gpu/kernel_sources.h"
+#include "ortplugin/runtime/round_up.h"
+
+namespace ortplugin {
+
+bool FitsGemv(const Program& program, const ConvProblem& problem) {
+  if (!FitsEngines(program, problem) || problem.group != 1 || problem.batch > 64) return false;
+  if (problem.channels * problem.filters >= int64_t{1} << 30) return false;
+  // Beyond this many multiply-adds a GEMM on tensor cores is faster.
+  if (problem.batch > 1 && problem.batch * problem.channels * problem.filters > 12'000'000) return false;
+  return problem.height == 1 && problem.width == 1 && problem.kernel_height == 1 && problem.kernel_width == 1 &&
+         problem.out_height == 1 && problem.out_width == 1 && problem.pads == std::array<int64_t, 4>{};
+}
+
+GemvConfig ConfigureGemv(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+  (void)program;
+  GemvConfig best{};
+  best.vector = static_cast<int>(std::gcd(problem.channels, int64_t{problem.dtype == DType::kFloat ? 4 : 8}));
+  best.lanes = 1;
+  while (best.lanes < 32 && best.lanes * best.vector < problem.channels) best.lanes *= 2;
+  // Each weight serves several rows, once there is work for the whole GPU.
+  best.rows = 1;
+  const auto warps = [&](int rows) { return problem.filters * DivideUp(problem.batch, rows) * best.lanes / 32; };
+  while (best.rows < 4 && best.rows < best.lanes && best.rows < problem.batch &&
+         warps(2 * best.rows) >= int64_t{4} * device.multiprocessors)
+    best.rows *= 2;
+  best.threads = 128;
+  return best;
+}
+
+std::string GemvSource(const Program& program, const ConvProblem& problem, const GemvConfig& config) {
+  std::ostringstream text;
+  text << ConvPreamble(program, problem) << "#define VECTOR " << config.vector << "\n"
+       << "#define LANES " << config.lanes << "\n"
+       << "#define ROWS " << config.rows << "\n"
+       << "#define THREADS " << config.threads << "\n\n"
+       << kGemvSource;
+  return text.str();
+}
+
+cuda::LaunchShape GemvLaunch(const ConvProblem& problem, const GemvConfig& config) {
+  const int64_t threads = problem.filters * DivideUp(problem.batch, config.rows) * config.lanes;
+  return {static_cast<unsigned>(DivideUp(threads, config.threads)), static_cast<unsigned>(config.threads)};
+}
+
+}  // namespace ortplugin

@@ -1,0 +1,85 @@
+// y[n, m] = program(sum over c of w[m, c] x[n, c])
+//
+// The text in front of this one is generated for the node at hand (gemv.cc, engine.cc): the sizes as macros, the
+// operands and `apply`, which is the program.
+//
+// LANES threads side by side share a row of the weights and ROWS rows of x. Each sums its part; then they exchange sums
+// until each of ROWS threads has a whole one.
+
+#define STEP (LANES * VECTOR)
+#define STEPS ((CHANNELS + STEP - 1) / STEP)
+#define AHEAD (STEPS < 8 ? STEPS : 8)                    // steps whose weights are loaded at once
+#define X_AHEAD (AHEAD < 16 / ROWS ? AHEAD : 16 / ROWS)  // steps whose rows of x are
+#define THREADS_OF_ROW (LANES / ROWS)
+
+extern "C" __global__ void __launch_bounds__(THREADS) gemv(const Arguments a) {
+  const int batch = (int)a.batch, lane = threadIdx.x % LANES;
+  const int number = (blockIdx.x * THREADS + threadIdx.x) / LANES;
+  const int m = number % FILTERS, first = number / FILTERS * ROWS;
+  const storage_t* const w = (const storage_t*)a.in[1] + m * CHANNELS;
+  const storage_t* const x = (const storage_t*)a.in[0];
+  Vector<storage_t, VECTOR> weights[AHEAD];
+  const auto load_weights = [&](int step) {
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) {
+      const int c = (step + i) * STEP + lane * VECTOR;
+      load_if(c < CHANNELS && first < batch, weights[i], w + c);
+    }
+  };
+  if (!CONSTANT_WEIGHTS) grid_dependency_wait();
+  load_weights(0);
+  if (CONSTANT_WEIGHTS) grid_dependency_wait();
+  // The thread that ends with a sum reads what it meets now: behind the sums its latency would follow theirs.
+  const int n = first + lane / THREADS_OF_ROW;
+  const bool writes = lane % THREADS_OF_ROW == 0 && n < batch;
+  TileOperands<1> shared_operands;
+  PixelOperands<1> operands;
+  if (writes) {
+    shared_operands.load(a, n, m);
+    operands.load(a, n, 0, 0, m, n * FILTERS + m);
+  }
+
+  float sums[ROWS];
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r) sums[r] = 0.0f;
+  for (int step = 0; step < STEPS; step += AHEAD) {
+    if (step > 0) load_weights(step);
+#pragma unroll
+    for (int i = 0; i < AHEAD; i += X_AHEAD) {
+      Vector<storage_t, VECTOR> rows[X_AHEAD][ROWS];
+#pragma unroll
+      for (int k = 0; k < X_AHEAD; ++k)
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+          const int c = (step + i + k) * STEP + lane * VECTOR;
+          load_if(i + k < AHEAD && c < CHANNELS && first + r < batch, rows[k][r], x + (first + r) * CHANNELS + c);
+        }
+#pragma unroll
+      for (int k = 0; k < X_AHEAD; ++k)
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+          for (int j = 0; j < VECTOR; ++j)
+            if (i + k < AHEAD) sums[r] += to_compute(rows[k][r][j]) * to_compute(weights[i + k][j]);
+    }
+  }
+
+  // Half of the threads keep the lower half of the rows, the others the upper one.
+#pragma unroll
+  for (int half = ROWS / 2; half > 0; half /= 2) {
+    const int bit = half * THREADS_OF_ROW;
+    const bool upper = (lane & bit) != 0;
+#pragma unroll
+    for (int i = 0; i < half; ++i) {
+      const float given = upper ? sums[i] : sums[i + half], kept = upper ? sums[i + half] : sums[i];
+      sums[i] = kept + __shfl_xor_sync(0xffffffffu, given, bit);
+    }
+  }
+#pragma unroll
+  for (int bit = THREADS_OF_ROW / 2; bit > 0; bit /= 2) sums[0] += __shfl_xor_sync(0xffffffffu, sums[0], bit);
+
+  if (!writes) return;
+  Results<1> results;
+  apply(shared_operands, operands, 0, sums[0], results);
+  results.store(a, n * FILTERS + m);
+}

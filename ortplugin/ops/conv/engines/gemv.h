@@ -1,0 +1,21 @@
+// Matrix-vector (GEMV) convolutions: 1x1 on images of one pixel, y[n, m] = sum over c of x[n, c] w[m, c], for few n.
+// Squeeze-excite's two layers and classifiers.
+#pragma once
+
+#include "ortplugin/ops/conv/engines/engine.h"
+
+namespace ortplugin {
+
+struct GemvConfig {
+  int vector;   // channels of an access
+  int lanes;    // threads that share an output's sum: a power of two, at most 32
+  int rows;     // of X for each weight that is read: a power of two, at most lanes
+  int threads;  // of a block
+};
+
+bool FitsGemv(const Program& program, const ConvProblem& problem);
+GemvConfig ConfigureGemv(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device);
+std::string GemvSource(const Program& program, const ConvProblem& problem, const GemvConfig& config);
+cuda::LaunchShape GemvLaunch(const ConvProblem& problem, const GemvConfig& config);
+
+}  // namespace ortplugin

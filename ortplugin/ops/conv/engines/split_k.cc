@@ -1,0 +1,126 @@
+#include "ortplugin/ops/conv/engines/split_k.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include "ortplugin/device/wgmma.h"
+#include "ortplugin/runtime/gpu/kernel_sources.h"
+#include "ortplugin/runtime/round_up.h"
+
+namespace ortplugin {
+namespace {
+
+constexpr int64_t kTileM = 64;  // pixels of a tile
+constexpr int64_t kTileK = 64;  // channels of a tap that are copied at once
+
+int64_t KTiles(const ConvProblem& problem) {
+  return problem.kernel_height * problem.kernel_width * DivideUp(problem.channels, kTileK);
+}
+
+int64_t Tiles(const ConvProblem& problem, const SplitKConfig& config) {
+  const int64_t pixels = problem.batch * problem.out_height * problem.out_width;
+  return DivideUp(pixels, kTileM) * DivideUp(problem.filters, config.tile_n);
+}
+
+int64_t Blocks(const ConvProblem& problem, const SplitKConfig& config) {
+  return Tiles(problem, config) * config.split_k;
+}
+
+int64_t CopiedBytes(const ConvProblem& problem, const SplitKConfig& config) {
+  return DivideUp(KTiles(problem), config.split_k) * kTileK * (kTileM + config.tile_n) * 2;
+}
+
+// Nanoseconds, but for what is the same in all configurations. Measured on an H200.
+int64_t Cost(const ConvProblem& problem, const SplitKConfig& config, const cuda::DeviceFacts& device) {
+  constexpr int64_t kBytes = 62;  // copied in a nanosecond
+  const int64_t clusters = config.split_k > 1 ? 700 + 100 * config.split_k : 0;
+  const int64_t sums = config.tile_n > 64 ? 1700 : config.tile_n > 32 ? 300 : 0;
+  const int64_t waves = DivideUp(Blocks(problem, config), device.multiprocessors);
+  return waves * CopiedBytes(problem, config) / kBytes + clusters + sums;
+}
+
+// The blocks that are at work at the same time: those of a cluster on neighbouring multiprocessors, and some are left
+// over. Measured: 28 clusters of four find room on an H200, but not 32; 16 of six, but not 20.
+int64_t Room(int split_k, const cuda::DeviceFacts& device) {
+  return split_k <= 4 ? device.multiprocessors * 7 / 8 : device.multiprocessors * 5 / 6;
+}
+
+// Pixels of a tile whose sums a block adds.
+int64_t ReducedRows(const SplitKConfig& config) { return DivideUp(kTileM, config.split_k); }
+
+// Copies and sums.
+int64_t SharedBytes(const SplitKConfig& config) {
+  const int64_t warpgroups = config.warps / 4;
+  return warpgroups * (config.stages * (kTileM + config.tile_n) * kTileK * 2 +
+                       config.split_k * ReducedRows(config) * (config.tile_n + 8) * 4);
+}
+
+// Filters that a thread writes at once: few enough that all threads have some.
+int64_t Vector(const SplitKConfig& config) {
+  const int64_t sums = ReducedRows(config) * config.tile_n, threads = config.warps * 32;
+  return sums <= 2 * threads ? 2 : sums <= 4 * threads ? 4 : 8;
+}
+
+}  // namespace
+
+bool FitsSplitK(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+  if (!FitsEngines(program, problem) || problem.dtype == DType::kFloat || problem.group != 1) return false;
+  if (device.major != 9 || device.minor != 0 || problem.transposed) return false;  // wgmma is Hopper's alone
+  if (problem.channels % 8 != 0 || problem.filters % 8 != 0) return false;
+  constexpr int64_t kMostReach = 1 << 29;  // a row of X that does not exist is this far above the first, twice
+  if ((problem.kernel_height - 1) * problem.dilations[0] >= kMostReach || problem.pads[0] >= kMostReach) return false;
+  return !problem.x_channels_first && !problem.y_channels_first;
+}
+
+bool IsSplitKFast(const ConvProblem& problem, const cuda::DeviceFacts& device) {
+  // Measured on an H200 against cuDNN, for 1 to 16 images of 54 layers of ResNet-50, DenseNet, EfficientNet and
+  // ConvNeXt: 1.05 to 2.1 times as fast where this says so.
+  constexpr int64_t kLong = 64;
+  const bool is_plain =
+      problem.kernel_height == 1 && problem.kernel_width == 1 && problem.strides == std::array<int64_t, 2>{1, 1};
+  const int64_t most = is_plain ? 200 : KTiles(problem) >= kLong ? 450 : 400;  // KiB
+  const SplitKConfig config = ConfigureSplitK(problem, device);
+  return Blocks(problem, config) <= device.multiprocessors && CopiedBytes(problem, config) <= most << 10;
+}
+
+SplitKConfig ConfigureSplitK(const ConvProblem& problem, const cuda::DeviceFacts& device) {
+  // Found on an H200 among some thirty for each of 32 layers.
+  constexpr int64_t kMostSplitK = 6;
+  SplitKConfig best{};
+  for (const int tile_n : {32, 64, 128}) {
+    SplitKConfig config{tile_n, 1, 4, 2};
+    const int64_t tiles = Tiles(problem, config);
+    for (; config.split_k == 1 || (config.split_k <= std::min(kMostSplitK, KTiles(problem)) &&
+                                   tiles * config.split_k <= Room(config.split_k, device));
+         ++config.split_k)
+      if (best.tile_n == 0 || Cost(problem, config, device) < Cost(problem, best, device)) best = config;
+  }
+  const int64_t k_tiles = DivideUp(KTiles(problem), best.split_k);
+  const bool is_small = best.tile_n == 32 && best.split_k == 1;
+  const int64_t warpgroups = std::min<int64_t>(is_small ? 4 : 2, KTiles(problem) / best.split_k);
+  best.warps = static_cast<int>(4 * warpgroups);
+  const int most_stages = is_small || best.tile_n == 128 ? 3 : 4;
+  best.stages = static_cast<int>(std::min<int64_t>(most_stages, DivideUp(k_tiles, warpgroups) + 1));
+  return best;
+}
+
+std::string SplitKSource(const Program& program, const ConvProblem& problem, const SplitKConfig& config) {
+  std::ostringstream text;
+  text << ConvPreamble(program, problem) << "#define DILATION_H " << problem.dilations[0] << "\n"
+       << "#define DILATION_W " << problem.dilations[1] << "\n"
+       << "#define TILE_N " << config.tile_n << "\n"
+       << "#define SPLIT_K " << config.split_k << "\n"
+       << "#define WARPS " << config.warps << "\n"
+       << "#define STAGES " << config.stages << "\n"
+       << "#define VECTOR " << Vector(config) << "\n\n"
+       << WgmmaSource(problem.dtype, config.tile_n) << "\n"
+       << kSplitKSource;
+  return text.str();
+}
+
+cuda::LaunchShape SplitKLaunch(const ConvProblem& problem, const SplitKConfig& config) {
+  return {static_cast<unsigned>(Blocks(problem, config)), static_cast<unsigned>(config.warps * 32),
+          static_cast<unsigned>(SharedBytes(config))};
+}
+
+}  // namespace ortplugin

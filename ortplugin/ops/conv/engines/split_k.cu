@@ -1,0 +1,194 @@
+// y[p, m] = program(sum over taps and c of x[p at tap, c] w[m, tap, c])
+//
+// The text in front of this one is generated for the node at hand (split_k.cc, engine.cc): the sizes as macros, the
+// operands and `apply`, which is the program; and what wgmma.cuh has for Hopper's tensor cores.
+//
+// An implicit GEMM with split K: it keeps all multiprocessors at work where tiles are few, and long sums do not wait
+// for memory step after step. A cluster of SPLIT_K blocks makes a tile of TILE_M pixels and TILE_N filters. Each of its
+// warpgroups accumulates its own part of K, one K tile (64 channels of a tap) at a time, copied STAGES - 1 ahead into
+// its own shared memory. It then stores its partial sums to the blocks of the cluster, through distributed shared
+// memory. Each block adds those of its share of the pixels, always in the same order, and runs the program. Constant
+// weights are copied while the kernel in front ends.
+
+#define TILE_M 64
+#define WARPGROUPS (WARPS / 4)
+#define THREADS (WARPS * 32)
+#define K_PARTS (SPLIT_K * WARPGROUPS)
+#define STAGE_ELEMENTS ((TILE_M + TILE_N) * 64)
+#define CHANNEL_TILES ((CHANNELS + 63) / 64)
+#define K_TILES (KERNEL_H * KERNEL_W * CHANNEL_TILES)
+#define TILES_N ((FILTERS + TILE_N - 1) / TILE_N)
+#define REDUCED_ROWS ((TILE_M + SPLIT_K - 1) / SPLIT_K)  // pixels of a tile whose sums a block adds
+#define PITCH (TILE_N + 8)                               // floats of a row of sums: no conflicts of banks
+#define OUT (OUT_H * OUT_W)
+
+// All blocks of the cluster, or all threads of the only one: what they wrote before they arrived is there behind the
+// wait.
+__device__ __forceinline__ void arrive_cluster() {
+#if SPLIT_K > 1
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void wait_cluster() {
+#if SPLIT_K > 1
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+  __syncthreads();
+#endif
+}
+
+// Two floats to a block of the cluster, at the address that they have in this one.
+__device__ __forceinline__ void store_to_block(float* to, int block, float first, float second) {
+#if SPLIT_K > 1
+  unsigned there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(there)
+               : "r"((unsigned)__cvta_generic_to_shared(to)), "r"(block));
+  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(there), "f"(first), "f"(second) : "memory");
+#else
+  *(float2*)to = make_float2(first, second);
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+#if SPLIT_K > 1
+    __cluster_dims__(SPLIT_K, 1, 1)
+#endif
+        split_k(const Arguments a) {
+  extern __shared__ __align__(1024) uint4 shared[];
+  const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128, lane = threadIdx.x % 32;
+  const int tile = blockIdx.x / SPLIT_K, block = blockIdx.x % SPLIT_K;
+  const int first_row = tile / TILES_N * TILE_M, first = tile % TILES_N * TILE_N;
+  storage_t* const stages = (storage_t*)shared + warpgroup * (STAGES * STAGE_ELEMENTS);
+  const storage_t *const x = (const storage_t*)a.in[0], *const w = (const storage_t*)a.in[1];
+  const int rows = (int)a.batch * OUT, k_part = block * WARPGROUPS + warpgroup;
+  const int k_end = K_TILES * (k_part + 1) / K_PARTS;
+
+  // The weights of 64 channels of a tap, and the pixels that they meet.
+  const int octet = thread % 8;
+  const auto copy_weights = [&](int k_tile, int stage) {
+    const int tap = k_tile / CHANNEL_TILES, c = k_tile % CHANNEL_TILES * 64 + octet * 8;
+    storage_t* const to = stages + stage * STAGE_ELEMENTS + TILE_M * 64;
+#pragma unroll
+    for (int i = 0; i < TILE_N; i += 16) {
+      const int row = i + thread / 8, m = first + row;
+      const bool exists = m < FILTERS && c < CHANNELS;
+      copy_async(to + swizzled_offset(row, octet, TILE_N),
+                 exists ? w + (m * (KERNEL_H * KERNEL_W) + tap) * CHANNELS + c : w, exists);
+    }
+  };
+  int top[TILE_M / 16], left[TILE_M / 16], image[TILE_M / 16];
+#pragma unroll
+  for (int i = 0; i < TILE_M / 16; ++i) {
+    const int p = first_row + i * 16 + thread / 8;
+    top[i] = p < rows ? p % OUT / OUT_W * STRIDE_H - PAD_TOP : -(1 << 30);
+    left[i] = p % OUT_W * STRIDE_W - PAD_LEFT;
+    image[i] = p / OUT * IMAGE_H;
+  }
+  const auto copy_pixels = [&](int k_tile, int stage) {
+    const int tap = k_tile / CHANNEL_TILES, c = k_tile % CHANNEL_TILES * 64 + octet * 8;
+    const int down = tap / KERNEL_W * DILATION_H, right = tap % KERNEL_W * DILATION_W;
+    storage_t* const to = stages + stage * STAGE_ELEMENTS;
+#pragma unroll
+    for (int i = 0; i < TILE_M / 16; ++i) {
+      const int y = top[i] + down, at = left[i] + right;
+      const bool exists = (unsigned)y < (unsigned)IMAGE_H && (unsigned)at < (unsigned)IMAGE_W && c < CHANNELS;
+      copy_async(to + swizzled_offset(i * 16 + thread / 8, octet, TILE_M),
+                 exists ? x + ((image[i] + y) * IMAGE_W + at) * CHANNELS + c : x, exists);
+    }
+  };
+
+  int k_tile = K_TILES * k_part / K_PARTS;
+  arrive_cluster();
+  if (!CONSTANT_WEIGHTS) grid_dependency_wait();
+#pragma unroll
+  for (int i = 0; i < STAGES - 1; ++i)
+    if (k_tile + i < k_end) copy_weights(k_tile + i, i);
+  commit_copies();
+  if (CONSTANT_WEIGHTS) grid_dependency_wait();
+#pragma unroll
+  for (int i = 0; i < STAGES - 1; ++i) {
+    if (k_tile + i < k_end) copy_pixels(k_tile + i, i);
+    commit_copies();
+  }
+
+  float sums[TILE_N / 2];
+#pragma unroll
+  for (int i = 0; i < TILE_N / 2; ++i) sums[i] = 0;
+  int stage = 0;
+#pragma unroll 1
+  for (; k_tile < k_end; ++k_tile) {
+    wait_copies<STAGES - 2>();
+    fence_async_proxy();
+    sync_warpgroup(warpgroup);
+    if (k_tile + STAGES - 1 < k_end) {
+      const int next = stage == 0 ? STAGES - 1 : stage - 1;
+      copy_weights(k_tile + STAGES - 1, next);
+      copy_pixels(k_tile + STAGES - 1, next);
+    }
+    commit_copies();
+    const storage_t* const from = stages + stage * STAGE_ELEMENTS;
+    if (++stage == STAGES) stage = 0;
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+    for (int k = 0; k < 64; k += 16) wgmma(sums, descriptor(from + k), descriptor(from + TILE_M * 64 + k), true);
+    wait_wgmma(sums);
+  }
+
+  // Every warpgroup meets equally often, for compute-sanitizer alone: where they don't, racecheck (2025.3) takes what
+  // they write below and read behind the barrier for a hazard.
+  for (int i = k_end - K_TILES * k_part / K_PARTS; i < (K_TILES + K_PARTS - 1) / K_PARTS; ++i)
+    sync_warpgroup(warpgroup);
+
+  // Every block adds the sums of every SPLITth pixel: thread t of four has columns 2 t, 2 t + 1 of each eight.
+  float* const partial_sums = (float*)((storage_t*)shared + WARPGROUPS * STAGES * STAGE_ELEMENTS);
+#if SPLIT_K > 1
+  wait_cluster();  // there are no blocks to give to before they have started
+#endif
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = thread / 32 * 16 + lane / 4 + half * 8;
+    if (first_row + row >= rows) continue;
+    float* const to = partial_sums + (k_part * REDUCED_ROWS + row / SPLIT_K) * PITCH + lane % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < TILE_N / 8; ++j)
+      store_to_block(to + j * 8, row % SPLIT_K, sums[j * 4 + half * 2], sums[j * 4 + half * 2 + 1]);
+  }
+  arrive_cluster();
+
+  // Neighbouring threads have neighbouring filters.
+  int item = threadIdx.x;
+  const auto row_of = [&] { return item / (TILE_N / VECTOR) * SPLIT_K + block; };
+  const auto filter_of = [&] { return first + item % (TILE_N / VECTOR) * VECTOR; };
+  const auto exists = [&] { return row_of() < TILE_M && first_row + row_of() < rows && filter_of() < FILTERS; };
+  TileOperands<VECTOR> of_filters;
+  PixelOperands<VECTOR> of_pixel;
+  const auto load = [&] {
+    const int p = first_row + row_of(), m = filter_of();
+    of_filters.load(a, p / OUT, m);
+    of_pixel.load(a, p / OUT, p % OUT / OUT_W, p % OUT_W, m, p * FILTERS + m);
+  };
+  if (exists()) load();
+  wait_cluster();
+#pragma unroll 1
+  for (; item < REDUCED_ROWS * (TILE_N / VECTOR); item += THREADS) {
+    if (!exists()) continue;
+    if (item >= THREADS) load();
+    const float* const from = partial_sums + item / (TILE_N / VECTOR) * PITCH + item % (TILE_N / VECTOR) * VECTOR;
+    float values[VECTOR];
+#pragma unroll
+    for (int j = 0; j < VECTOR; ++j) values[j] = 0;
+#pragma unroll
+    for (int q = 0; q < K_PARTS; ++q)
+#pragma unroll
+      for (int j = 0; j < VECTOR; j += 2) {
+        const float2 some = *(const float2*)(from + q * (REDUCED_ROWS * PITCH) + j);
+        values[j] += some.x;
+        values[j + 1] += some.y;
+      }
+    Results<VECTOR> results;
+#pragma unroll
+    for (int j = 0; j < VECTOR; ++j) apply(of_filters, of_pixel, j, values[j], results);
+    results.store(a, (first_row + row_of()) * FILTERS + filter_of());
+  }
+}

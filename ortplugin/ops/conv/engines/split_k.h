@@ -1,0 +1,23 @@
+// Split-K convolutions (implicit GEMM) in fp16 and bf16, NHWC, for those that are little work for a GPU: small images
+// in small batches.
+#pragma once
+
+#include "ortplugin/ops/conv/engines/engine.h"
+
+namespace ortplugin {
+
+struct SplitKConfig {
+  int tile_n;   // filters of a tile
+  int split_k;  // blocks of a cluster, which divide K among them
+  int warps;    // of a block: each warpgroup has its own part of K
+  int stages;   // K tiles of 64 channels that are under way or in use, for each warpgroup
+};
+
+bool FitsSplitK(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device);
+// Whether it is known to be faster than cuDNN.
+bool IsSplitKFast(const ConvProblem& problem, const cuda::DeviceFacts& device);
+SplitKConfig ConfigureSplitK(const ConvProblem& problem, const cuda::DeviceFacts& device);
+std::string SplitKSource(const Program& program, const ConvProblem& problem, const SplitKConfig& config);
+cuda::LaunchShape SplitKLaunch(const ConvProblem& problem, const SplitKConfig& config);
+
+}  // namespace ortplugin

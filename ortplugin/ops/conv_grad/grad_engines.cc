@@ -1,0 +1,197 @@
+#include "ortplugin/ops/conv_grad/grad_engines.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "ortplugin/ops/conv/engines/direct.h"
+#include "ortplugin/ops/conv/geometry.h"
+#include "ortplugin/ops/pointwise/pointwise.h"
+#include "ortplugin/runtime/program/operands.h"
+
+namespace ortplugin {
+namespace {
+
+// Whether dX is faster as a convolution on FusedConv's kernel than on cuDNN, as measured in float32: cuDNN makes 32
+// channels of X at a time.
+bool IsDataGradFast(const DirectConv& conv, const cuda::DeviceFacts& gpu) {
+  const int64_t taps = conv.kernel[0] * conv.kernel[1];
+  if (taps == 1) return false;
+  if (conv.outputs <= 4) return conv.channels <= 64;
+  // Larger sums take so long that a multiprocessor must have many of them.
+  constexpr int64_t kLeastMultiplyAdds = int64_t{1} << 20;
+  const int64_t multiply_adds =
+      conv.images * conv.groups * conv.outputs * conv.output[0] * conv.output[1] * conv.channels * taps;
+  return conv.channels <= 32 && conv.outputs <= 16 && multiply_adds > kLeastMultiplyAdds * gpu.multiprocessors;
+}
+
+bool IsTaken(const std::string& algorithm, bool is_fast) {
+  return algorithm == "own" || (algorithm == "auto" && is_fast);
+}
+
+// From X and dZ of dtype `from` to dW of dtype `to`.
+cudnn::Problem WeightProblem(const GradNode& node, const GradShape& shape, DType from, DType to) {
+  cudnn::Problem problem = ForwardProblem(node, shape);
+  problem.direction = cudnn::Direction::kWeightGradient;
+  problem.dtype = from;
+  if (from != node.dtype()) problem.allow_tf32 = true;  // it holds 16-bit floats exactly
+  if (IsUneven(problem)) {
+    for (size_t axis = 0; axis < node.rank(); ++axis)
+      problem.x.dims[2 + axis] += problem.pads_begin[axis] + problem.pads_end[axis];
+    problem.x = node.channels_last ? cudnn::ChannelsLast(problem.x.dims) : cudnn::ChannelsFirst(problem.x.dims);
+    problem.pads_begin.assign(node.rank(), 0);
+    problem.pads_end.assign(node.rank(), 0);
+  }
+  if (from == to) return problem;
+  const std::string given = NameOf(from), wanted = NameOf(to);
+  problem.program = std::make_shared<const Program>(
+      Program::Parse("(" + given + " x) => (" + wanted + " y) { y = Cast<to=" + wanted + ">(x) }"));
+  problem.results = {problem.w};
+  return problem;
+}
+
+}  // namespace
+
+// dX as the convolution of dZ with W rotated by 180 degrees, or of a transposed convolution with W as it is.
+std::optional<DataGradEngine> FindDataGradEngine(const GradNode& node, const GradShape& shape,
+                                                 const cuda::DeviceFacts& gpu) {
+  if (node.rank() != 2 || node.channels_last || ElementCount(shape.x) == 0) return std::nullopt;
+  const Contraction& contraction = shape.contraction;
+  DirectConv conv{};
+  conv.images = contraction.batch;
+  conv.groups = contraction.group;
+  conv.channels = node.transposed ? contraction.b : contraction.a;
+  conv.outputs = node.transposed ? contraction.a : contraction.b;
+  conv.rotated_filters = !node.transposed;
+  for (size_t i = 0; i < 2; ++i) {
+    const ContractionAxis& axis = contraction.axes[i];
+    conv.image[i] = node.transposed ? axis.large : axis.small;
+    conv.output[i] = node.transposed ? axis.small : axis.large;
+    conv.kernel[i] = axis.kernel;
+    conv.strides[i] = axis.stride;
+    conv.dilations[i] = axis.dilation;
+    conv.pads[i] = node.transposed ? axis.pad_begin : (axis.kernel - 1) * axis.dilation - axis.pad_begin;
+    if (conv.pads[i] < 0 || (axis.stride > 1 && !node.transposed)) return std::nullopt;
+  }
+  if (!FitsDirect(conv, node.dtype()) || !IsTaken(node.data_algorithm, !node.allow_tf32 && IsDataGradFast(conv, gpu)))
+    return std::nullopt;
+  const std::optional<DirectConfig> config = ConfigureDirect(conv, gpu, kMostVector);
+  if (!config) return std::nullopt;
+  const Program identity = Program::Parse("(float x) => (float x) {}");
+  const Axes axes = JoinAxes(shape.x, {shape.x});
+  return DataGradEngine{cuda::Load(gpu, DirectSource(conv, identity, axes, *config), "conv_direct", cuda::Warn),
+                        DirectLaunch(*config, gpu), DirectArguments(conv, identity, axes, *config)};
+}
+
+std::optional<WeightGradEngine> FindWeightGradEngine(const GradNode& node, const GradShape& shape,
+                                                     const std::vector<Shape>& shapes, const cuda::DeviceFacts& gpu) {
+  const Contraction& contraction = shape.contraction;
+  if (!node.wants_w || node.rank() != 2 || node.group != 1 || ElementCount(shape.w) == 0 ||
+      ElementCount(shape.z) == 0 || ElementCount(shape.x) == 0)
+    return std::nullopt;
+  WeightGrad grad{};
+  grad.images = contraction.batch;
+  grad.outputs = contraction.a;
+  grad.channels = contraction.b;
+  for (size_t i = 0; i < 2; ++i) {
+    const ContractionAxis& axis = contraction.axes[i];
+    if (axis.dilation != 1) return std::nullopt;
+    grad.image[i] = axis.large;
+    grad.output[i] = axis.small;
+    grad.kernel[i] = axis.kernel;
+    grad.strides[i] = axis.stride;
+    grad.pads[i] = axis.pad_begin;
+  }
+  grad.channels_last = node.channels_last;
+  grad.weight_dtype = node.weight_dtype;
+  if (!FitsWeightGrad(grad, node.dtype()) ||
+      !IsTaken(node.weight_algorithm, IsWeightGradFast(grad, node.dtype(), node.allow_tf32)))
+    return std::nullopt;
+  const std::string name = NameOf(node.dtype());
+  const Program identity = Program::Parse("(" + name + " x) => (" + name + " x) {}");
+  const Shape& small = node.transposed ? shape.x : shape.z;
+  WeightGradEngine engine{};
+  const std::vector<Shape> given(shapes.begin() + static_cast<std::ptrdiff_t>(node.operands()), shapes.end());
+  const Axes axes = JoinAxes(shape.z, given);
+  engine.draws_in = !node.transposed && IsWeightGradProgram(node.program, axes, node.wants_b);
+  engine.stores_z = engine.draws_in && node.stores_z() && (node.wants_x || node.wants_z);
+  grad.stores_z = engine.stores_z;
+  grad.makes_bias = engine.draws_in && node.wants_b;
+  const Program& program = engine.draws_in ? node.program : identity;
+  const std::optional<WeightGradConfig> config = ConfigureWeightGrad(grad, program, gpu);
+  if (!config) return std::nullopt;
+  engine.plan = PlanWeightGrad(grad, program, engine.draws_in ? axes : JoinAxes(small, {small}), *config, gpu);
+  return engine;
+}
+
+cudnn::Problem ForwardProblem(const GradNode& node, const GradShape& shape) {
+  const auto tensor = [&](const Shape& dims) {
+    return node.channels_last ? cudnn::ChannelsLast(ChannelsFirst(dims)) : cudnn::ChannelsFirst(dims);
+  };
+  cudnn::Problem problem;
+  problem.dtype = node.dtype();
+  problem.allow_tf32 = node.allow_tf32;
+  problem.x = tensor(node.transposed ? shape.z : shape.x);
+  problem.y = tensor(node.transposed ? shape.x : shape.z);
+  problem.w = tensor(shape.w);
+  problem.strides = node.strides;
+  problem.dilations = node.dilations;
+  problem.pads_begin = node.pads_begin;
+  problem.groups = node.group;
+  for (size_t axis = 0; axis < node.rank(); ++axis) {
+    // Of a transposed convolution whose output_padding reaches the stride, what no element of X has a part in.
+    const ContractionAxis& each = shape.contraction.axes[axis];
+    const int64_t least = (each.small - 1) * each.stride + (each.kernel - 1) * each.dilation + 1 - each.pad_begin;
+    const int64_t pad_end = node.pads_end[axis], rest = each.large - (least - pad_end);
+    problem.pads_end.push_back(pad_end - rest / each.stride * each.stride);
+  }
+  return problem;
+}
+
+cudnn::Problem DataProblem(const GradNode& node, const GradShape& shape) {
+  cudnn::Problem problem = ForwardProblem(node, shape);
+  problem.direction = node.transposed ? cudnn::Direction::kForward : cudnn::Direction::kDataGradient;
+  return problem;
+}
+
+bool IsUneven(const cudnn::Problem& forward) { return forward.pads_begin != forward.pads_end; }
+
+std::vector<cudnn::Problem> WeightProblems(const GradNode& node, const GradShape& shape) {
+  const DType given = node.dtype(), wanted = node.weight_dtype;
+  const bool is_narrow = SizeOf(given) == 2;
+  // cuDNN rounds partial sums of grouped gradients to bfloat16.
+  const bool is_coarse = given == DType::kBFloat16 && node.group > 1;
+  if (given == wanted && !is_coarse) return {WeightProblem(node, shape, given, given)};
+  std::vector<cudnn::Problem> problems;
+  if (is_narrow && !is_coarse && wanted == DType::kFloat) problems.push_back(WeightProblem(node, shape, given, wanted));
+  // Sums that keep their digits come of float32 operands.
+  const DType made = is_narrow ? DType::kFloat : given;
+  problems.push_back(WeightProblem(node, shape, made, made));
+  return problems;
+}
+
+std::vector<std::string> ListGradAlgorithms(const GradNode& node, const std::vector<Shape>& shapes,
+                                            const cuda::DeviceFacts& gpu) {
+  constexpr size_t kMostPlans = 8;  // of a problem, and of dX in fp16 and bf16 as many with an identity
+  const GradShape shape = FitGrad(node, shapes);
+  std::vector<std::string> lines;
+  if (ElementCount(shape.z) == 0) return lines;
+  GradNode engine = node;
+  engine.data_algorithm = engine.weight_algorithm = "own";
+  const auto add = [&](const std::string& attribute, bool has_engine, const std::vector<cudnn::Problem>& problems) {
+    const auto add_line = [&](const std::string& text) {
+      const std::string line = attribute + "=" + text;
+      if (std::find(lines.begin(), lines.end(), line) == lines.end()) lines.push_back(line);
+    };
+    if (has_engine) add_line("own");
+    for (const cudnn::Problem& problem : problems)
+      for (const cudnn::PlanText& plan : cudnn::ListPlans(gpu, problem, cudnn::kMostWorkspace, kMostPlans))
+        add_line(plan.ToString());
+  };
+  if (node.wants_x && ElementCount(shape.x) > 0)
+    add("data_algorithm", FindDataGradEngine(engine, shape, gpu).has_value(), {DataProblem(node, shape)});
+  if (node.wants_w && ElementCount(shape.w) > 0 && ElementCount(shape.x) > 0)
+    add("weight_algorithm", FindWeightGradEngine(engine, shape, shapes, gpu).has_value(), WeightProblems(node, shape));
+  return lines;
+}
+
+}  // namespace ortplugin

@@ -1,0 +1,101 @@
+// Compiles our engine for pointwise (1x1) convolutions, and fails where the compiler spills registers to local memory
+// or makes the tensor cores wait for each MMA. Needs NVRTC but no GPU.
+//
+//   test_conv_1x1_kernels sm_90     VERBOSE=1 shows each variant
+
+#include <sstream>
+
+#include "ortplugin/ops/conv/engines/conv_1x1.h"
+#include "tests/native/wgmma_cases.h"
+
+using namespace ortplugin;
+using namespace test;
+
+namespace {
+
+ConvProblem Layer(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t stride = 1) {
+  ConvProblem problem;
+  problem.dtype = dtype;
+  problem.transposed = stride > 1;
+  problem.batch = batch;
+  problem.height = problem.width = size;
+  problem.channels = channels;
+  problem.filters = filters;
+  problem.strides = {stride, stride};
+  problem.out_height = problem.out_width = size * stride;
+  problem.constant_weights = batch > 1;
+  return problem;
+}
+
+std::vector<ConvCase> Cases() {
+  std::vector<ConvCase> cases;
+  for (const int64_t batch : {1, 8, 256}) {
+    cases.push_back({kIdentity, Layer(kHalf, batch, 56, 64, 64)});
+    cases.push_back({kRelu, Layer(kHalf, batch, 56, 256, 64)});
+    cases.push_back({kResidual, Layer(kHalf, batch, 56, 64, 256)});
+    cases.push_back({kResidual, Layer(kHalf, batch, 28, 512, 256, 2)});
+    cases.push_back({kRelu, Layer(kHalf, batch, 28, 128, 512)});
+    cases.push_back({kMixed, Layer(kBrain, batch, 14, 200, 72)});
+    cases.push_back({kMixed, Layer(kBrain, batch, 9, 8, 264, 3)});
+  }
+  cases.push_back({kIdentity, Layer(kHalf, 256, 56, 64, 256)});
+  cases.push_back({kResidual, Layer(kHalf, 256, 56, 32, 256)});
+  cases.push_back({kRelu, Layer(kBrain, 256, 56, 192, 64)});
+  cases.back().problem.constant_weights = false;
+  return WithOperands(cases);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) return AskForArchitecture(argv[0]);
+  const std::string architecture = argv[1];
+  const cuda::DeviceFacts device = DeviceOf(architecture);
+  const bool exists = architecture == "sm_90";
+  for (const ConvCase& conv_case : Cases()) {
+    const Program program = Program::Parse(conv_case.program);
+    CHECK(FitsConv1x1(program, conv_case.problem, device) == exists);
+    if (!exists) continue;
+    const Conv1x1Config config = ConfigureConv1x1(program, conv_case.problem, device);
+    const cuda::LaunchShape launch = Conv1x1Launch(conv_case.problem, config, device);
+    const std::string source = Conv1x1Source(program, conv_case.problem, config);
+    std::ostringstream numbers;
+    numbers << "chunk " << config.tile_k << " group " << config.tile_n << " slice " << config.block_n << " stages "
+            << config.stages << " shared " << config.dynamic_tiles << " early " << config.prefetches_operands;
+    const std::string variant = CheckCompiles(source, conv_case.problem, launch, numbers.str());
+    CHECK(launch.blocks <= 132);
+    // Weights are read early where they are constant; else nothing is but the table of launches.
+    const std::string prefetches_operands = BeforeWait(source, "^(ld.volatile|atom.*cas)");
+    CHECK_WITH(prefetches_operands.empty() == !conv_case.problem.constant_weights, variant + prefetches_operands);
+  }
+  if (!exists) return Summary();
+
+  const Program program = Program::Parse(kIdentity);
+  CHECK(ConfigureConv1x1(program, Layer(kHalf, 256, 56, 64, 256), device).dynamic_tiles);
+  CHECK(!ConfigureConv1x1(program, Layer(kHalf, 8, 56, 64, 256), device).dynamic_tiles);
+  const ConvProblem known = Layer(kHalf, 8, 28, 128, 256, 2);
+  CHECK(IsConv1x1Fast(program, Layer(kHalf, 8, 56, 64, 64), device));
+  CHECK(!IsConv1x1Fast(program, Layer(kHalf, 256, 14, 512, 1024), device));
+  const Program gelu = Program::Parse("(float16 c) => (float16 y) {\n  y = Gelu(c)\n}");
+  CHECK(IsConv1x1Fast(gelu, Layer(kHalf, 64, 28, 192, 768), device));
+  // That one is in cuDNN's kernels.
+  const Program tanh = Program::Parse("(float16 c) => (float16 y) {\n  y = Gelu<approximate=\"tanh\">(c)\n}");
+  CHECK(!IsConv1x1Fast(tanh, Layer(kHalf, 64, 28, 192, 768), device));
+  CHECK(!IsConv1x1Fast(program, Layer(kHalf, 64, 28, 192, 768), device));
+  const Refusals refusals(known, [&](const ConvProblem& other) { return FitsConv1x1(program, other, device); });
+  refusals.Check("a larger kernel", [](ConvProblem* changed) { changed->kernel_width = 2; });
+  refusals.Check("pads", [](ConvProblem* changed) { changed->pads = {1, 0, 0, 0}; });
+  refusals.Check("a plain one with strides", [](ConvProblem* changed) { changed->transposed = false; });
+  refusals.Check("rows of Y behind the last of X", [](ConvProblem* changed) { changed->out_height += 1; });
+  refusals.Check("a stride of five", [](ConvProblem* changed) {
+    changed->strides = {5, 5};
+    changed->out_height = changed->out_width = 28 * 5;
+  });
+  refusals.Check("more weights than 31 bits count", [](ConvProblem* changed) {
+    changed->filters = 1 << 24;
+    changed->batch = changed->height = changed->width = 1;
+    changed->out_height = changed->out_width = 2;
+  });
+  refusals.Check("weights that fill shared memory", [](ConvProblem* changed) { changed->channels = 2048; });
+  return Summary();
+}

@@ -1,0 +1,104 @@
+// Compiles our transposed convolution for few output channels for a GPU architecture, and fails where the compiler
+// spills registers to local memory. Needs NVRTC but no GPU.
+//
+//   test_few_output_channels_kernels sm_90     VERBOSE=1 shows each variant
+
+#include <cstdlib>
+#include <iostream>
+#include <sstream>
+
+#include "ortplugin/ops/conv/engines/engine.h"
+#include "ortplugin/ops/conv/engines/few_output_channels.h"
+#include "tests/native/check.h"
+#include "tests/native/kernel_remarks.h"
+
+using namespace ortplugin;
+
+namespace {
+
+constexpr DType kHalf = DType::kFloat16, kBrain = DType::kBFloat16, kFloat = DType::kFloat;
+
+const char* const kTanh = "(float16 c, float16 b) => (float16 y) {\n  s = Add(c, b)\n  y = Tanh(s)\n}";
+const char* const kRelu = "(float c, float b) => (float y) {\n  s = Add(c, b)\n  y = Relu(s)\n}";
+// Two results, a residual, an operand of each row, mixed dtypes.
+const char* const kMixed =
+    "(bfloat16 c, bfloat16 b, bfloat16 r, float g) => (bfloat16 y, float z) {\n  s = Add(c, b)\n"
+    "  t = Add(s, r)\n  u = Relu(t)\n  z = Cast<to=float>(u)\n  v = Mul(z, g)\n  y = Cast<to=bfloat16>(v)\n}";
+
+ConvProblem Up(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t kernel,
+               int64_t stride, int64_t pad, bool channels_first) {
+  ConvProblem problem;
+  problem.transposed = true;
+  problem.dtype = dtype;
+  problem.batch = batch;
+  problem.height = problem.width = size;
+  problem.channels = channels;
+  problem.filters = filters;
+  problem.kernel_height = problem.kernel_width = kernel;
+  problem.pads = {pad, pad, pad, pad};
+  problem.strides = {stride, stride};
+  problem.out_height = problem.out_width = (size - 1) * stride + kernel - 2 * pad;
+  problem.operands = {{filters}};
+  if (dtype == kBrain) problem.operands = {{filters}, problem.output_shape(), {problem.out_height, 1, 1}};
+  problem.y_channels_first = channels_first;
+  problem.constant_weights = batch > 1;
+  return problem;
+}
+
+const char* ProgramOf(DType dtype) { return dtype == kHalf ? kTanh : dtype == kFloat ? kRelu : kMixed; }
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) return test::AskForArchitecture(argv[0]);
+  const std::string architecture = argv[1];
+  const cuda::DeviceFacts device = test::DeviceOf(architecture);
+  for (const ConvProblem& problem : {Up(kHalf, 64, 32, 64, 3, 4, 2, 1, true), Up(kHalf, 1, 32, 64, 3, 4, 2, 1, false),
+                                     Up(kBrain, 8, 64, 64, 4, 5, 2, 2, true), Up(kBrain, 1, 17, 24, 1, 3, 3, 0, false),
+                                     Up(kHalf, 8, 128, 32, 8, 2, 2, 0, true), Up(kBrain, 8, 20, 40, 7, 3, 1, 1, false),
+                                     Up(kHalf, 3, 9, 256, 4, 4, 2, 1, true), Up(kHalf, 2, 40, 8, 2, 7, 4, 3, false),
+                                     Up(kFloat, 64, 32, 64, 3, 4, 2, 1, true), Up(kFloat, 2, 13, 36, 5, 3, 2, 1, false),
+                                     Up(kFloat, 1, 33, 20, 1, 5, 1, 2, true)}) {
+    const Program program = Program::Parse(ProgramOf(problem.dtype));
+    const std::optional<EngineKernel> kernel = FindEngineKernel(program, problem, device, false);
+    CHECK(kernel.has_value() == (device.major >= 8 || problem.dtype == kFloat));
+    if (!kernel) continue;
+    const FewOutputChannelsConfig config = ConfigureFewOutputChannels(program, problem, device);
+    CHECK(kernel->arguments.size() == problem.operands.size() + 3 + program.results().size());
+    std::string log, failure;
+    const std::string code = test::Compile(kernel->source, architecture, &log, &failure);
+    const auto variant = [&] {
+      std::ostringstream text;
+      text << architecture << " " << NameOf(problem.dtype) << " " << problem.channels << " to "
+           << ToString(problem.output_shape()) << " kernel " << problem.kernel_height << " stride "
+           << problem.strides[0] << ": tile " << config.tile_h << "x" << config.tile_w << " parts " << config.parts
+           << " chunk " << config.chunk << " vector " << config.vector << " blocks " << kernel->launch.blocks << "x"
+           << kernel->launch.threads << " registers " << test::Registers(log) << " spilled " << test::Spilled(log)
+           << " bytes " << failure;
+      return text.str();
+    };
+    if (std::getenv("VERBOSE") != nullptr) std::cout << variant() << "\n";
+    CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, variant());
+    CHECK_WITH(test::Spilled(log) == 0 && test::Local(log) == 0, variant());
+    if (architecture == "sm_90" && !problem.constant_weights)
+      CHECK_WITH(test::BeforeWait(kernel->source).empty(), test::BeforeWait(kernel->source));
+  }
+
+  const Program program = Program::Parse(kTanh);
+  const ConvProblem known = Up(kHalf, 4, 32, 64, 3, 4, 2, 1, false);
+  CHECK(FitsFewOutputChannels(program, known, {0, 9, 0, 132, 60 << 20}));
+  CHECK(!FitsFewOutputChannels(program, known, {0, 7, 5, 40, 4 << 20}));
+  const auto refused = [&](const char* what, void (*change)(ConvProblem*)) {
+    ConvProblem other = known;
+    change(&other);
+    CHECK_WITH(!FindEngineKernel(program, other, device, false), what);
+  };
+  refused("nine filters", [](ConvProblem* changed) { changed->filters = 9; });
+  refused("12 channels", [](ConvProblem* changed) { changed->channels = 12; });
+  refused("groups", [](ConvProblem* changed) { changed->group = 2; });
+  refused("dilations", [](ConvProblem* changed) { changed->dilations = {2, 1}; });
+  refused("a stride of five", [](ConvProblem* changed) { changed->strides = {5, 5}; });
+  refused("a kernel of nine", [](ConvProblem* changed) { changed->kernel_width = 9; });
+  refused("weights that fill shared memory", [](ConvProblem* changed) { changed->channels = 1024; });
+  return test::Summary();
+}

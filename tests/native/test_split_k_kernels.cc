@@ -1,0 +1,121 @@
+// Compiles our engine for split-K convolutions, and fails where the compiler spills registers to local memory or makes
+// the tensor cores wait for each MMA. Needs NVRTC but no GPU.
+//
+//   test_split_k_kernels sm_90     VERBOSE=1 shows each variant
+
+#include <sstream>
+#include <string>
+
+#include "ortplugin/ops/conv/engines/split_k.h"
+#include "tests/native/wgmma_cases.h"
+
+using namespace ortplugin;
+using namespace test;
+
+namespace {
+
+ConvProblem Layer(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t kernel,
+                  int64_t stride = 1) {
+  ConvProblem problem;
+  problem.dtype = dtype;
+  problem.batch = batch;
+  problem.height = problem.width = size;
+  problem.channels = channels;
+  problem.filters = filters;
+  problem.kernel_height = problem.kernel_width = kernel;
+  problem.pads.fill(kernel / 2);
+  problem.strides = {stride, stride};
+  problem.out_height = problem.out_width = (size + kernel / 2 * 2 - kernel) / stride + 1;
+  problem.constant_weights = batch > 1;
+  return problem;
+}
+
+std::vector<ConvCase> Cases() {
+  std::vector<ConvCase> cases;
+  for (const int64_t batch : {1, 8}) {
+    cases.push_back({kIdentity, Layer(kHalf, batch, 7, 512, 512, 3)});
+    cases.push_back({kRelu, Layer(kHalf, batch, 14, 256, 256, 3)});
+    cases.push_back({kRelu, Layer(kHalf, batch, 28, 128, 128, 3)});
+    cases.push_back({kRelu, Layer(kHalf, batch, 56, 64, 64, 3)});
+    cases.push_back({kResidual, Layer(kHalf, batch, 7, 512, 2048, 1)});
+    cases.push_back({kRelu, Layer(kHalf, batch, 14, 1024, 256, 1)});
+    cases.push_back({kRelu, Layer(kHalf, batch, 28, 256, 256, 3, 2)});
+    cases.push_back({kMixed, Layer(kBrain, batch, 14, 200, 72, 5)});
+  }
+  return WithOperands(cases);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) return AskForArchitecture(argv[0]);
+  const std::string architecture = argv[1];
+  const cuda::DeviceFacts device = DeviceOf(architecture);
+  const bool exists = architecture == "sm_90";
+  for (const ConvCase& conv_case : Cases()) {
+    const Program program = Program::Parse(conv_case.program);
+    CHECK(FitsSplitK(program, conv_case.problem, device) == exists);
+    if (!exists) continue;
+    const SplitKConfig config = ConfigureSplitK(conv_case.problem, device);
+    const cuda::LaunchShape launch = SplitKLaunch(conv_case.problem, config);
+    const std::string source = SplitKSource(program, conv_case.problem, config);
+    std::ostringstream numbers;
+    numbers << "columns " << config.tile_n << " split " << config.split_k << " warps " << config.warps << " stages "
+            << config.stages;
+    const std::string variant = CheckCompiles(source, conv_case.problem, launch, numbers.str());
+    // Weights are read early where they are constant, 16 rows of them by each copy; else nothing is.
+    const size_t weights = conv_case.problem.constant_weights ? (config.stages - 1) * config.tile_n / 16 : 0;
+    CHECK_WITH(BeforeWait(source).empty() == (weights == 0), variant);
+    CHECK_WITH(CopiesBeforeWait(source) == weights, variant + std::to_string(CopiesBeforeWait(source)));
+  }
+  if (!exists) return Summary();
+
+  // Configurations of all sizes: they fit, and no part is empty.
+  const Program program = Program::Parse(kIdentity);
+  for (const int64_t batch : {1, 3, 8, 64})
+    for (const int64_t size : {1, 7, 14, 33, 56})
+      for (const int64_t channels : {8, 64, 72, 512, 4096})
+        for (const int64_t filters : {8, 40, 64, 136, 512, 4096})
+          for (const int64_t kernel : {1, 3, 7})
+            for (const int multiprocessors : {1, 7, 114, 132}) {
+              cuda::DeviceFacts other = device;
+              other.multiprocessors = multiprocessors;
+              const ConvProblem problem = Layer(kHalf, batch, size, channels, filters, kernel);
+              const SplitKConfig config = ConfigureSplitK(problem, other);
+              const cuda::LaunchShape launch = SplitKLaunch(problem, config);
+              const int64_t k_tiles = kernel * kernel * ((channels + 63) / 64);
+              CHECK_WITH(launch.shared_bytes <= 227u << 10 && launch.blocks > 0 && launch.threads >= 128 &&
+                             launch.threads <= 512 && config.split_k <= 6 && config.stages >= 2 &&
+                             config.split_k * (config.warps / 4) <= k_tiles,
+                         ToString(problem.output_shape()));
+            }
+
+  const auto is_fast = [&](const ConvProblem& problem) { return IsSplitKFast(problem, device); };
+  CHECK(is_fast(Layer(kHalf, 1, 56, 64, 64, 3)) && is_fast(Layer(kHalf, 4, 7, 512, 512, 3)));
+  CHECK(is_fast(Layer(kHalf, 8, 7, 512, 512, 3)));
+  CHECK(is_fast(Layer(kHalf, 1, 7, 2048, 512, 1)) && is_fast(Layer(kHalf, 8, 14, 1024, 2048, 1, 2)));
+  CHECK(!is_fast(Layer(kHalf, 8, 56, 64, 64, 3)));    // more tiles than multiprocessors
+  CHECK(!is_fast(Layer(kHalf, 8, 14, 256, 256, 3)));  // too many FLOPs for each block
+  CHECK(!is_fast(Layer(kHalf, 8, 7, 2048, 512, 1)));  // 1x1 pays with fewer
+  // It goes before the 1x1 engine where it is fast, and only then.
+  const auto entry = [&](const ConvProblem& problem) {
+    return std::string(FindEngineKernel(program, problem, device, false)->entry);
+  };
+  CHECK(entry(Layer(kHalf, 1, 14, 240, 80, 1)) == "split_k" && entry(Layer(kHalf, 8, 56, 64, 64, 1)) == "conv_1x1");
+  CHECK(entry(Layer(kHalf, 64, 56, 64, 64, 3)) == "split_k");
+  CHECK(!FindEngineKernel(program, Layer(kHalf, 64, 56, 64, 64, 3), device, true));
+
+  const ConvProblem known = Layer(kHalf, 2, 14, 128, 256, 3);
+  const Refusals refusals(known, [&](const ConvProblem& other) { return FitsSplitK(program, other, device); });
+  refusals.Check("a transposed one", [](ConvProblem* changed) { changed->transposed = true; });
+  refusals.Check("X with channels first", [](ConvProblem* changed) { changed->x_channels_first = true; });
+  refusals.Check("double", [](ConvProblem* changed) { changed->dtype = DType::kDouble; });
+  refusals.Check("an operand that the program lacks", [](ConvProblem* changed) { changed->operands = {{256}}; });
+  refusals.Check("a reach beyond 29 bits", [](ConvProblem* changed) { changed->dilations[0] = 1 << 28; });
+  refusals.Check("no images", [](ConvProblem* changed) { changed->batch = 0; });
+  refusals.Check("more weights than 31 bits count", [](ConvProblem* changed) {
+    changed->filters = 1 << 21;
+    changed->batch = changed->out_height = changed->out_width = 1;
+  });
+  return Summary();
+}
