@@ -24,8 +24,10 @@ set(sources
   ${root}/ortplugin/runtime/program/program_sweep.cc
   ${root}/ortplugin/ops/list_algorithms.cc
   ${root}/ortplugin/ops/conv/algorithm.cc
+  ${root}/ortplugin/ops/conv/aligned_copies.cc
   ${root}/ortplugin/ops/conv/conv.cc
   ${root}/ortplugin/ops/conv/conv_cuda.cc
+  ${root}/ortplugin/ops/conv/conv_plan.cc
   ${root}/ortplugin/ops/conv/geometry.cc
   ${root}/ortplugin/ops/conv/cpu/nchwc_conv.cc
   ${root}/ortplugin/ops/conv/cpu/conv_cpu.cc
@@ -45,6 +47,7 @@ set(sources
   ${root}/ortplugin/ops/conv_grad/conv_grad.cc
   ${root}/ortplugin/ops/conv_grad/conv_grad_cuda.cc
   ${root}/ortplugin/ops/conv_grad/grad_engines.cc
+  ${root}/ortplugin/ops/conv_grad/grad_plan.cc
   ${root}/ortplugin/ops/conv_grad/weight_grad.cc
   ${root}/ortplugin/ops/conv_transpose/conv_transpose.cc
   ${root}/ortplugin/ops/conv_transpose/conv_transpose_cuda.cc

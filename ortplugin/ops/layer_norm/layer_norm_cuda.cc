@@ -34,6 +34,32 @@ int RegistersOfLane(const NormProgram& norm, const NormShape& shape, const NormC
 // spread over four schedulers.
 int RegisterLimit(int threads) { return std::min(255, 65536 / static_cast<int>(RoundUp(threads, 128)) / 8 * 8); }
 
+constexpr int kWideBytes = 8;  // of an access
+
+// For a row that no block can hold, or not without spilling registers.
+NormConfig Streamed(const NormShape& shape, const GpuLimits& gpu, NormConfig config) {
+  config.streamed = true;
+  config.lanes = kStreamedLanes;
+  config.groups = config.items = config.rows_at_once = config.min_blocks = config.line = 1;
+  const int64_t step = static_cast<int64_t>(kStreamedLanes) * config.vector;
+  // Eight blocks for each multiprocessor, but pieces of at least four accesses a thread.
+  const int64_t wanted = std::max<int64_t>(1, DivideUp(int64_t{8} * gpu.multiprocessors, shape.rows));
+  config.chunk = std::max(4 * step, DivideUp(DivideUp(shape.width, wanted), step) * step);
+  config.chunks = DivideUp(shape.width, config.chunk);
+  return config;
+}
+
+// Without a bound the compiler fills the registers with operands read early, and fewer rows are in flight. Beside rows
+// that are loaded ahead in accesses of 8 bytes it needs no room for them.
+int MinBlocks(const NormProgram& norm, const NormShape& shape, const NormConfig& config, int access_bytes) {
+  const int spare = access_bytes < kWideBytes ? 5 * config.items : config.prefetch && access_bytes == 8 ? 0 : 20;
+  const int threads = config.lanes * config.groups;
+  const int registers = RegistersOfLane(norm, shape, config) + spare;
+  int blocks = std::clamp(65536 / (threads * registers), 1, std::max(1, 1024 / threads));
+  while (blocks > 1 && RegisterLimit(threads * blocks) < RegistersOfLane(norm, shape, config)) --blocks;
+  return blocks;
+}
+
 }  // namespace
 
 NormConfig ConfigureLayerNorm(const NormProgram& norm, const NormShape& shape, const GpuLimits& gpu, bool aligned) {
@@ -66,7 +92,7 @@ NormConfig ConfigureLayerNorm(const NormProgram& norm, const NormShape& shape, c
 
   // Lanes: the fewest that leave no more than so many elements to each and idle few. First with rows loaded ahead,
   // which needs registers, in whole sets of four warps if that will do.
-  const bool is_wide = access_bytes >= 8;
+  const bool is_wide = access_bytes >= kWideBytes;
   const int few = is_wide && accesses <= 320 ? 40 : 24;
   const auto choose = [&](bool prefetch, int most_elements, double most_waste, bool any, int spare_registers) {
     for (int lanes = 32; lanes <= 1024; lanes += 32) {
@@ -88,16 +114,7 @@ NormConfig ConfigureLayerNorm(const NormProgram& norm, const NormShape& shape, c
   constexpr double kAnyWaste = 1e9;
   if (!choose(true, few, 1.13, false, 0) && !choose(true, few, 1.13, true, 16) &&
       !choose(true, 44, kAnyWaste, true, 24) && !choose(false, 24, kAnyWaste, true, 24)) {
-    // A row that no block can hold, or not without spilling registers.
-    best.streamed = true;
-    best.lanes = kStreamedLanes;
-    best.groups = best.items = best.rows_at_once = best.min_blocks = best.line = 1;
-    const int64_t step = static_cast<int64_t>(kStreamedLanes) * best.vector;
-    // Eight blocks for each multiprocessor, but pieces of at least four accesses a thread.
-    const int64_t wanted = std::max<int64_t>(1, DivideUp(int64_t{8} * gpu.multiprocessors, shape.rows));
-    best.chunk = std::max(4 * step, DivideUp(DivideUp(shape.width, wanted), step) * step);
-    best.chunks = DivideUp(shape.width, best.chunk);
-    return best;
+    return Streamed(shape, gpu, best);
   }
 
   // A problem that leaves most of the GPU idle is a matter of latency: more threads a row, nothing loaded ahead.
@@ -116,14 +133,7 @@ NormConfig ConfigureLayerNorm(const NormProgram& norm, const NormShape& shape, c
     best.rows_at_once = 2;
     if (RegistersOfLane(norm, shape, best) > RegisterLimit(best.lanes * best.groups)) best.rows_at_once = 1;
   }
-  // Without a bound the compiler fills the registers with operands read early, and fewer rows are in flight. Beside
-  // rows that are loaded ahead in accesses of 8 bytes it needs no room for them.
-  const int spare = !is_wide ? 5 * best.items : best.prefetch && access_bytes == 8 ? 0 : 20;
-  const int threads = best.lanes * best.groups;
-  const int registers = RegistersOfLane(norm, shape, best) + spare;
-  best.min_blocks = std::clamp(65536 / (threads * registers), 1, std::max(1, 1024 / threads));
-  while (best.min_blocks > 1 && RegisterLimit(threads * best.min_blocks) < RegistersOfLane(norm, shape, best))
-    --best.min_blocks;
+  best.min_blocks = MinBlocks(norm, shape, best, access_bytes);
   return best;
 }
 

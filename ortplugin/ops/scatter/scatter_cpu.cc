@@ -288,6 +288,324 @@ class Links {
 
 // ---- the kernel -----------------------------------------------------------------------------------------------------
 
+// One run.
+struct Work {
+  const ScatterAttributes& attributes;
+  Run& run;
+  const ScatterShape& fit;
+  ort::ElementType type;
+  int64_t size;  // bytes of an element
+  const Tensor& indices;
+  char* out;
+  const char* updates;
+  std::vector<int64_t> starts;                  // UpdateSlice; from the front
+  int threads = 1;                              // that were seen to run at once
+  std::optional<Blocks> blocks = std::nullopt;  // of the indices
+};
+
+// Calls body(indices), a pointer of their type.
+template <typename Body>
+void WithIndices(const Work& work, const Body& body) {
+  if (work.indices.type == ort::kInt32) return body(static_cast<const int32_t*>(work.indices.data));
+  body(static_cast<const int64_t*>(work.indices.data));
+}
+
+void CheckStarts(Work& work, const Shape& updates) {
+  const auto* starts = static_cast<const int64_t*>(work.indices.data);
+  for (size_t c = 0; c < work.attributes.axes.size(); ++c) {
+    const int64_t axis = work.attributes.axes[c], size = work.fit.components[c].size, step = work.attributes.steps[c];
+    const int64_t count = updates[static_cast<size_t>(axis)], span = (count - 1) * step;  // fits: see FitSlice
+    const int64_t lowest = span < 0 ? -span : 0, highest = size - 1 - (span > 0 ? span : 0);
+    const int64_t start = starts[c] < 0 ? starts[c] + size : starts[c];
+    if (start < lowest || start > highest)
+      Fail("starts[", c, "] is ", starts[c], ", from where ", count, " elements at step ", step, " leave axis ", axis,
+           " of data, whose size is ", size, ": it must be from ", lowest, " to ", highest, " or from ", lowest - size,
+           " to ", highest - size);
+    work.starts.push_back(start);
+  }
+}
+
+void CheckIndices(Work& work, const Shape& shape) {
+  WithIndices(work, [&](const auto* indices) {
+    std::atomic<bool> valid{true};
+    const Blocks& blocks = work.blocks.emplace(work.fit);
+    const int64_t each = kTaskUnits / blocks.length() * blocks.length();
+    work.threads = InParallel(work.run, work.fit.units, each, [&](int64_t first, int64_t last) {
+      if (!blocks.ForEach(indices, first, last, [](int64_t, int64_t, const int64_t*) {})) valid = false;
+    });
+    if (valid) return;
+    const auto rank = static_cast<int64_t>(work.fit.shape.size());
+    const int64_t axis = work.attributes.axis < 0 ? work.attributes.axis + rank : work.attributes.axis;
+    FailOnIndex(work.fit, indices, shape, work.attributes.kind == ScatterKind::kElements ? axis : 0);
+  });
+}
+
+// A strided copy, run by run.
+template <int64_t size>
+void WriteSlice(Work& work) {
+  const ScatterShape& fit = work.fit;
+  const int64_t bytes = fit.width * size;
+  std::vector<Term> terms = fit.base;
+  char* first_item = work.out;
+  for (size_t c = 0; c < fit.components.size(); ++c) {
+    const ScatterShape::Component& component = fit.components[c];
+    first_item += work.starts[c] * component.stride * bytes;
+    const Term& steps = component.steps;
+    if (steps.stride != 0) terms.push_back({steps.divisor, steps.modulus, steps.stride * component.stride});
+  }
+  int64_t run = fit.units;  // of units that lie in even steps on both sides
+  const auto note = [&](int64_t units) {
+    if (units > 1) run = std::min(run, units);
+  };
+  ForBreaks(terms, note);
+  ForBreaks(fit.update, note);
+  const auto step_of = [](const std::vector<Term>& all) {
+    int64_t step = 0;
+    for (const Term& term : all) step += term.divisor == 1 ? term.stride : 0;
+    return step;
+  };
+  const int64_t to_step = step_of(terms) * bytes, from_step = step_of(fit.update) * size;
+  InParallel(work.run, fit.units, std::max<int64_t>(1, kTaskBytes / bytes), [&](int64_t first, int64_t last) {
+    for (int64_t unit = first, count = 0; unit < last; unit += count) {
+      count = std::min(last, (unit / run + 1) * run) - unit;
+      char* to = first_item + SumAt(terms, unit) * bytes;
+      const char* from = work.updates + SumAt(fit.update, unit) * size;
+      if (to_step == bytes && from_step == bytes) {  // one after another on both sides
+        std::memcpy(to, from, static_cast<size_t>(bytes * count));
+      } else if (fit.width == 1) {
+        for (int64_t i = 0; i < count; ++i) std::memcpy(to + i * to_step, from + i * from_step, size);
+      } else {
+        for (int64_t i = 0; i < count; ++i)
+          std::memcpy(to + i * to_step, from + i * from_step, static_cast<size_t>(bytes));
+      }
+    }
+  });
+}
+
+void WriteSlice(Work& work) {
+  switch (work.size) {
+    case 1:
+      return WriteSlice<1>(work);
+    case 2:
+      return WriteSlice<2>(work);
+    case 4:
+      return WriteSlice<4>(work);
+    case 8:
+      return WriteSlice<8>(work);
+    default:
+      return WriteSlice<16>(work);
+  }
+}
+
+template <typename T, typename Index, typename Apply>
+void ByColumns(Work& work, const Index* indices, const Apply& apply) {
+  auto* out = reinterpret_cast<T*>(work.out);
+  const auto* updates = reinterpret_cast<const T*>(work.updates);
+  const int64_t width = work.fit.width, size = static_cast<int64_t>(sizeof(T)), least = kPieceBytes / size;
+  const int64_t tasks = std::max<int64_t>(1, work.fit.units * width * size / kTaskBytes);
+  const int64_t each = RoundUp(std::max(least, DivideUp(width, tasks)), least);
+  InParallel(work.run, width, each, [&](int64_t first, int64_t last) {
+    const bool valid =
+        work.blocks->ForEach(indices, 0, work.fit.units, [&](int64_t unit, int64_t count, const int64_t* slots) {
+          for (int64_t i = 0; i < count; ++i)
+            apply(out + slots[i] * width + first, updates + (unit + i) * width + first, last - first);
+        });
+    if (!valid) FailOnChange();
+  });
+}
+
+template <typename T, typename Index, typename Apply>
+void BySlots(Work& work, const Index* indices, const Apply& apply) {
+  auto* out = reinterpret_cast<T*>(work.out);
+  const auto* updates = reinterpret_cast<const T*>(work.updates);
+  const int64_t width = work.fit.width, slots_in_all = work.fit.slots;
+  const int64_t parts = std::min(kMostParts, static_cast<int64_t>(work.threads));
+  const int64_t each = DivideUp(slots_in_all, parts);
+  InParallel(work.run, slots_in_all, each, [&](int64_t first, int64_t last) {
+    const bool valid =
+        work.blocks->ForEach(indices, 0, work.fit.units, [&](int64_t unit, int64_t count, const int64_t* slots) {
+          const T* from = updates + unit * width;
+          if (each >= slots_in_all) {
+            for (int64_t i = 0; i < count; ++i) apply(out + slots[i] * width, from + i * width, width);
+            return;
+          }
+          int32_t chosen[kBlock];  // without a branch, which nobody could predict
+          int64_t found = 0;
+          for (int64_t i = 0; i < count; ++i) {
+            chosen[found] = static_cast<int32_t>(i);
+            found += static_cast<uint64_t>(slots[i] - first) < static_cast<uint64_t>(last - first);
+          }
+          for (int64_t j = 0; j < found; ++j) apply(out + slots[chosen[j]] * width, from + chosen[j] * width, width);
+        });
+    if (!valid) FailOnChange();
+  });
+}
+
+// Calls apply(output, update, elements) such that every element meets its updates in order.
+template <typename T, typename Apply>
+void InOrder(Work& work, const Apply& apply) {
+  WithIndices(work, [&](const auto* indices) {
+    work.fit.width* work.size >= kWideBytes ? ByColumns<T>(work, indices, apply) : BySlots<T>(work, indices, apply);
+  });
+}
+
+template <typename T>
+void Assign(Work& work) {
+  if (work.fit.width == 1) return InOrder<T>(work, [](T* out, const T* update, int64_t) { *out = *update; });
+  InOrder<T>(work, [](T* out, const T* update, int64_t count) {
+    std::memcpy(out, update, static_cast<size_t>(count) * sizeof(T));
+  });
+}
+
+void Assign(Work& work) {
+  switch (work.size) {
+    case 1:
+      return Assign<uint8_t>(work);
+    case 2:
+      return Assign<uint16_t>(work);
+    case 4:
+      return Assign<uint32_t>(work);
+    case 8:
+      return Assign<uint64_t>(work);
+    default:
+      struct Complex {
+        uint64_t parts[2];
+      };
+      return Assign<Complex>(work);
+  }
+}
+
+template <typename T, Reduction reduction>
+void ReduceInOrder(Work& work) {
+  const auto fold = [](T* out, const T* update) {
+    *out = Precise<T>::Store(Fold<reduction>(Precise<T>::Load(*out), Precise<T>::Load(*update)));
+  };
+  if (work.fit.width == 1) return InOrder<T>(work, [&](T* out, const T* update, int64_t) { fold(out, update); });
+  InOrder<T>(work, [&](T* out, const T* update, int64_t count) {
+    for (int64_t j = 0; j < count; ++j) fold(out + j, update + j);
+  });
+}
+
+template <typename T, Reduction reduction>
+void ReduceInCopy(Work& work) {
+  auto* out = reinterpret_cast<T*>(work.out);
+  const auto elements = static_cast<size_t>(work.fit.elements);
+  HostVector<float> folded(elements);
+  HostVector<uint8_t> is_met(elements, 0);  // the others keep their bits
+  InParallel(work.run, work.fit.elements, kTaskBytes / 4, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) folded[static_cast<size_t>(i)] = Precise<T>::Load(out[i]);
+  });
+  InOrder<T>(work, [&](T* to, const T* update, int64_t count) {
+    float* sums = folded.data() + (to - out);
+    uint8_t* met = is_met.data() + (to - out);
+    for (int64_t j = 0; j < count; ++j) {
+      sums[j] = Fold<reduction>(sums[j], Precise<T>::Load(update[j]));
+      met[j] = 1;
+    }
+  });
+  InParallel(work.run, work.fit.elements, kTaskBytes / 4, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i)
+      if (is_met[static_cast<size_t>(i)]) out[i] = Precise<T>::Store(folded[static_cast<size_t>(i)]);
+  });
+}
+
+template <typename T, Reduction reduction, typename AnyLinks>
+void ReduceLinked(Work& work, const HostVector<int64_t>& slots, const AnyLinks& links) {
+  auto* out = reinterpret_cast<T*>(work.out);
+  const auto* updates = reinterpret_cast<const T*>(work.updates);
+  constexpr int64_t kColumns = 512;
+  const int64_t width = work.fit.width, pieces = DivideUp(width, kColumns);
+  const int64_t columns = std::min(width, kColumns), size = static_cast<int64_t>(sizeof(T));
+  InParallel(work.run, work.fit.units * pieces, DivideUp(kTaskBytes / 8, columns * size),
+             [&](int64_t first_item, int64_t last_item) {
+               typename Precise<T>::Type folded[kColumns];
+               for (int64_t item = first_item; item < last_item; ++item) {
+                 const int64_t first = pieces == 1 ? item : item / pieces, column = (item - first * pieces) * kColumns;
+                 if (!links.IsFirst(first)) continue;
+                 const int64_t count = std::min(width - column, kColumns);
+                 T* to = out + slots[static_cast<size_t>(first)] * width + column;
+                 for (int64_t j = 0; j < count; ++j) folded[j] = Precise<T>::Load(to[j]);
+                 for (int64_t unit = first; unit >= 0; unit = links.Next(unit)) {
+                   const T* update = updates + unit * width + column;
+                   for (int64_t j = 0; j < count; ++j)
+                     folded[j] = Fold<reduction>(folded[j], Precise<T>::Load(update[j]));
+                 }
+                 for (int64_t j = 0; j < count; ++j) to[j] = Precise<T>::Store(folded[j]);
+               }
+             });
+}
+
+template <typename T, Reduction reduction>
+void ReduceInFloat(Work& work) {
+  const int64_t units = work.fit.units;
+  if (work.attributes.unique || units == 1) return ReduceInOrder<T, reduction>(work);
+  if (work.fit.elements / 4 <= units * work.fit.width) return ReduceInCopy<T, reduction>(work);
+  HostVector<int64_t> slots(static_cast<size_t>(units));
+  WithIndices(work, [&](const auto* indices) {
+    const auto keep = [&](int64_t unit, int64_t count, const int64_t* found) {
+      std::copy(found, found + count, slots.begin() + unit);
+    };
+    if (!work.blocks->ForEach(indices, 0, units, keep)) FailOnChange();
+  });
+  if (units <= std::numeric_limits<int32_t>::max())
+    return ReduceLinked<T, reduction>(work, slots, Links<int32_t>(slots));
+  ReduceLinked<T, reduction>(work, slots, Links<int64_t>(slots));
+}
+
+template <typename T, Reduction reduction>
+void Accumulate(Work& work) {
+  if constexpr (kIsPrecise<T>) {
+    ReduceInOrder<T, reduction>(work);
+  } else {
+    ReduceInFloat<T, reduction>(work);
+  }
+}
+
+template <typename T>
+void Reduce(Work& work) {
+  switch (work.attributes.reduction) {
+    case Reduction::kAdd:
+      return Accumulate<T, Reduction::kAdd>(work);
+    case Reduction::kMul:
+      return Accumulate<T, Reduction::kMul>(work);
+    case Reduction::kMin:
+      return ReduceInOrder<T, Reduction::kMin>(work);  // exact, whatever is rounded when
+    default:
+      return ReduceInOrder<T, Reduction::kMax>(work);
+  }
+}
+
+void Reduce(Work& work) {
+  switch (work.type) {
+    case ort::kFloat16:
+      return Reduce<Half>(work);
+    case ort::kBFloat16:
+      return Reduce<BFloat16>(work);
+    case ort::kFloat:
+      return Reduce<float>(work);
+    case ort::kDouble:
+      return Reduce<double>(work);
+    case ort::kInt8:
+      return Reduce<int8_t>(work);
+    case ort::kInt16:
+      return Reduce<int16_t>(work);
+    case ort::kInt32:
+      return Reduce<int32_t>(work);
+    case ort::kInt64:
+      return Reduce<int64_t>(work);
+    case ort::kUInt8:
+      return Reduce<uint8_t>(work);
+    case ort::kUInt16:
+      return Reduce<uint16_t>(work);
+    case ort::kUInt32:
+      return Reduce<uint32_t>(work);
+    case ort::kUInt64:
+      return Reduce<uint64_t>(work);
+    default:
+      Fail(NameOfOrt(work.type), " has no reduction");
+  }
+}
+
 class CpuScatter : public Kernel {
  public:
   CpuScatter(ScatterKind kind, const NodeInfo& info)
@@ -308,7 +626,8 @@ class CpuScatter : public Kernel {
     const bool is_slice = attributes_.kind == ScatterKind::kSlice,
                is_replacing = attributes_.reduction == Reduction::kNone;
     const ScatterShape fit = FitScatter(attributes_, shapes);
-    Work work{run, fit, data.type, static_cast<int64_t>(ScatterBytes(data.type)), indices, nullptr, nullptr, {}};
+    Work work{attributes_, run,     fit,     data.type, static_cast<int64_t>(ScatterBytes(data.type)),
+              indices,     nullptr, nullptr, {}};
     if (!fit.is_empty()) is_slice ? CheckStarts(work, update_shape) : CheckIndices(work, shapes[attributes_.indices()]);
 
     work.out = static_cast<char*>(run.output(0, fit.shape, ScatterBytes(data.type)));
@@ -333,321 +652,6 @@ class CpuScatter : public Kernel {
   }
 
  private:
-  // One run.
-  struct Work {
-    Run& run;
-    const ScatterShape& fit;
-    ort::ElementType type;
-    int64_t size;  // bytes of an element
-    const Tensor& indices;
-    char* out;
-    const char* updates;
-    std::vector<int64_t> starts;                  // UpdateSlice; from the front
-    int threads = 1;                              // that were seen to run at once
-    std::optional<Blocks> blocks = std::nullopt;  // of the indices
-  };
-
-  void CheckStarts(Work& work, const Shape& updates) const {
-    const auto* starts = static_cast<const int64_t*>(work.indices.data);
-    for (size_t c = 0; c < attributes_.axes.size(); ++c) {
-      const int64_t axis = attributes_.axes[c], size = work.fit.components[c].size, step = attributes_.steps[c];
-      const int64_t count = updates[static_cast<size_t>(axis)], span = (count - 1) * step;  // fits: see FitSlice
-      const int64_t lowest = span < 0 ? -span : 0, highest = size - 1 - (span > 0 ? span : 0);
-      const int64_t start = starts[c] < 0 ? starts[c] + size : starts[c];
-      if (start < lowest || start > highest)
-        Fail("starts[", c, "] is ", starts[c], ", from where ", count, " elements at step ", step, " leave axis ", axis,
-             " of data, whose size is ", size, ": it must be from ", lowest, " to ", highest, " or from ",
-             lowest - size, " to ", highest - size);
-      work.starts.push_back(start);
-    }
-  }
-
-  // Calls body(indices), a pointer of their type.
-  template <typename Body>
-  static void WithIndices(const Work& work, const Body& body) {
-    if (work.indices.type == ort::kInt32) return body(static_cast<const int32_t*>(work.indices.data));
-    body(static_cast<const int64_t*>(work.indices.data));
-  }
-
-  void CheckIndices(Work& work, const Shape& shape) const {
-    WithIndices(work, [&](const auto* indices) {
-      std::atomic<bool> valid{true};
-      const Blocks& blocks = work.blocks.emplace(work.fit);
-      const int64_t each = kTaskUnits / blocks.length() * blocks.length();
-      work.threads = InParallel(work.run, work.fit.units, each, [&](int64_t first, int64_t last) {
-        if (!blocks.ForEach(indices, first, last, [](int64_t, int64_t, const int64_t*) {})) valid = false;
-      });
-      if (valid) return;
-      const auto rank = static_cast<int64_t>(work.fit.shape.size());
-      const int64_t axis = attributes_.axis < 0 ? attributes_.axis + rank : attributes_.axis;
-      FailOnIndex(work.fit, indices, shape, attributes_.kind == ScatterKind::kElements ? axis : 0);
-    });
-  }
-
-  // A strided copy, run by run.
-  static void WriteSlice(Work& work) {
-    switch (work.size) {
-      case 1:
-        return WriteSlice<1>(work);
-      case 2:
-        return WriteSlice<2>(work);
-      case 4:
-        return WriteSlice<4>(work);
-      case 8:
-        return WriteSlice<8>(work);
-      default:
-        return WriteSlice<16>(work);
-    }
-  }
-  template <int64_t size>
-  static void WriteSlice(Work& work) {
-    const ScatterShape& fit = work.fit;
-    const int64_t bytes = fit.width * size;
-    std::vector<Term> terms = fit.base;
-    char* first_item = work.out;
-    for (size_t c = 0; c < fit.components.size(); ++c) {
-      const ScatterShape::Component& component = fit.components[c];
-      first_item += work.starts[c] * component.stride * bytes;
-      const Term& steps = component.steps;
-      if (steps.stride != 0) terms.push_back({steps.divisor, steps.modulus, steps.stride * component.stride});
-    }
-    int64_t run = fit.units;  // of units that lie in even steps on both sides
-    const auto note = [&](int64_t units) {
-      if (units > 1) run = std::min(run, units);
-    };
-    ForBreaks(terms, note);
-    ForBreaks(fit.update, note);
-    const auto step_of = [](const std::vector<Term>& all) {
-      int64_t step = 0;
-      for (const Term& term : all) step += term.divisor == 1 ? term.stride : 0;
-      return step;
-    };
-    const int64_t to_step = step_of(terms) * bytes, from_step = step_of(fit.update) * size;
-    InParallel(work.run, fit.units, std::max<int64_t>(1, kTaskBytes / bytes), [&](int64_t first, int64_t last) {
-      for (int64_t unit = first, count = 0; unit < last; unit += count) {
-        count = std::min(last, (unit / run + 1) * run) - unit;
-        char* to = first_item + SumAt(terms, unit) * bytes;
-        const char* from = work.updates + SumAt(fit.update, unit) * size;
-        if (to_step == bytes && from_step == bytes) {  // one after another on both sides
-          std::memcpy(to, from, static_cast<size_t>(bytes * count));
-        } else if (fit.width == 1) {
-          for (int64_t i = 0; i < count; ++i) std::memcpy(to + i * to_step, from + i * from_step, size);
-        } else {
-          for (int64_t i = 0; i < count; ++i)
-            std::memcpy(to + i * to_step, from + i * from_step, static_cast<size_t>(bytes));
-        }
-      }
-    });
-  }
-
-  // Calls apply(output, update, elements) such that every element meets its updates in order.
-  template <typename T, typename Apply>
-  static void InOrder(Work& work, const Apply& apply) {
-    WithIndices(work, [&](const auto* indices) {
-      work.fit.width* work.size >= kWideBytes ? ByColumns<T>(work, indices, apply) : BySlots<T>(work, indices, apply);
-    });
-  }
-
-  template <typename T, typename Index, typename Apply>
-  static void ByColumns(Work& work, const Index* indices, const Apply& apply) {
-    auto* out = reinterpret_cast<T*>(work.out);
-    const auto* updates = reinterpret_cast<const T*>(work.updates);
-    const int64_t width = work.fit.width, size = static_cast<int64_t>(sizeof(T)), least = kPieceBytes / size;
-    const int64_t tasks = std::max<int64_t>(1, work.fit.units * width * size / kTaskBytes);
-    const int64_t each = RoundUp(std::max(least, DivideUp(width, tasks)), least);
-    InParallel(work.run, width, each, [&](int64_t first, int64_t last) {
-      const bool valid =
-          work.blocks->ForEach(indices, 0, work.fit.units, [&](int64_t unit, int64_t count, const int64_t* slots) {
-            for (int64_t i = 0; i < count; ++i)
-              apply(out + slots[i] * width + first, updates + (unit + i) * width + first, last - first);
-          });
-      if (!valid) FailOnChange();
-    });
-  }
-
-  template <typename T, typename Index, typename Apply>
-  static void BySlots(Work& work, const Index* indices, const Apply& apply) {
-    auto* out = reinterpret_cast<T*>(work.out);
-    const auto* updates = reinterpret_cast<const T*>(work.updates);
-    const int64_t width = work.fit.width, slots_in_all = work.fit.slots;
-    const int64_t parts = std::min(kMostParts, static_cast<int64_t>(work.threads));
-    const int64_t each = DivideUp(slots_in_all, parts);
-    InParallel(work.run, slots_in_all, each, [&](int64_t first, int64_t last) {
-      const bool valid =
-          work.blocks->ForEach(indices, 0, work.fit.units, [&](int64_t unit, int64_t count, const int64_t* slots) {
-            const T* from = updates + unit * width;
-            if (each >= slots_in_all) {
-              for (int64_t i = 0; i < count; ++i) apply(out + slots[i] * width, from + i * width, width);
-              return;
-            }
-            int32_t chosen[kBlock];  // without a branch, which nobody could predict
-            int64_t found = 0;
-            for (int64_t i = 0; i < count; ++i) {
-              chosen[found] = static_cast<int32_t>(i);
-              found += static_cast<uint64_t>(slots[i] - first) < static_cast<uint64_t>(last - first);
-            }
-            for (int64_t j = 0; j < found; ++j) apply(out + slots[chosen[j]] * width, from + chosen[j] * width, width);
-          });
-      if (!valid) FailOnChange();
-    });
-  }
-
-  static void Assign(Work& work) {
-    switch (work.size) {
-      case 1:
-        return Assign<uint8_t>(work);
-      case 2:
-        return Assign<uint16_t>(work);
-      case 4:
-        return Assign<uint32_t>(work);
-      case 8:
-        return Assign<uint64_t>(work);
-      default:
-        struct Complex {
-          uint64_t parts[2];
-        };
-        return Assign<Complex>(work);
-    }
-  }
-  template <typename T>
-  static void Assign(Work& work) {
-    if (work.fit.width == 1) return InOrder<T>(work, [](T* out, const T* update, int64_t) { *out = *update; });
-    InOrder<T>(work, [](T* out, const T* update, int64_t count) {
-      std::memcpy(out, update, static_cast<size_t>(count) * sizeof(T));
-    });
-  }
-
-  void Reduce(Work& work) const {
-    switch (work.type) {
-      case ort::kFloat16:
-        return Reduce<Half>(work);
-      case ort::kBFloat16:
-        return Reduce<BFloat16>(work);
-      case ort::kFloat:
-        return Reduce<float>(work);
-      case ort::kDouble:
-        return Reduce<double>(work);
-      case ort::kInt8:
-        return Reduce<int8_t>(work);
-      case ort::kInt16:
-        return Reduce<int16_t>(work);
-      case ort::kInt32:
-        return Reduce<int32_t>(work);
-      case ort::kInt64:
-        return Reduce<int64_t>(work);
-      case ort::kUInt8:
-        return Reduce<uint8_t>(work);
-      case ort::kUInt16:
-        return Reduce<uint16_t>(work);
-      case ort::kUInt32:
-        return Reduce<uint32_t>(work);
-      case ort::kUInt64:
-        return Reduce<uint64_t>(work);
-      default:
-        Fail(NameOfOrt(work.type), " has no reduction");
-    }
-  }
-  template <typename T>
-  void Reduce(Work& work) const {
-    switch (attributes_.reduction) {
-      case Reduction::kAdd:
-        return Accumulate<T, Reduction::kAdd>(work);
-      case Reduction::kMul:
-        return Accumulate<T, Reduction::kMul>(work);
-      case Reduction::kMin:
-        return ReduceInOrder<T, Reduction::kMin>(work);  // exact, whatever is rounded when
-      default:
-        return ReduceInOrder<T, Reduction::kMax>(work);
-    }
-  }
-
-  template <typename T, Reduction reduction>
-  static void ReduceInOrder(Work& work) {
-    const auto fold = [](T* out, const T* update) {
-      *out = Precise<T>::Store(Fold<reduction>(Precise<T>::Load(*out), Precise<T>::Load(*update)));
-    };
-    if (work.fit.width == 1) return InOrder<T>(work, [&](T* out, const T* update, int64_t) { fold(out, update); });
-    InOrder<T>(work, [&](T* out, const T* update, int64_t count) {
-      for (int64_t j = 0; j < count; ++j) fold(out + j, update + j);
-    });
-  }
-
-  template <typename T, Reduction reduction>
-  void Accumulate(Work& work) const {
-    if constexpr (kIsPrecise<T>) {
-      ReduceInOrder<T, reduction>(work);
-    } else {
-      ReduceInFloat<T, reduction>(work);
-    }
-  }
-
-  template <typename T, Reduction reduction>
-  void ReduceInFloat(Work& work) const {
-    const int64_t units = work.fit.units;
-    if (attributes_.unique || units == 1) return ReduceInOrder<T, reduction>(work);
-    if (work.fit.elements / 4 <= units * work.fit.width) return ReduceInCopy<T, reduction>(work);
-    HostVector<int64_t> slots(static_cast<size_t>(units));
-    WithIndices(work, [&](const auto* indices) {
-      const auto keep = [&](int64_t unit, int64_t count, const int64_t* found) {
-        std::copy(found, found + count, slots.begin() + unit);
-      };
-      if (!work.blocks->ForEach(indices, 0, units, keep)) FailOnChange();
-    });
-    if (units <= std::numeric_limits<int32_t>::max())
-      return ReduceLinked<T, reduction>(work, slots, Links<int32_t>(slots));
-    ReduceLinked<T, reduction>(work, slots, Links<int64_t>(slots));
-  }
-
-  template <typename T, Reduction reduction>
-  static void ReduceInCopy(Work& work) {
-    auto* out = reinterpret_cast<T*>(work.out);
-    const auto elements = static_cast<size_t>(work.fit.elements);
-    HostVector<float> folded(elements);
-    HostVector<uint8_t> is_met(elements, 0);  // the others keep their bits
-    InParallel(work.run, work.fit.elements, kTaskBytes / 4, [&](int64_t first, int64_t last) {
-      for (int64_t i = first; i < last; ++i) folded[static_cast<size_t>(i)] = Precise<T>::Load(out[i]);
-    });
-    InOrder<T>(work, [&](T* to, const T* update, int64_t count) {
-      float* sums = folded.data() + (to - out);
-      uint8_t* met = is_met.data() + (to - out);
-      for (int64_t j = 0; j < count; ++j) {
-        sums[j] = Fold<reduction>(sums[j], Precise<T>::Load(update[j]));
-        met[j] = 1;
-      }
-    });
-    InParallel(work.run, work.fit.elements, kTaskBytes / 4, [&](int64_t first, int64_t last) {
-      for (int64_t i = first; i < last; ++i)
-        if (is_met[static_cast<size_t>(i)]) out[i] = Precise<T>::Store(folded[static_cast<size_t>(i)]);
-    });
-  }
-
-  template <typename T, Reduction reduction, typename AnyLinks>
-  static void ReduceLinked(Work& work, const HostVector<int64_t>& slots, const AnyLinks& links) {
-    auto* out = reinterpret_cast<T*>(work.out);
-    const auto* updates = reinterpret_cast<const T*>(work.updates);
-    constexpr int64_t kColumns = 512;
-    const int64_t width = work.fit.width, pieces = DivideUp(width, kColumns);
-    const int64_t columns = std::min(width, kColumns), size = static_cast<int64_t>(sizeof(T));
-    InParallel(work.run, work.fit.units * pieces, DivideUp(kTaskBytes / 8, columns * size),
-               [&](int64_t first_item, int64_t last_item) {
-                 typename Precise<T>::Type folded[kColumns];
-                 for (int64_t item = first_item; item < last_item; ++item) {
-                   const int64_t first = pieces == 1 ? item : item / pieces,
-                                 column = (item - first * pieces) * kColumns;
-                   if (!links.IsFirst(first)) continue;
-                   const int64_t count = std::min(width - column, kColumns);
-                   T* to = out + slots[static_cast<size_t>(first)] * width + column;
-                   for (int64_t j = 0; j < count; ++j) folded[j] = Precise<T>::Load(to[j]);
-                   for (int64_t unit = first; unit >= 0; unit = links.Next(unit)) {
-                     const T* update = updates + unit * width + column;
-                     for (int64_t j = 0; j < count; ++j)
-                       folded[j] = Fold<reduction>(folded[j], Precise<T>::Load(update[j]));
-                   }
-                   for (int64_t j = 0; j < count; ++j) to[j] = Precise<T>::Store(folded[j]);
-                 }
-               });
-  }
-
   ScatterAttributes attributes_;
   std::vector<TensorType> types_;
 };

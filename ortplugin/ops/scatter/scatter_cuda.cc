@@ -288,6 +288,32 @@ cuda::LaunchShape Blocks(int64_t count) {
   return {static_cast<unsigned>(std::max<int64_t>(1, count)), kThreads};
 }
 
+void LaunchSort(const Plan& plan, const cuda::DeviceFacts& device, cuda::Stream stream, uint64_t* arguments,
+                char* scratch) {
+  const SortLayout& sort = plan.sort;
+  int passes = sort.passes, bits = sort.bits;
+  char* counts = scratch;
+  void* count_parameters[] = {arguments, &counts, &passes, &bits};
+  const int64_t count_blocks = std::min<int64_t>(sort.tiles * 4, 4 * device.multiprocessors);
+  cuda::Launch(device, plan.second, {static_cast<unsigned>(count_blocks), kSortThreads}, stream, count_parameters);
+  char *keys = nullptr, *units = nullptr;
+  for (int pass = 0; pass < passes; ++pass) {
+    char *sorted_keys = scratch + sort.keys[pass % 2], *sorted_units = scratch + sort.units[pass % 2];
+    char* pass_counts = scratch + 4 * static_cast<size_t>(pass) * kDigits;
+    char* published =
+        scratch + 4 * (sort.published + static_cast<size_t>(pass) * static_cast<size_t>(sort.tiles) * kDigits);
+    char* ticket = scratch + 4 * (sort.tickets + static_cast<size_t>(pass));
+    int shift = pass * bits;
+    void* parameters[] = {arguments,    &keys,      &units,  &sorted_keys, &sorted_units,
+                          &pass_counts, &published, &ticket, &shift,       &bits};
+    cuda::Launch(device, plan.third, {static_cast<unsigned>(sort.tiles), kSortThreads}, stream, parameters);
+    keys = sorted_keys;
+    units = sorted_units;
+  }
+  void* fold_parameters[] = {arguments, &keys, &units};
+  cuda::Launch(device, plan.first, plan.launch, stream, fold_parameters);
+}
+
 class CudaScatter : public Kernel {
  public:
   CudaScatter(ScatterKind kind, const NodeInfo& info)
@@ -376,33 +402,8 @@ class CudaScatter : public Kernel {
         }
         return cuda::Launch(device_, plan.first, plan.launch, stream, parameters);
       case ScatterForm::kSort:
-        return LaunchSort(plan, stream, arguments, scratch);
+        return LaunchSort(plan, device_, stream, arguments, scratch);
     }
-  }
-
-  void LaunchSort(const Plan& plan, cuda::Stream stream, uint64_t* arguments, char* scratch) const {
-    const SortLayout& sort = plan.sort;
-    int passes = sort.passes, bits = sort.bits;
-    char* counts = scratch;
-    void* count_parameters[] = {arguments, &counts, &passes, &bits};
-    const int64_t count_blocks = std::min<int64_t>(sort.tiles * 4, 4 * device_.multiprocessors);
-    cuda::Launch(device_, plan.second, {static_cast<unsigned>(count_blocks), kSortThreads}, stream, count_parameters);
-    char *keys = nullptr, *units = nullptr;
-    for (int pass = 0; pass < passes; ++pass) {
-      char *sorted_keys = scratch + sort.keys[pass % 2], *sorted_units = scratch + sort.units[pass % 2];
-      char* pass_counts = scratch + 4 * static_cast<size_t>(pass) * kDigits;
-      char* published =
-          scratch + 4 * (sort.published + static_cast<size_t>(pass) * static_cast<size_t>(sort.tiles) * kDigits);
-      char* ticket = scratch + 4 * (sort.tickets + static_cast<size_t>(pass));
-      int shift = pass * bits;
-      void* parameters[] = {arguments,    &keys,      &units,  &sorted_keys, &sorted_units,
-                            &pass_counts, &published, &ticket, &shift,       &bits};
-      cuda::Launch(device_, plan.third, {static_cast<unsigned>(sort.tiles), kSortThreads}, stream, parameters);
-      keys = sorted_keys;
-      units = sorted_units;
-    }
-    void* fold_parameters[] = {arguments, &keys, &units};
-    cuda::Launch(device_, plan.first, plan.launch, stream, fold_parameters);
   }
 
   // Compiles for the shapes that the model declares, where they are known, so that errors come with the session and

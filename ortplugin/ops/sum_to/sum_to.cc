@@ -165,6 +165,54 @@ void TotalsToLanes(DType dtype, const Total* totals, size_t count, void* lanes) 
   }
 }
 
+// A task's totals of one sum: those with the numbers from `first` on.
+struct Partial {
+  int64_t first;
+  HostVector<Total> totals;
+  // Of double, which nothing wider could add up: the totals of the last `pending` elements, so that few numbers are
+  // added one after the other.
+  HostVector<Total> recent;
+  size_t pending;
+
+  void Add(DType dtype, const Axes& axes, const Shape& strides, int64_t at, const void* lanes, size_t count) {
+    AddLanes(dtype, axes, strides, at, lanes, count, first, recent.empty() ? totals.data() : recent.data());
+    pending += count;
+    if (pending >= std::max(kBlock, 64 * recent.size())) Fold();
+  }
+  void Fold() {
+    for (size_t i = 0; i < recent.size(); ++i) {
+      totals[i].floating += recent[i].floating;
+      recent[i].floating = 0;
+    }
+    pending = 0;
+  }
+};
+
+// The values that are the same for all elements: they are computed once for each task.
+std::vector<bool> FixedValues(const Program& program, const Axes& axes) {
+  std::vector<bool> fixed(program.values().size());
+  for (size_t id = 0; id < fixed.size(); ++id) {
+    const Value& value = program.value(static_cast<ValueId>(id));
+    fixed[id] =
+        value.kind == Value::Kind::kLiteral || (value.kind == Value::Kind::kParameter && axes.is_scalar(value.index));
+  }
+  for (const Statement& statement : program.statements())
+    fixed[statement.result] = std::all_of(statement.operands.begin(), statement.operands.end(),
+                                          [&](ValueId operand) { return fixed[operand]; });
+  return fixed;
+}
+// Those of the values that have the shape S.
+std::vector<uint32_t> Statements(const Program& program, const std::vector<bool>& is_fixed, bool fixed) {
+  std::vector<bool> is_sum(program.values().size());
+  std::vector<uint32_t> statements;
+  for (uint32_t index = 0; index < program.statements().size(); ++index) {
+    const Statement& statement = program.statements()[index];
+    is_sum[statement.result] = IsCore(statement.op) || is_sum[statement.operands[0]];
+    if (!is_sum[statement.result] && is_fixed[statement.result] == fixed) statements.push_back(index);
+  }
+  return statements;
+}
+
 // One run. S is cut into tasks by its shape alone; each has totals of its own, which are added in the order of the
 // tasks, so that the result does not depend on the number of threads.
 class SumSweep {
@@ -175,9 +223,9 @@ class SumSweep {
         program_(sums.program),
         shape_(shape),
         outputs_(outputs),
-        is_fixed_(FixedValues()),
-        once_(program_, Statements(true)),
-        each_(program_, Statements(false)) {
+        is_fixed_(FixedValues(program_, shape.axes)),
+        once_(program_, Statements(program_, is_fixed_, true)),
+        each_(program_, Statements(program_, is_fixed_, false)) {
     for (size_t i = 0; i < inputs.size(); ++i) {
       const DType dtype = program_.value(program_.parameters()[i]).dtype;
       operands_.emplace_back(dtype, shape.axes, i, inputs[i].data, false);
@@ -216,28 +264,6 @@ class SumSweep {
   }
 
  private:
-  // A task's totals of one sum: those with the numbers from `first` on.
-  struct Partial {
-    int64_t first;
-    HostVector<Total> totals;
-    // Of double, which nothing wider could add up: the totals of the last `pending` elements, so that few numbers are
-    // added one after the other.
-    HostVector<Total> recent;
-    size_t pending;
-
-    void Add(DType dtype, const Axes& axes, const Shape& strides, int64_t at, const void* lanes, size_t count) {
-      AddLanes(dtype, axes, strides, at, lanes, count, first, recent.empty() ? totals.data() : recent.data());
-      pending += count;
-      if (pending >= std::max(kBlock, 64 * recent.size())) Fold();
-    }
-    void Fold() {
-      for (size_t i = 0; i < recent.size(); ++i) {
-        totals[i].floating += recent[i].floating;
-        recent[i].floating = 0;
-      }
-      pending = 0;
-    }
-  };
   static constexpr int64_t kTask = 32768, kMostTasks = 64, kTotals = 16384;
   static constexpr int64_t kStretch = 8 * static_cast<int64_t>(kBlock);
 
@@ -278,14 +304,14 @@ class SumSweep {
       if (differs) low[i] = 0, high[i] = axes.sizes[i] - 1;
       differs = differs || low[i] != high[i];
     }
-    int64_t begin = 0, end = 0;
+    int64_t lowest = 0, highest = 0;
     for (size_t i = 0; i < axes.count(); ++i) {
-      begin += low[i] * strides(sum)[i];
-      end += high[i] * strides(sum)[i];
+      lowest += low[i] * strides(sum)[i];
+      highest += high[i] * strides(sum)[i];
     }
-    HostVector<Total> zeros(static_cast<size_t>(end - begin + 1), Total{0});
+    HostVector<Total> zeros(static_cast<size_t>(highest - lowest + 1), Total{0});
     const bool is_double = program_.value(sums_.sums[sum].value).dtype == DType::kDouble;
-    return {begin, zeros, is_double ? zeros : HostVector<Total>(), 0};
+    return {lowest, zeros, is_double ? zeros : HostVector<Total>(), 0};
   }
 
   void Task(size_t number) {
@@ -333,9 +359,9 @@ class SumSweep {
     std::vector<Total> totals(static_cast<size_t>(last - first), Total{0});
     for (const std::vector<Partial>& task : partial_) {
       const Partial& partial = task[s];
-      const int64_t begin = std::max(first, partial.first);
-      const int64_t end = std::min(last, partial.first + static_cast<int64_t>(partial.totals.size()));
-      for (int64_t k = begin; k < end; ++k) {
+      const int64_t shared_first = std::max(first, partial.first);
+      const int64_t shared_last = std::min(last, partial.first + static_cast<int64_t>(partial.totals.size()));
+      for (int64_t k = shared_first; k < shared_last; ++k) {
         Total& total = totals[static_cast<size_t>(k - first)];
         const Total& added = partial.totals[static_cast<size_t>(k - partial.first)];
         if (IsFloating(dtype)) {
@@ -361,30 +387,6 @@ class SumSweep {
     }
   }
 
-  // The values that are the same for all elements: they are computed once for each task.
-  std::vector<bool> FixedValues() const {
-    std::vector<bool> fixed(program_.values().size());
-    for (size_t id = 0; id < fixed.size(); ++id) {
-      const Value& value = program_.value(static_cast<ValueId>(id));
-      fixed[id] = value.kind == Value::Kind::kLiteral ||
-                  (value.kind == Value::Kind::kParameter && shape_.axes.is_scalar(value.index));
-    }
-    for (const Statement& statement : program_.statements())
-      fixed[statement.result] = std::all_of(statement.operands.begin(), statement.operands.end(),
-                                            [&](ValueId operand) { return fixed[operand]; });
-    return fixed;
-  }
-  // Those of the values that have the shape S.
-  std::vector<uint32_t> Statements(bool fixed) const {
-    std::vector<bool> is_sum(program_.values().size());
-    std::vector<uint32_t> statements;
-    for (uint32_t index = 0; index < program_.statements().size(); ++index) {
-      const Statement& statement = program_.statements()[index];
-      is_sum[statement.result] = IsCore(statement.op) || is_sum[statement.operands[0]];
-      if (!is_sum[statement.result] && is_fixed_[statement.result] == fixed) statements.push_back(index);
-    }
-    return statements;
-  }
   bool IsComputed(ValueId value) const {
     return program_.value(value).kind == Value::Kind::kResult && !is_fixed_[value];
   }

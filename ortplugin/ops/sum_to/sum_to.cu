@@ -135,20 +135,20 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) sum_to(const Arguments args
     const bool is_kept = k < kept;
     // Past the ends the last vectors are read again, and what comes of them is dropped.
     const Kept at(args, is_kept ? k : kept - 1);
-    const index_t size = (index_t)args.chunk_size, begin = chunk * size;
-    const index_t end = summed - begin < size ? summed : begin + size;
+    const index_t size = (index_t)args.chunk_size, chunk_first = chunk * size;
+    const index_t chunk_last = summed - chunk_first < size ? summed : chunk_first + size;
 
     Sums total;
     total.clear();
-    for (index_t r = begin + thread_of_summed; r < end;) {
+    for (index_t r = chunk_first + thread_of_summed; r < chunk_last;) {
       Sums segment;
       segment.clear();
-      for (int step = 0; step < SEGMENT && r < end; ++step, r += SUMMED_THREADS * ITEMS) {
+      for (int step = 0; step < SEGMENT && r < chunk_last; ++step, r += SUMMED_THREADS * ITEMS) {
         Operands operands[ITEMS];
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) {
           const index_t index = r + i * SUMMED_THREADS;
-          operands[i].load(args, at, index < end ? index : end - 1);
+          operands[i].load(args, at, index < chunk_last ? index : chunk_last - 1);
         }
         Terms terms[ITEMS];
 #pragma unroll
@@ -157,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) sum_to(const Arguments args
           Results results;
 #pragma unroll
           for (int j = 0; j < VECTOR; ++j) apply(operands[i], at, scalars, j, results, terms[i]);
-          if (index >= end) {
+          if (index >= chunk_last) {
             terms[i].clear();
           } else if (is_kept) {
             results.store(args, at, index);

@@ -213,116 +213,170 @@ std::vector<uint64_t> SumNumbers(const SumGroup& group, const SumConfig& config,
   return numbers;
 }
 
+namespace {
+
+// Writes the text in front of sum_to.cu: sizes as macros, operands and results, and the program.
+class SourceWriter {
+ public:
+  SourceWriter(const SumProgram& sums, const SumGroup& group, const SumConfig& config)
+      : sums_(sums),
+        program_(sums.program),
+        group_(group),
+        config_(config),
+        kept_(KeptMap(group, config)),
+        summed_(SummedMap(group, config)),
+        inputs_(group.parameters.size()) {}
+
+  std::string Write() {
+    WriteSizes();
+    WriteArguments();
+    WriteScalars();
+    WriteKept();
+    WriteOperands();
+    WriteResults();
+    WriteProgram();
+    WriteStoreSums();
+    text_ << kSumToSource;
+    return text_.str();
+  }
+
+ private:
+  DType TypeOf(size_t t) const { return ParameterType(sums_, group_.parameters[t]); }
+  std::string Storage(size_t t) const { return StorageType(TypeOf(t)); }
+  std::string Pointer(size_t t) const { return "(const " + Storage(t) + "*)a.in[" + std::to_string(t) + "]"; }
+  std::string VectorOf(size_t t) const {
+    return "Vector<" + Storage(t) + ", " + (IsVector(group_, t) ? "VECTOR" : "1") + "> p" + std::to_string(t);
+  }
+
+  void WriteSizes() {
+    text_ << kCommonSource << "\n"
+          << kPointwiseSource << "\n"
+          << "#define VECTOR " << config_.vector << "\n"
+          << "#define ITEMS " << config_.items << "\n"
+          << "#define ALONG " << config_.along << "\n"
+          << "#define KEPT_THREADS " << config_.kept_threads << "\n"
+          << "#define SUMMED_THREADS " << config_.summed_threads
+          << "\n"
+          // Left to itself the compiler keeps some of so many sums, or of the addresses of single elements, in memory.
+          << "#define BOUNDS KEPT_THREADS * SUMMED_THREADS"
+          << (group_.sums.size() > 4 ? ", 1"
+              : config_.vector == 1  ? ", 4"
+                                     : "")
+          << "\n"
+          << "#define EACH_SUM(DO)";
+    for (size_t n = 0; n < group_.sums.size(); ++n)
+      text_ << " DO(" << n << ", " << ComputeType(SumType(sums_, group_.sums[n])) << ")";
+  }
+
+  void WriteArguments() {
+    size_t sum_results = 0;
+    for (const size_t s : group_.sums) sum_results += sums_.sums[s].results.size();
+    text_ << "\ntypedef unsigned " << (config_.wide ? "long long" : "int") << " index_t;\n\n"
+          << "struct Arguments {\n  const void* in[" << std::max<size_t>(1, inputs_) << "];\n  void* out["
+          << group_.results.size() + sum_results << "];\n  void* partial[" << group_.sums.size()
+          << "];\n  unsigned long long kept, summed, kept_blocks, chunk_size, chunks, sums, adders;\n"
+          << kept_.EmitMembers() << summed_.EmitMembers() << "};\n\n";
+  }
+
+  void WriteScalars() {
+    text_ << "struct Scalars {\n";
+    for (size_t t = 0; t < inputs_; ++t)
+      if (IsScalar(group_, t)) text_ << "  Vector<" << Storage(t) << ", 1> p" << t << ";\n";
+    text_ << "  __device__ __forceinline__ Scalars(const Arguments& a) {\n";
+    for (size_t t = 0; t < inputs_; ++t)
+      if (IsScalar(group_, t)) text_ << "    p" << t << ".load(" << Pointer(t) << ");\n";
+    text_ << "  }\n};\n\n";
+  }
+
+  void WriteKept() {
+    text_ << "struct Kept {\n";
+    for (const size_t t : Tensors(group_)) text_ << "  unsigned long long at" << t << ";\n";
+    for (size_t t = 0; t < inputs_; ++t)
+      if (!IsScalar(group_, t) && IsKept(group_, t)) text_ << "  " << VectorOf(t) << ";\n";
+    text_ << "  __device__ __forceinline__ Kept(const Arguments& a, index_t k) {\n" << kept_.EmitOffsets("    ");
+    for (const size_t t : Tensors(group_)) text_ << "    at" << t << " = " << kept_.OffsetOf(t) << ";\n";
+    for (size_t t = 0; t < inputs_; ++t)
+      if (!IsScalar(group_, t) && IsKept(group_, t))
+        text_ << "    p" << t << ".load(" << Pointer(t) << " + at" << t << ");\n";
+    text_ << "  }\n};\n\n";
+  }
+
+  void WriteOperands() {
+    text_ << "struct Operands {\n";
+    for (size_t t = 0; t < inputs_; ++t)
+      if (!IsKept(group_, t)) text_ << "  " << VectorOf(t) << ";\n";
+    text_ << "  __device__ __forceinline__ void load(const Arguments& a, const Kept& at, index_t r) {\n"
+          << summed_.EmitOffsets("    ");
+    for (size_t t = 0; t < inputs_; ++t)
+      if (!IsKept(group_, t))
+        text_ << "    p" << t << (config_.stream && group_.axes.is_linear(t) ? ".load_once(" : ".load(") << Pointer(t)
+              << " + at.at" << t << " + " << summed_.OffsetOf(t) << ");\n";
+    text_ << "  }\n};\n\n";
+  }
+
+  void WriteResults() {
+    text_ << "struct Results {\n";
+    for (size_t n = 0; n < group_.results.size(); ++n) {
+      const DType type = ResultType(sums_, group_.results[n]);
+      text_ << "  Vector<" << StorageType(type) << ", VECTOR> r" << n << ";\n  __device__ __forceinline__ void set" << n
+            << "(int j, " << ComputeType(type) << " x) {\n    " << StorageType(type)
+            << " stored;\n    from_compute(x, stored);\n    r" << n << ".set(j, stored);\n  }\n";
+    }
+    text_ << "  __device__ __forceinline__ void store(const Arguments& a, const Kept& at, index_t r) const {\n";
+    if (!group_.results.empty()) text_ << summed_.EmitOffsets("    ");
+    for (size_t n = 0; n < group_.results.size(); ++n)
+      text_ << "    r" << n << (config_.stream ? ".store_once((" : ".store((")
+            << StorageType(ResultType(sums_, group_.results[n])) << "*)a.out[" << n << "] + at.at" << inputs_ << " + "
+            << summed_.OffsetOf(inputs_) << ");\n";
+    text_ << "  }\n};\n\n";
+  }
+
+  void WriteProgram() {
+    text_ << "struct Terms;\n"
+          << "template <typename T>\n__device__ __forceinline__ void apply(const Operands& operands, const Kept& at, "
+             "const Scalars& scalars, int j, Results& results, T& terms) {\n";
+    for (size_t t = 0; t < inputs_; ++t)
+      text_ << "  const " << ComputeType(TypeOf(t)) << " v" << program_.parameters()[group_.parameters[t]]
+            << " = to_compute("
+            << (IsScalar(group_, t) ? "scalars.p"
+                : IsKept(group_, t) ? "at.p"
+                                    : "operands.p")
+            << t << (!IsScalar(group_, t) && IsVector(group_, t) ? "[j]" : "[0]") << ");\n";
+    text_ << EmitCuda(program_, group_.statements, "  ");
+    for (size_t n = 0; n < group_.results.size(); ++n)
+      text_ << "  results.set" << n << "(j, v" << program_.results()[group_.results[n]] << ");\n";
+    for (size_t n = 0; n < group_.sums.size(); ++n)
+      text_ << "  terms.t" << n << "[j] = v" << sums_.sums[group_.sums[n]].operand << ";\n";
+    text_ << "}\n\n";
+  }
+
+  void WriteStoreSums() {
+    text_ << "__device__ __forceinline__ void store_sums(const Arguments& a, unsigned long long element";
+    for (const size_t s : group_.sums) text_ << ", " << ComputeType(SumType(sums_, s)) << " v" << sums_.sums[s].value;
+    text_ << ") {\n";
+    size_t out = group_.results.size();
+    for (const size_t s : group_.sums) {
+      text_ << EmitCuda(program_, sums_.sums[s].casts, "  ");
+      for (const size_t r : sums_.sums[s].results)
+        text_ << "  from_compute(v" << program_.results()[r] << ", ((" << StorageType(ResultType(sums_, r))
+              << "*)a.out[" << out++ << "])[element]);\n";
+    }
+    text_ << "}\n\n";
+  }
+
+  const SumProgram& sums_;
+  const Program& program_;
+  const SumGroup& group_;
+  const SumConfig& config_;
+  const IndexMap kept_, summed_;
+  const size_t inputs_;  // and the number of the whole results' tensor
+  std::ostringstream text_;
+};
+
+}  // namespace
+
 std::string SumSource(const SumProgram& sums, const SumGroup& group, const SumConfig& config) {
-  const Program& program = sums.program;
-  const size_t inputs = group.parameters.size(), whole = inputs;
-  const IndexMap kept = KeptMap(group, config), summed = SummedMap(group, config);
-  const auto dtype = [&](size_t t) { return ParameterType(sums, group.parameters[t]); };
-  const auto value = [&](size_t t) { return program.parameters()[group.parameters[t]]; };
-  const auto storage = [&](size_t t) { return StorageType(dtype(t)); };
-  const auto pointer = [&](size_t t) { return "(const " + storage(t) + "*)a.in[" + std::to_string(t) + "]"; };
-  const auto vector = [&](size_t t) {
-    return "Vector<" + storage(t) + ", " + (IsVector(group, t) ? "VECTOR" : "1") + "> p" + std::to_string(t);
-  };
-  size_t sum_results = 0;
-  for (const size_t s : group.sums) sum_results += sums.sums[s].results.size();
-  std::ostringstream text;
-  text << kCommonSource << "\n"
-       << kPointwiseSource << "\n"
-       << "#define VECTOR " << config.vector << "\n"
-       << "#define ITEMS " << config.items << "\n"
-       << "#define ALONG " << config.along << "\n"
-       << "#define KEPT_THREADS " << config.kept_threads << "\n"
-       << "#define SUMMED_THREADS " << config.summed_threads
-       << "\n"
-       // Left to itself the compiler keeps some of so many sums, or of the addresses of single elements, in memory.
-       << "#define BOUNDS KEPT_THREADS * SUMMED_THREADS"
-       << (group.sums.size() > 4 ? ", 1"
-           : config.vector == 1  ? ", 4"
-                                 : "")
-       << "\n"
-       << "#define EACH_SUM(DO)";
-  for (size_t n = 0; n < group.sums.size(); ++n)
-    text << " DO(" << n << ", " << ComputeType(SumType(sums, group.sums[n])) << ")";
-  text << "\ntypedef unsigned " << (config.wide ? "long long" : "int") << " index_t;\n\n"
-       << "struct Arguments {\n  const void* in[" << std::max<size_t>(1, inputs) << "];\n  void* out["
-       << group.results.size() + sum_results << "];\n  void* partial[" << group.sums.size()
-       << "];\n  unsigned long long kept, summed, kept_blocks, chunk_size, chunks, sums, adders;\n"
-       << kept.EmitMembers() << summed.EmitMembers() << "};\n\n";
-
-  text << "struct Scalars {\n";
-  for (size_t t = 0; t < inputs; ++t)
-    if (IsScalar(group, t)) text << "  Vector<" << storage(t) << ", 1> p" << t << ";\n";
-  text << "  __device__ __forceinline__ Scalars(const Arguments& a) {\n";
-  for (size_t t = 0; t < inputs; ++t)
-    if (IsScalar(group, t)) text << "    p" << t << ".load(" << pointer(t) << ");\n";
-  text << "  }\n};\n\n";
-
-  text << "struct Kept {\n";
-  for (const size_t t : Tensors(group)) text << "  unsigned long long at" << t << ";\n";
-  for (size_t t = 0; t < inputs; ++t)
-    if (!IsScalar(group, t) && IsKept(group, t)) text << "  " << vector(t) << ";\n";
-  text << "  __device__ __forceinline__ Kept(const Arguments& a, index_t k) {\n" << kept.EmitOffsets("    ");
-  for (const size_t t : Tensors(group)) text << "    at" << t << " = " << kept.OffsetOf(t) << ";\n";
-  for (size_t t = 0; t < inputs; ++t)
-    if (!IsScalar(group, t) && IsKept(group, t))
-      text << "    p" << t << ".load(" << pointer(t) << " + at" << t << ");\n";
-  text << "  }\n};\n\n";
-
-  text << "struct Operands {\n";
-  for (size_t t = 0; t < inputs; ++t)
-    if (!IsKept(group, t)) text << "  " << vector(t) << ";\n";
-  text << "  __device__ __forceinline__ void load(const Arguments& a, const Kept& at, index_t r) {\n"
-       << summed.EmitOffsets("    ");
-  for (size_t t = 0; t < inputs; ++t)
-    if (!IsKept(group, t))
-      text << "    p" << t << (config.stream && group.axes.is_linear(t) ? ".load_once(" : ".load(") << pointer(t)
-           << " + at.at" << t << " + " << summed.OffsetOf(t) << ");\n";
-  text << "  }\n};\n\n";
-
-  text << "struct Results {\n";
-  for (size_t n = 0; n < group.results.size(); ++n) {
-    const DType type = ResultType(sums, group.results[n]);
-    text << "  Vector<" << StorageType(type) << ", VECTOR> r" << n << ";\n  __device__ __forceinline__ void set" << n
-         << "(int j, " << ComputeType(type) << " x) {\n    " << StorageType(type)
-         << " stored;\n    from_compute(x, stored);\n    r" << n << ".set(j, stored);\n  }\n";
-  }
-  text << "  __device__ __forceinline__ void store(const Arguments& a, const Kept& at, index_t r) const {\n";
-  if (!group.results.empty()) text << summed.EmitOffsets("    ");
-  for (size_t n = 0; n < group.results.size(); ++n)
-    text << "    r" << n << (config.stream ? ".store_once((" : ".store((")
-         << StorageType(ResultType(sums, group.results[n])) << "*)a.out[" << n << "] + at.at" << whole << " + "
-         << summed.OffsetOf(whole) << ");\n";
-  text << "  }\n};\n\n";
-
-  text << "struct Terms;\n"
-       << "template <typename T>\n__device__ __forceinline__ void apply(const Operands& operands, const Kept& at, "
-          "const Scalars& scalars, int j, Results& results, T& terms) {\n";
-  for (size_t t = 0; t < inputs; ++t)
-    text << "  const " << ComputeType(dtype(t)) << " v" << value(t) << " = to_compute("
-         << (IsScalar(group, t) ? "scalars.p"
-             : IsKept(group, t) ? "at.p"
-                                : "operands.p")
-         << t << (!IsScalar(group, t) && IsVector(group, t) ? "[j]" : "[0]") << ");\n";
-  text << EmitCuda(program, group.statements, "  ");
-  for (size_t n = 0; n < group.results.size(); ++n)
-    text << "  results.set" << n << "(j, v" << program.results()[group.results[n]] << ");\n";
-  for (size_t n = 0; n < group.sums.size(); ++n)
-    text << "  terms.t" << n << "[j] = v" << sums.sums[group.sums[n]].operand << ";\n";
-  text << "}\n\n";
-
-  text << "__device__ __forceinline__ void store_sums(const Arguments& a, unsigned long long element";
-  for (const size_t s : group.sums) text << ", " << ComputeType(SumType(sums, s)) << " v" << sums.sums[s].value;
-  text << ") {\n";
-  size_t out = group.results.size();
-  for (const size_t s : group.sums) {
-    text << EmitCuda(program, sums.sums[s].casts, "  ");
-    for (const size_t r : sums.sums[s].results)
-      text << "  from_compute(v" << program.results()[r] << ", ((" << StorageType(ResultType(sums, r)) << "*)a.out["
-           << out++ << "])[element]);\n";
-  }
-  text << "}\n\n" << kSumToSource;
-  return text.str();
+  return SourceWriter(sums, group, config).Write();
 }
 
 namespace {

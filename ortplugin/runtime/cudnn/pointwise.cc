@@ -52,6 +52,26 @@ bool Commutes(Mode mode) {
          mode == Mode::kAnd || mode == Mode::kOr;
 }
 
+std::optional<double> LiteralOf(const Program& program, ValueId id) {
+  const Value& value = program.value(id);
+  if (value.kind != Value::Kind::kLiteral) return std::nullopt;
+  return RoundTo(value.dtype, value.literal);
+}
+
+bool IsOperand(const Program& program, ValueId id) {
+  for (const Statement& statement : program.statements())
+    for (const ValueId operand : statement.operands)
+      if (operand == id) return true;
+  return false;
+}
+
+// cuDNN's tanh has 17 bits: enough where the convolution's dtype has 11 or fewer.
+Operand ExactEnoughForTanh(const Program& program, Operand x, Op op) {
+  if (SizeOf(program.value(program.parameters().front()).dtype) != 2)
+    throw Unsupported{std::string(NameOf(op)) + " with more than 17 bits"};
+  return x;
+}
+
 class Mapper {
  public:
   explicit Mapper(const Program& program) : program_(program), operands_(program.values().size()) {
@@ -96,26 +116,13 @@ class Mapper {
     return Number(RoundTo(value.dtype, value.literal));
   }
 
-  std::optional<double> LiteralOf(ValueId id) const {
-    const Value& value = program_.value(id);
-    if (value.kind != Value::Kind::kLiteral) return std::nullopt;
-    return RoundTo(value.dtype, value.literal);
-  }
-
-  bool IsOperand(ValueId id) const {
-    for (const Statement& statement : program_.statements())
-      for (const ValueId operand : statement.operands)
-        if (operand == id) return true;
-    return false;
-  }
-
   // A Cast that only widens, or that is rounded where the result is stored, has nothing to do.
   Operand MapCast(const Statement& statement) {
     const DType from = program_.value(statement.operands[0]).dtype, to = program_.value(statement.result).dtype;
     if (!IsFloating(from) || !IsFloating(to))
       throw Unsupported{std::string("Cast from ") + NameOf(from) + " to " + NameOf(to)};
     const bool widens = from == to || to == DType::kDouble || (to == DType::kFloat && from != DType::kDouble);
-    if (!widens && IsOperand(statement.result))
+    if (!widens && IsOperand(program_, statement.result))
       throw Unsupported{std::string("Cast to ") + NameOf(to) + " of a value that is used further"};
     return operands_[statement.operands[0]];
   }
@@ -138,15 +145,15 @@ class Mapper {
         return MapClip(statement);
       case Op::kPow:
         // cuDNN's own power is NaN for every negative base.
-        if (LiteralOf(statement.operands[1]) == 2.0) return AddNode(Mode::kMul, x, x);
-        if (LiteralOf(statement.operands[1]) == 3.0) return AddNode(Mode::kMul, AddNode(Mode::kMul, x, x), x);
+        if (LiteralOf(program_, statement.operands[1]) == 2.0) return AddNode(Mode::kMul, x, x);
+        if (LiteralOf(program_, statement.operands[1]) == 3.0) return AddNode(Mode::kMul, AddNode(Mode::kMul, x, x), x);
         throw Unsupported{"Pow with an exponent that is not 2 or 3"};
       case Op::kSwish:
       case Op::kQuickGelu:
         return AddNode(Mode::kSwish, x, {}, {}, {{abi::kSwishBeta, alpha}});
       case Op::kGelu:
         if (alpha == 0) return AddNode(Mode::kGelu, x);
-        return AddNode(Mode::kGeluTanh, ExactEnoughForTanh(x, statement.op));
+        return AddNode(Mode::kGeluTanh, ExactEnoughForTanh(program_, x, statement.op));
       case Op::kElu:
         return AddNode(Mode::kElu, x, {}, {}, {{abi::kEluAlpha, alpha}});
       case Op::kSelu:
@@ -155,9 +162,9 @@ class Mapper {
       case Op::kSoftplus:
         return Softplus(x);
       case Op::kMish:
-        return AddNode(Mode::kMul, x, AddNode(Mode::kTanh, Softplus(ExactEnoughForTanh(x, statement.op))));
+        return AddNode(Mode::kMul, x, AddNode(Mode::kTanh, Softplus(ExactEnoughForTanh(program_, x, statement.op))));
       case Op::kTanh:
-        return AddNode(Mode::kTanh, ExactEnoughForTanh(x, statement.op));
+        return AddNode(Mode::kTanh, ExactEnoughForTanh(program_, x, statement.op));
       case Op::kMin:
         return MapExtreme(Mode::kMin, statement);
       case Op::kMax:
@@ -192,7 +199,7 @@ class Mapper {
   Operand MapExtreme(Mode mode, const Statement& statement) {
     Operand result = AddNode(mode, operands_[statement.operands[0]], operands_[statement.operands[1]]);
     for (const ValueId id : statement.operands) {
-      const std::optional<double> literal = LiteralOf(id);
+      const std::optional<double> literal = LiteralOf(program_, id);
       if (literal && std::isnan(*literal)) throw Unsupported{"a literal NaN"};
       if (!literal) result = KeepNaN(operands_[id], result);
     }
@@ -201,7 +208,8 @@ class Mapper {
 
   Operand MapClip(const Statement& statement) {
     const Operand x = operands_[statement.operands[0]];
-    const std::optional<double> low = LiteralOf(statement.operands[1]), high = LiteralOf(statement.operands[2]);
+    const std::optional<double> low = LiteralOf(program_, statement.operands[1]),
+                                high = LiteralOf(program_, statement.operands[2]);
     if (!low || !high || std::isnan(*low) || std::isnan(*high)) throw Unsupported{"Clip with bounds that vary"};
     const bool is_relu = *low == 0 && !std::signbit(*low);
     const Operand above = is_relu ? AddNode(Mode::kRelu, x) : AddNode(Mode::kMax, x, operands_[statement.operands[1]]);
@@ -224,13 +232,6 @@ class Mapper {
     return AddNode(Mode::kAdd, AddNode(Mode::kMul, x, Number(slope)), Number(offset));
   }
   Operand UpToOne(Operand x) { return AddNode(Mode::kMin, AddNode(Mode::kRelu, x), Number(1)); }
-
-  // cuDNN's tanh has 17 bits: enough where the convolution's dtype has 11 or fewer.
-  Operand ExactEnoughForTanh(Operand x, Op op) const {
-    if (SizeOf(program_.value(program_.parameters().front()).dtype) != 2)
-      throw Unsupported{std::string(NameOf(op)) + " with more than 17 bits"};
-    return x;
-  }
 
   // Each result has a node of its own, whose value nothing else reads: it is rounded as it is stored.
   void WriteResults() {

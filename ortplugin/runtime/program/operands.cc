@@ -346,6 +346,69 @@ std::string StorageType(DType dtype) {
 
 std::string ComputeType(DType dtype) { return ComputeTypeOf(dtype); }
 
+namespace {
+
+std::string Storage(const Access& access) { return StorageType(access.dtype); }
+// Whether all rows share a vector of it.
+bool IsSharedVector(const Access& access) { return access.is_shared() && access.is_contiguous(); }
+
+// A phase's operands that all rows share, or the others. `inner_terms`: the number of each parameter's first term along
+// a row.
+std::string EmitPhaseOperands(const std::vector<Access>& accesses, const std::vector<size_t>& inner_terms,
+                              const Phase& phase, bool shared) {
+  std::ostringstream text;
+  text << "struct " << phase.name << (shared ? "Shared" : "Row") << " {\n";
+  for (const size_t i : phase.parameters) {
+    if (accesses[i].is_shared() != shared) continue;
+    if (accesses[i].is_scalar()) {
+      text << "  " << Storage(accesses[i]) << " p" << i << ";\n";
+    } else {
+      text << "  Vector<" << Storage(accesses[i]) << ", VECTOR> p" << i << ";\n";
+    }
+  }
+  text << "  __device__ __forceinline__ void load(const Arguments& a, "
+       << (shared ? "const SharedOperands& operands" : "const Offsets& offsets") << ", long long column) {\n";
+  for (const size_t i : phase.parameters) {
+    const Access& access = accesses[i];
+    if (access.is_shared() != shared) continue;
+    const std::string base = "(const " + Storage(accesses[i]) + "*)a.in[" + Number(i) + "]";
+    const std::string row = shared ? "" : access.is_linear() ? " + offsets.linear" : " + offsets.p" + Number(i);
+    if (access.is_scalar()) {
+      text << "    p" << i << " = (" << base << ")[0" << row << "];\n";
+    } else if (shared && IsSharedVector(accesses[i])) {
+      text << "    p" << i << ".load(operands.p" << i << " + column);\n";
+    } else if (access.is_contiguous()) {
+      text << "    p" << i << (access.is_linear() ? ".load_once" : ".load") << "(" << base << row << " + column);\n";
+    } else {
+      text << "#pragma unroll\n    for (int j = 0; j < VECTOR; ++j)\n      p" << i << ".set(j, (" << base << row << ")["
+           << EmitOffset(access.inner, inner_terms[i], "(unsigned)(column + j)", "unsigned") << "]);\n";
+    }
+  }
+  text << "  }\n};\n";
+  return text.str();
+}
+
+std::string EmitPhaseResults(const Program& program, const Phase& phase, bool stream_results) {
+  std::ostringstream text;
+  text << "struct " << phase.name << "Results {\n";
+  const auto result_type = [&](size_t r) { return program.value(program.results()[r]).dtype; };
+  for (const size_t r : phase.results) {
+    text << "  Vector<" << StorageType(result_type(r)) << ", VECTOR> r" << r << ";\n";
+    text << "  __device__ __forceinline__ void set" << r << "(int j, " << ComputeType(result_type(r)) << " x) {\n    "
+         << StorageType(result_type(r)) << " stored;\n    from_compute(x, stored);\n    r" << r
+         << ".set(j, stored);\n  }\n";
+  }
+  text << "  __device__ __forceinline__ void store(const Arguments& a, const Offsets& offsets, long long column) "
+          "const {\n";
+  for (const size_t r : phase.results)
+    text << "    r" << r << (stream_results ? ".store_once" : ".store") << "((" << StorageType(result_type(r))
+         << "*)a.out[" << r << "] + offsets.linear + column);\n";
+  text << "  }\n};\n\n";
+  return text.str();
+}
+
+}  // namespace
+
 std::string EmitOperands(const Program& program, const std::vector<Access>& accesses, const std::vector<Phase>& phases,
                          bool stream_results) {
   std::vector<size_t> outer_terms, inner_terms;  // the number of each parameter's first term
@@ -356,8 +419,6 @@ std::string EmitOperands(const Program& program, const std::vector<Access>& acce
     inner_terms.push_back(terms);
     terms += access.inner.size();
   }
-  const auto storage = [&](size_t i) { return StorageType(accesses[i].dtype); };
-  const auto is_vector = [&](size_t i) { return accesses[i].is_shared() && accesses[i].is_contiguous(); };
   std::ostringstream text;
 
   text << "struct Term {\n  long long divisor, modulus, stride;\n};\n"
@@ -378,64 +439,21 @@ std::string EmitOperands(const Program& program, const std::vector<Access>& acce
 
   text << "struct SharedOperands {\n";
   for (size_t i = 0; i < accesses.size(); ++i)
-    if (is_vector(i)) text << "  const " << storage(i) << "* p" << i << ";\n";
+    if (IsSharedVector(accesses[i])) text << "  const " << Storage(accesses[i]) << "* p" << i << ";\n";
   text << "  __device__ __forceinline__ SharedOperands(const Arguments& a) {\n";
   for (size_t i = 0; i < accesses.size(); ++i)
-    if (is_vector(i)) text << "    p" << i << " = (const " << storage(i) << "*)a.in[" << i << "];\n";
+    if (IsSharedVector(accesses[i]))
+      text << "    p" << i << " = (const " << Storage(accesses[i]) << "*)a.in[" << i << "];\n";
   text << "  }\n";
   text << "  // The same operands, at addresses that the compiler can't know to be the same.\n"
        << "  __device__ __forceinline__ SharedOperands moved(long long by) const {\n    SharedOperands x = *this;\n";
   for (size_t i = 0; i < accesses.size(); ++i)
-    if (is_vector(i)) text << "    x.p" << i << " += by;\n";
+    if (IsSharedVector(accesses[i])) text << "    x.p" << i << " += by;\n";
   text << "    return x;\n  }\n};\n\n";
 
-  for (const Phase& phase : phases) {
-    for (const bool shared : {false, true}) {
-      text << "struct " << phase.name << (shared ? "Shared" : "Row") << " {\n";
-      for (const size_t i : phase.parameters) {
-        if (accesses[i].is_shared() != shared) continue;
-        if (accesses[i].is_scalar()) {
-          text << "  " << storage(i) << " p" << i << ";\n";
-        } else {
-          text << "  Vector<" << storage(i) << ", VECTOR> p" << i << ";\n";
-        }
-      }
-      text << "  __device__ __forceinline__ void load(const Arguments& a, "
-           << (shared ? "const SharedOperands& operands" : "const Offsets& offsets") << ", long long column) {\n";
-      for (const size_t i : phase.parameters) {
-        const Access& access = accesses[i];
-        if (access.is_shared() != shared) continue;
-        const std::string base = "(const " + storage(i) + "*)a.in[" + Number(i) + "]";
-        const std::string row = shared ? "" : access.is_linear() ? " + offsets.linear" : " + offsets.p" + Number(i);
-        if (access.is_scalar()) {
-          text << "    p" << i << " = (" << base << ")[0" << row << "];\n";
-        } else if (shared && is_vector(i)) {
-          text << "    p" << i << ".load(operands.p" << i << " + column);\n";
-        } else if (access.is_contiguous()) {
-          text << "    p" << i << (access.is_linear() ? ".load_once" : ".load") << "(" << base << row
-               << " + column);\n";
-        } else {
-          text << "#pragma unroll\n    for (int j = 0; j < VECTOR; ++j)\n      p" << i << ".set(j, (" << base << row
-               << ")[" << EmitOffset(access.inner, inner_terms[i], "(unsigned)(column + j)", "unsigned") << "]);\n";
-        }
-      }
-      text << "  }\n};\n";
-    }
-    text << "struct " << phase.name << "Results {\n";
-    const auto result_type = [&](size_t r) { return program.value(program.results()[r]).dtype; };
-    for (const size_t r : phase.results) {
-      text << "  Vector<" << StorageType(result_type(r)) << ", VECTOR> r" << r << ";\n";
-      text << "  __device__ __forceinline__ void set" << r << "(int j, " << ComputeType(result_type(r)) << " x) {\n    "
-           << StorageType(result_type(r)) << " stored;\n    from_compute(x, stored);\n    r" << r
-           << ".set(j, stored);\n  }\n";
-    }
-    text << "  __device__ __forceinline__ void store(const Arguments& a, const Offsets& offsets, long long column) "
-            "const {\n";
-    for (const size_t r : phase.results)
-      text << "    r" << r << (stream_results ? ".store_once" : ".store") << "((" << StorageType(result_type(r))
-           << "*)a.out[" << r << "] + offsets.linear + column);\n";
-    text << "  }\n};\n\n";
-  }
+  for (const Phase& phase : phases)
+    text << EmitPhaseOperands(accesses, inner_terms, phase, false)
+         << EmitPhaseOperands(accesses, inner_terms, phase, true) << EmitPhaseResults(program, phase, stream_results);
   return text.str();
 }
 

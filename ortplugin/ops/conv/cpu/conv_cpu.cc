@@ -21,6 +21,66 @@ namespace {
 
 constexpr int kOpset = 11;  // since which Conv and MatMul are what they are
 
+// The number of spatial dimensions, 0 where the node does not say it.
+size_t SpatialOf(const ConvNode& node) {
+  for (size_t i = 0; i < kConvInputs; ++i)
+    if (node.inputs[i].shape.size() > 2) return node.inputs[i].shape.size() - 2;
+  return node.attributes.spatial();
+}
+
+// The result in whose memory the value is made: its own, else the first of its dtype.
+std::optional<size_t> PlaceOf(const Program& program, DType wide) {
+  const std::vector<ValueId>& results = program.results();
+  std::optional<size_t> place;
+  for (size_t r = results.size(); r-- > 0;) {
+    const bool is_value = results[r] == program.parameters()[0];
+    if (program.value(results[r]).dtype != wide) continue;
+    if (is_value) return r;
+    place = r;
+  }
+  return place;
+}
+
+// Whether the shapes of this run let Conv take what their ranks promised.
+bool Fits(const FusedActivation& taken, const ConvShape& shape, const std::vector<Shape>& inputs) {
+  const auto shape_of = [&](size_t parameter) { return inputs[parameter - 1 + kConvInputs]; };
+  if (taken.sum && shape_of(*taken.sum) != shape.result()) return false;
+  return !taken.bias || IsPerChannel(shape_of(*taken.bias), shape.windows.size(), shape.channels_last, shape.filters);
+}
+
+// Whether a convolution is the GEMM of X as it lies, a matrix [pixels, C], and a matrix of the weights.
+bool IsGemm(const ConvShape& shape) {
+  return shape.x_channels_last && shape.groups == 1 &&
+         std::all_of(shape.windows.begin(), shape.windows.end(), [](const Window& window) {
+           return window.kernel == 1 && window.pad_begin == 0 && window.pad_end == 0;
+         });
+}
+
+// Each image is a MatMul of the weights with the pixels under each tap, in double.
+void MultiplyUnfolded(Run& run, const HostScratch& scratch, const StandardOperator& matmul, const ConvShape& shape,
+                      const double* x, const void* w, double* y) {
+  const int64_t size = ElementCount(shape.x_first()) / shape.batch;
+  const int64_t pixels = ElementCount(shape.result_first()) / shape.batch / shape.filters;
+  const int64_t depth = shape.channels / shape.groups * ElementCount(shape.kernel());
+  const HostScratch::Buffer columns =
+      scratch.Take(static_cast<size_t>(ElementCount({shape.groups, depth, pixels})) * sizeof(double));
+  for (int64_t n = 0; n < shape.batch; ++n) {
+    Unfold(run, shape, x + n * size, static_cast<double*>(columns.get()));
+    matmul.Run(run,
+               {{w, ort::kDouble, {shape.groups, shape.filters / shape.groups, depth}},
+                {columns.get(), ort::kDouble, {shape.groups, depth, pixels}}},
+               {{y + n * shape.filters * pixels, ort::kDouble, {shape.groups, shape.filters / shape.groups, pixels}}});
+  }
+}
+
+// The program on the convolution's value and the node's operands.
+void Apply(Run& run, const Program& program, const ProgramSweep::Input& value, const Axes& axes, int64_t count,
+           const std::vector<Tensor>& inputs, const std::vector<void*>& outputs) {
+  std::vector<ProgramSweep::Input> parameters{value};
+  for (size_t i = kConvInputs; i < inputs.size(); ++i) parameters.push_back({inputs[i].data, *FromOrt(inputs[i].type)});
+  ProgramSweep(program, axes, count, parameters, outputs).Run(run);
+}
+
 class CpuConv : public Kernel {
  public:
   explicit CpuConv(const NodeInfo& info)
@@ -30,9 +90,9 @@ class CpuConv : public Kernel {
         kept_(info),
         scratch_(info) {
     if (wide_ == DType::kDouble || node_.attributes.channels_last)
-      product_.emplace(info, "MatMul", "", kOpset, Types(), std::vector<StandardOperator::Attribute>{}, 2, 1);
+      matmul_.emplace(info, "MatMul", "", kOpset, Types(), std::vector<StandardOperator::Attribute>{}, 2, 1);
     if (wide_ == DType::kFloat) {
-      const size_t spatial = Spatial();
+      const size_t spatial = SpatialOf(node_);
       const Shape pads(2 * spatial, 0);
       Convolution(pads, nullptr);
       // Of 16-bit floats and channels last, a residual would have to be converted as a whole.
@@ -76,27 +136,24 @@ class CpuConv : public Kernel {
     if (ElementCount(shape.x()) == 0) return Pad(run, axes, count, inputs, outputs);
     const bool in_blocks =
         blocked_ && NchwcConv::Pays(shape) && Fits(*blocked_taken_, shape, shapes) && blocked_->IsHere(run, scratch_);
-    const bool is_product = !in_blocks && IsProduct(shape);
+    const bool is_gemm = !in_blocks && IsGemm(shape);
     const FusedActivation* taken = nullptr;
     if (in_blocks) taken = &*blocked_taken_;
-    if (!in_blocks && !is_product && taken_ && Fits(*taken_, shape, shapes)) taken = &*taken_;
+    if (!in_blocks && !is_gemm && taken_ && Fits(*taken_, shape, shapes)) taken = &*taken_;
     const Program& program = taken ? taken->rest : node_.program;
-    const std::optional<size_t> place = PlaceOf(program);
+    const std::optional<size_t> place = PlaceOf(program, wide_);
     HostScratch::Buffer buffer(nullptr, {&scratch_});
     if (!place) buffer = scratch_.Take(static_cast<size_t>(count) * SizeOf(wide_));
     void* value = place ? outputs[*place] : buffer.get();
     if (in_blocks) {
       ConvolveBlocks(run, shape, inputs, *taken, static_cast<float*>(value));
-    } else if (is_product) {
+    } else if (is_gemm) {
       MultiplyPixels(run, shape, inputs, value);
     } else {
       Convolve(run, shape, inputs, taken, value);
     }
     if (place && program.statements().empty() && outputs.size() == 1) return;
-    std::vector<ProgramSweep::Input> parameters{{value, wide_}};
-    for (size_t i = kConvInputs; i < inputs.size(); ++i)
-      parameters.push_back({inputs[i].data, *FromOrt(inputs[i].type)});
-    ProgramSweep(program, axes, count, parameters, outputs).Run(run);
+    Apply(run, program, {value, wide_}, axes, count, inputs, outputs);
   }
 
  private:
@@ -108,41 +165,12 @@ class CpuConv : public Kernel {
     const size_t bytes = static_cast<size_t>(count) * SizeOf(wide_);
     const HostScratch::Buffer value = scratch_.Take(bytes);
     std::memset(value.get(), 0, bytes);
-    std::vector<ProgramSweep::Input> parameters{{value.get(), wide_}};
-    for (size_t i = kConvInputs; i < inputs.size(); ++i)
-      parameters.push_back({inputs[i].data, *FromOrt(inputs[i].type)});
-    ProgramSweep(node_.program, axes, count, parameters, outputs).Run(run);
-  }
-
-  size_t Spatial() const {
-    for (size_t i = 0; i < kConvInputs; ++i)
-      if (node_.inputs[i].shape.size() > 2) return node_.inputs[i].shape.size() - 2;
-    return node_.attributes.spatial();
+    Apply(run, node_.program, {value.get(), wide_}, axes, count, inputs, outputs);
   }
 
   FusedActivation Take(size_t spatial, bool sum, bool activation) const {
     const std::vector<TensorType> operands(node_.inputs.begin() + kConvInputs, node_.inputs.end());
     return TakeFusedActivation(node_.program, operands, spatial, node_.attributes.channels_last, sum, activation);
-  }
-
-  // The result in whose memory the value is made: its own, else the first of its dtype.
-  std::optional<size_t> PlaceOf(const Program& program) const {
-    const std::vector<ValueId>& results = program.results();
-    std::optional<size_t> place;
-    for (size_t r = results.size(); r-- > 0;) {
-      const bool is_value = results[r] == program.parameters()[0];
-      if (program.value(results[r]).dtype != wide_) continue;
-      if (is_value) return r;
-      place = r;
-    }
-    return place;
-  }
-
-  // Whether the shapes of this run let Conv take what their ranks promised.
-  static bool Fits(const FusedActivation& taken, const ConvShape& shape, const std::vector<Shape>& inputs) {
-    const auto shape_of = [&](size_t parameter) { return inputs[parameter - 1 + kConvInputs]; };
-    if (taken.sum && shape_of(*taken.sum) != shape.result()) return false;
-    return !taken.bias || IsPerChannel(shape_of(*taken.bias), shape.windows.size(), shape.channels_last, shape.filters);
   }
 
   // ORT's Conv with this padding and what it takes of the program, made once for each.
@@ -183,7 +211,8 @@ class CpuConv : public Kernel {
     if (last && shape.filters > 1 && pixels > 1) first = scratch_.Take(static_cast<size_t>(count) * SizeOf(wide_));
     void* made = first != nullptr ? first.get() : value;
     if (wide_ == DType::kDouble) {
-      Multiply(run, shape, static_cast<const double*>(data.data()), filters, static_cast<double*>(made));
+      MultiplyUnfolded(run, scratch_, *matmul_, shape, static_cast<const double*>(data.data()), filters,
+                       static_cast<double*>(made));
     } else {
       std::vector<Tensor> given{{data.data(), ort::kFloat, shape.x_first()}, {filters, ort::kFloat, shape.w_first()}};
       const std::optional<HostOperand> bias = Bias(run, inputs, taken);
@@ -214,14 +243,6 @@ class CpuConv : public Kernel {
     return HostOperand(&run, scratch_, dtype_, operand.data, operand.shape, false);
   }
 
-  // Whether a convolution is the GEMM of X as it lies, a matrix [pixels, C], and a matrix of the weights.
-  static bool IsProduct(const ConvShape& shape) {
-    return shape.x_channels_last && shape.groups == 1 &&
-           std::all_of(shape.windows.begin(), shape.windows.end(), [](const Window& window) {
-             return window.kernel == 1 && window.pad_begin == 0 && window.pad_end == 0;
-           });
-  }
-
   void MultiplyPixels(Run& run, const ConvShape& shape, const std::vector<Tensor>& inputs, void* value) const {
     const int64_t pixels = ElementCount(shape.result()) / shape.filters, channels = shape.channels;
     HostScratch::Buffer kept(nullptr, {&scratch_});
@@ -240,26 +261,10 @@ class CpuConv : public Kernel {
         scratch_.Take(static_cast<size_t>(shape.filters * channels) * SizeOf(wide_));
     Transpose(&run, weights_ ? weights_->data() : weights->data(), transposed_weights.get(), 1, shape.filters, channels,
               SizeOf(wide_));
-    product_->Run(run,
-                  {{data.data(), ToOrt(wide_), {pixels, channels}},
-                   {transposed_weights.get(), ToOrt(wide_), {channels, shape.filters}}},
-                  {{value, ToOrt(wide_), {pixels, shape.filters}}});
-  }
-
-  void Multiply(Run& run, const ConvShape& shape, const double* x, const void* w, double* y) const {
-    const int64_t size = ElementCount(shape.x_first()) / shape.batch;
-    const int64_t pixels = ElementCount(shape.result_first()) / shape.batch / shape.filters;
-    const int64_t depth = shape.channels / shape.groups * ElementCount(shape.kernel());
-    const HostScratch::Buffer columns =
-        scratch_.Take(static_cast<size_t>(ElementCount({shape.groups, depth, pixels})) * sizeof(double));
-    for (int64_t n = 0; n < shape.batch; ++n) {
-      Unfold(run, shape, x + n * size, static_cast<double*>(columns.get()));
-      product_->Run(
-          run,
-          {{w, ort::kDouble, {shape.groups, shape.filters / shape.groups, depth}},
-           {columns.get(), ort::kDouble, {shape.groups, depth, pixels}}},
-          {{y + n * shape.filters * pixels, ort::kDouble, {shape.groups, shape.filters / shape.groups, pixels}}});
-    }
+    matmul_->Run(run,
+                 {{data.data(), ToOrt(wide_), {pixels, channels}},
+                  {transposed_weights.get(), ToOrt(wide_), {channels, shape.filters}}},
+                 {{value, ToOrt(wide_), {pixels, shape.filters}}});
   }
 
   ConvNode node_;
@@ -270,7 +275,7 @@ class CpuConv : public Kernel {
   std::optional<FusedActivation> taken_;  // by Conv, where a run's shapes fit
   std::optional<NchwcConv> blocked_;
   std::optional<FusedActivation> blocked_taken_;
-  std::optional<StandardOperator> product_;  // of matrices
+  std::optional<StandardOperator> matmul_;
   mutable std::mutex mutex_;
   // By padding, and whether they take a part of the program.
   mutable std::map<std::pair<Shape, bool>, std::unique_ptr<StandardOperator>> convolutions_;

@@ -163,11 +163,11 @@ int64_t NchwcConv::Block(ortplugin::Run& run, const NodeInfo& info, const HostSc
       } catch (const Error&) {
         continue;  // the shape of another size
       }
-      const auto end = std::find(blocks.begin(), blocks.end(), kUntouched) - blocks.begin();
-      if (end == size && IsRight(run, info, scratch, size, size, 1) && IsRight(run, info, scratch, size, 3, 1) &&
+      const auto written = std::find(blocks.begin(), blocks.end(), kUntouched) - blocks.begin();
+      if (written == size && IsRight(run, info, scratch, size, size, 1) && IsRight(run, info, scratch, size, 3, 1) &&
           IsRight(run, info, scratch, size, 2 * size, 2 * size))
         block = size;
-      if (end == size) break;
+      if (written == size) break;
     }
   } catch (const Error&) {  // an ONNX Runtime without these operators
     block = 0;

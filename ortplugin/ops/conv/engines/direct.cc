@@ -214,182 +214,251 @@ std::optional<DirectConfig> ConfigureDirect(const DirectConv& conv, const cuda::
   return best;
 }
 
-std::string DirectSource(const DirectConv& conv, const Program& program, const Axes& axes, const DirectConfig& config) {
-  const size_t inputs = program.parameters().size(), outputs = program.results().size();
-  const IndexMap map = MapOf(conv, axes, config);
-  const std::vector<size_t> repeated = Repeated(conv, axes);
-  const bool across = IsAcross(axes, config);
-  const auto type = [&](size_t i) { return program.value(program.parameters()[i]).dtype; };
-  const auto result_type = [&](size_t r) { return program.value(program.results()[r]).dtype; };
-  const auto is_repeated = [&](size_t i) { return std::count(repeated.begin(), repeated.end(), i) > 0; };
-  const auto is_of_channel = [&](size_t i) { return IsOfChannel(conv, axes, i); };
-  const auto is_row_value = [&](size_t i) {
-    return (is_repeated(i) || is_of_channel(i)) && !across && axes.strides[i].back() == 0;
-  };
-  // Operands of a channel stand in shared memory, as far as there is room: there they are read early.
-  int64_t room = kSharedBytes - SharedBytes(conv, config);
-  std::vector<bool> is_shared(inputs);
-  for (size_t i = 1; i < inputs; ++i) {
-    const int64_t bytes = RoundUp(static_cast<int64_t>(SizeOf(type(i))) * config.block_maps, 8);
-    is_shared[i] = is_of_channel(i) && bytes <= room;
-    if (is_shared[i]) room -= bytes;
+namespace {
+
+// How the operands of an epilogue are read.
+class EpilogueOperands {
+ protected:
+  EpilogueOperands(const DirectConv& conv, const Program& program, const Axes& axes, const DirectConfig& config)
+      : conv_(conv),
+        program_(program),
+        axes_(axes),
+        config_(config),
+        map_(MapOf(conv, axes, config)),
+        repeated_(Repeated(conv, axes)),
+        across_(IsAcross(axes, config)),
+        inputs_(program.parameters().size()),
+        outputs_(program.results().size()),
+        is_shared_(inputs_) {
+    // Operands of a channel stand in shared memory, as far as there is room: there they are read early.
+    int64_t room = kSharedBytes - SharedBytes(conv, config);
+    for (size_t i = 1; i < inputs_; ++i) {
+      const int64_t bytes = RoundUp(static_cast<int64_t>(SizeOf(TypeOf(i))) * config.block_maps, 8);
+      is_shared_[i] = IsOfChannel(conv, axes, i) && bytes <= room;
+      if (is_shared_[i]) room -= bytes;
+    }
+    // With no other operands the thread that makes a sum finishes it: fewer loads than for the rows that are written.
+    is_finished_ = outputs_ == 1 && ResultType(0) == DType::kFloat;
+    for (size_t i = 1; i < inputs_; ++i) is_finished_ = is_finished_ && (IsScalar(axes, i) || is_shared_[i]);
+    for (size_t i = 1; i < inputs_; ++i)
+      are_constant_ =
+          are_constant_ && (!is_shared_[i] || (i <= conv.constant_operands.size() && conv.constant_operands[i - 1]));
   }
-  // With no other operands the thread that makes a sum finishes it: fewer loads than for the rows that are written.
-  bool is_finished = outputs == 1 && result_type(0) == DType::kFloat;
-  for (size_t i = 1; i < inputs; ++i) is_finished = is_finished && (IsScalar(axes, i) || is_shared[i]);
-  const auto pointer = [&](size_t i) {
-    return "(const " + StorageType(type(i)) + "*)a.in[" + std::to_string(i + 1) + "]";
-  };
-  std::ostringstream text;
-  text << kCommonSource << "\n" << kPointwiseSource << "\n";
-  const auto define = [&](const char* name, int64_t value) { text << "#define " << name << " " << value << "\n"; };
-  define("CHANNELS", conv.channels);
-  define("OUTPUTS", conv.outputs);
-  define("GROUPS", conv.groups);
-  const std::pair<const char*, const int64_t*> sizes[] = {{"IMAGE_", conv.image},
-                                                          {"OUT_", conv.output},
-                                                          {"KERNEL_", conv.kernel},
-                                                          {"STRIDE_", conv.strides},
-                                                          {"DILATION_", conv.dilations}};
-  for (const auto& [name, pair] : sizes) {
-    define((std::string(name) + "H").c_str(), pair[0]);
-    define((std::string(name) + "W").c_str(), pair[1]);
+
+  DType TypeOf(size_t i) const { return program_.value(program_.parameters()[i]).dtype; }
+  DType ResultType(size_t r) const { return program_.value(program_.results()[r]).dtype; }
+  std::string Storage(size_t i) const { return StorageType(TypeOf(i)); }
+  std::string Pointer(size_t i) const { return "(const " + Storage(i) + "*)a.in[" + std::to_string(i + 1) + "]"; }
+  bool IsRowValue(size_t i) const {
+    const bool is_repeated = std::count(repeated_.begin(), repeated_.end(), i) > 0;
+    return (is_repeated || IsOfChannel(conv_, axes_, i)) && !across_ && axes_.strides[i].back() == 0;
   }
-  define("PAD_TOP", conv.pads[0]);
-  define("PAD_LEFT", conv.pads[1]);
-  define("IMAGES", config.images);
-  define("ROWS", config.rows);
-  define("MAPS", config.maps);
-  define("STRIP", config.strip);
-  define("BLOCK_MAPS", config.block_maps);
-  define("CHUNK", config.chunk);
-  define("ROW_PITCH", config.row_pitch);
-  define("IMAGE_PITCH", config.image_pitch);
-  define("VECTOR", config.vector);
-  define("THREADS", config.threads);
-  define("MIN_BLOCKS", config.min_blocks);
-  define("CONSTANT_WEIGHTS", conv.constant_weights);
-  define("ROTATED_FILTERS", conv.rotated_filters);
-  bool are_constant = true;
-  for (size_t i = 1; i < inputs; ++i)
-    are_constant =
-        are_constant && (!is_shared[i] || (i <= conv.constant_operands.size() && conv.constant_operands[i - 1]));
-  define("CONSTANT_OPERANDS", are_constant);
-  // Vectors of operands that a thread loads before it needs the first, as far as registers are left.
-  int64_t held = 1;
-  for (size_t i = 1; i < inputs; ++i)
-    if (!IsScalar(axes, i) && !is_shared[i])
-      held += static_cast<int64_t>(SizeOf(type(i))) * (is_row_value(i) ? 1 : config.vector);
-  define("AHEAD", std::clamp<int64_t>(64 / held, 1, 4));
-  text << "typedef " << StorageType(type(0)) << " storage_t;\n"
-       << "typedef unsigned " << (config.wide ? "long long" : "int") << " index_t;\n\n"
-       << "struct Arguments {\n  const void* in[" << inputs + 1 << "];\n  void* out[" << outputs
-       << "];\n  unsigned long long images;\n"
-       << map.EmitMembers() << "};\n\n";
+
+  const DirectConv& conv_;
+  const Program& program_;
+  const Axes& axes_;
+  const DirectConfig& config_;
+  const IndexMap map_;
+  const std::vector<size_t> repeated_;
+  const bool across_;
+  const size_t inputs_, outputs_;
+  std::vector<bool> is_shared_;  // by parameter
+  bool is_finished_ = false, are_constant_ = true;
+};
+
+// Writes the text in front of direct.cu: sizes as macros, operands and results, and the program.
+class SourceWriter : EpilogueOperands {
+ public:
+  SourceWriter(const DirectConv& conv, const Program& program, const Axes& axes, const DirectConfig& config)
+      : EpilogueOperands(conv, program, axes, config) {}
+
+  std::string Write() {
+    text_ << kCommonSource << "\n" << kPointwiseSource << "\n";
+    WriteSizes();
+    WriteArguments();
+    WriteScalars();
+    WriteSharedOperands();
+    WriteOperands();
+    WriteResults();
+    WriteProgram();
+    text_ << kConvDirectSource;
+    return text_.str();
+  }
+
+ private:
+  void Define(const std::string& name, int64_t value) { text_ << "#define " << name << " " << value << "\n"; }
+
+  void WriteSizes() {
+    Define("CHANNELS", conv_.channels);
+    Define("OUTPUTS", conv_.outputs);
+    Define("GROUPS", conv_.groups);
+    const std::pair<const char*, const int64_t*> sizes[] = {{"IMAGE_", conv_.image},
+                                                            {"OUT_", conv_.output},
+                                                            {"KERNEL_", conv_.kernel},
+                                                            {"STRIDE_", conv_.strides},
+                                                            {"DILATION_", conv_.dilations}};
+    for (const auto& [name, pair] : sizes) {
+      Define(std::string(name) + "H", pair[0]);
+      Define(std::string(name) + "W", pair[1]);
+    }
+    Define("PAD_TOP", conv_.pads[0]);
+    Define("PAD_LEFT", conv_.pads[1]);
+    Define("IMAGES", config_.images);
+    Define("ROWS", config_.rows);
+    Define("MAPS", config_.maps);
+    Define("STRIP", config_.strip);
+    Define("BLOCK_MAPS", config_.block_maps);
+    Define("CHUNK", config_.chunk);
+    Define("ROW_PITCH", config_.row_pitch);
+    Define("IMAGE_PITCH", config_.image_pitch);
+    Define("VECTOR", config_.vector);
+    Define("THREADS", config_.threads);
+    Define("MIN_BLOCKS", config_.min_blocks);
+    Define("CONSTANT_WEIGHTS", conv_.constant_weights);
+    Define("ROTATED_FILTERS", conv_.rotated_filters);
+    Define("CONSTANT_OPERANDS", are_constant_);
+    // Vectors of operands that a thread loads before it needs the first, as far as registers are left.
+    int64_t held = 1;
+    for (size_t i = 1; i < inputs_; ++i)
+      if (!IsScalar(axes_, i) && !is_shared_[i])
+        held += static_cast<int64_t>(SizeOf(TypeOf(i))) * (IsRowValue(i) ? 1 : config_.vector);
+    Define("AHEAD", std::clamp<int64_t>(64 / held, 1, 4));
+  }
+
+  void WriteArguments() {
+    text_ << "typedef " << Storage(0) << " storage_t;\n"
+          << "typedef unsigned " << (config_.wide ? "long long" : "int") << " index_t;\n\n"
+          << "struct Arguments {\n  const void* in[" << inputs_ + 1 << "];\n  void* out[" << outputs_
+          << "];\n  unsigned long long images;\n"
+          << map_.EmitMembers() << "};\n\n";
+  }
 
   // Ordered: the read-only path could be moved in front of the wait for the kernel that writes them.
-  text << "struct Scalars {\n";
-  for (size_t i = 1; i < inputs; ++i)
-    if (IsScalar(axes, i)) text << "  Vector<" << StorageType(type(i)) << ", 1> p" << i << ";\n";
-  text << "  __device__ __forceinline__ Scalars(const Arguments& a) {\n";
-  for (size_t i = 1; i < inputs; ++i)
-    if (IsScalar(axes, i)) text << "    p" << i << ".load_ordered(" << pointer(i) << ");\n";
-  text << "  }\n};\n\n";
+  void WriteScalars() {
+    text_ << "struct Scalars {\n";
+    for (size_t i = 1; i < inputs_; ++i)
+      if (IsScalar(axes_, i)) text_ << "  Vector<" << Storage(i) << ", 1> p" << i << ";\n";
+    text_ << "  __device__ __forceinline__ Scalars(const Arguments& a) {\n";
+    for (size_t i = 1; i < inputs_; ++i)
+      if (IsScalar(axes_, i)) text_ << "    p" << i << ".load_ordered(" << Pointer(i) << ");\n";
+    text_ << "  }\n};\n\n";
+  }
 
   // Of all channels of a block, and of one of them on its way there.
-  text << "struct SharedOperands {\n";
-  for (size_t i = 1; i < inputs; ++i)
-    if (is_shared[i]) text << "  " << StorageType(type(i)) << " p" << i << "[BLOCK_MAPS];\n";
-  text << "};\nstruct ChannelOperands {\n";
-  for (size_t i = 1; i < inputs; ++i)
-    if (is_shared[i]) text << "  Vector<" << StorageType(type(i)) << ", 1> p" << i << ";\n";
-  text << "  __device__ __forceinline__ void load(const Arguments& a, int channel) {\n";
-  for (size_t i = 1; i < inputs; ++i)
-    if (is_shared[i])
-      text << "    p" << i << (are_constant ? ".load(" : ".load_ordered(") << pointer(i) << " + channel);\n";
-  text << "  }\n  __device__ __forceinline__ void store(SharedOperands& shared, int map) const {\n";
-  for (size_t i = 1; i < inputs; ++i)
-    if (is_shared[i]) text << "    shared.p" << i << "[map] = p" << i << ".elements[0];\n";
-  text << "  }\n};\n\n";
+  void WriteSharedOperands() {
+    text_ << "struct SharedOperands {\n";
+    for (size_t i = 1; i < inputs_; ++i)
+      if (is_shared_[i]) text_ << "  " << Storage(i) << " p" << i << "[BLOCK_MAPS];\n";
+    text_ << "};\nstruct ChannelOperands {\n";
+    for (size_t i = 1; i < inputs_; ++i)
+      if (is_shared_[i]) text_ << "  Vector<" << Storage(i) << ", 1> p" << i << ";\n";
+    text_ << "  __device__ __forceinline__ void load(const Arguments& a, int channel) {\n";
+    for (size_t i = 1; i < inputs_; ++i)
+      if (is_shared_[i])
+        text_ << "    p" << i << (are_constant_ ? ".load(" : ".load_ordered(") << Pointer(i) << " + channel);\n";
+    text_ << "  }\n  __device__ __forceinline__ void store(SharedOperands& shared, int map) const {\n";
+    for (size_t i = 1; i < inputs_; ++i)
+      if (is_shared_[i]) text_ << "    shared.p" << i << "[map] = p" << i << ".elements[0];\n";
+    text_ << "  }\n};\n\n";
+  }
 
-  text << "template <int N>\nstruct Operands {\n";
-  for (size_t i = 1; i < inputs; ++i)
-    if (!IsScalar(axes, i) && !is_finished)
-      text << "  Vector<" << StorageType(type(i)) << ", " << (is_row_value(i) ? "1" : "N") << "> p" << i << ";\n";
-  text << "  // map(j): the channel of element j, counted from the block's first, which is number `channel` of y\n"
-          "  template <typename Map>\n  __device__ __forceinline__ void load(const Arguments& a, const SharedOperands& "
-          "shared, index_t index, int channel, const Map& map) {\n";
-  for (size_t i = 1; i < inputs; ++i) {
-    if (!is_of_channel(i) || is_finished) continue;
-    const std::string number = std::to_string(i), count = is_row_value(i) ? "1" : "N";
-    text << "#pragma unroll\n    for (int j = 0; j < " << count << "; ++j) {\n";
-    if (is_shared[i]) {
-      text << "      p" << number << ".set(j, shared.p" << number << "[map(j)]);\n    }\n";
+  void WriteOperands() {
+    text_ << "template <int N>\nstruct Operands {\n";
+    for (size_t i = 1; i < inputs_; ++i)
+      if (!IsScalar(axes_, i) && !is_finished_)
+        text_ << "  Vector<" << Storage(i) << ", " << (IsRowValue(i) ? "1" : "N") << "> p" << i << ";\n";
+    text_ << "  // map(j): the channel of element j, counted from the block's first, which is number `channel` of y\n"
+             "  template <typename Map>\n  __device__ __forceinline__ void load(const Arguments& a, const "
+             "SharedOperands& shared, index_t index, int channel, const Map& map) {\n";
+    for (size_t i = 1; i < inputs_; ++i)
+      if (IsOfChannel(conv_, axes_, i) && !is_finished_) WriteLoadOfChannel(i);
+    for (size_t i = 1; i < inputs_; ++i)
+      if (IsLinear(axes_, i))
+        text_ << "    p" << i << ".load_ordered(" << Pointer(i) << " + (unsigned long long)index * N);\n";
+    WriteLoadsOfRepeated();
+    text_ << "  }\n};\n\n";
+  }
+
+  void WriteLoadOfChannel(size_t i) {
+    text_ << "#pragma unroll\n    for (int j = 0; j < " << (IsRowValue(i) ? "1" : "N") << "; ++j) {\n";
+    if (is_shared_[i]) {
+      text_ << "      p" << i << ".set(j, shared.p" << i << "[map(j)]);\n    }\n";
     } else {
-      text << "      Vector<" << StorageType(type(i)) << ", 1> x;\n      x.load(" << pointer(i)
-           << " + channel + map(j));\n      p" << number << ".set(j, x.elements[0]);\n    }\n";
+      text_ << "      Vector<" << Storage(i) << ", 1> x;\n      x.load(" << Pointer(i)
+            << " + channel + map(j));\n      p" << i << ".set(j, x.elements[0]);\n    }\n";
     }
   }
-  for (size_t i = 1; i < inputs; ++i)
-    if (IsLinear(axes, i))
-      text << "    p" << i << ".load_ordered(" << pointer(i) << " + (unsigned long long)index * N);\n";
-  if (across && !repeated.empty()) {
-    text << "#pragma unroll\n    for (int j = 0; j < N; ++j) {\n      const index_t element = index * N + j;\n"
-         << map.EmitOffsets("      ");
-    for (const size_t i : repeated)
-      text << "      Vector<" << StorageType(type(i)) << ", 1> x" << i << ";\n      x" << i << ".load(" << pointer(i)
-           << " + " << map.OffsetOf(i) << ");\n      p" << i << ".set(j, x" << i << "[0]);\n";
-    text << "    }\n";
-  } else if (!repeated.empty()) {
-    text << map.EmitOffsets("    ");
-    for (const size_t i : repeated)
-      text << "    p" << i << ".load(" << pointer(i) << " + " << map.OffsetOf(i) << ");\n";
-  }
-  text << "  }\n};\n\n";
 
-  text << "template <int N>\nstruct Results {\n";
-  for (size_t r = 0; r < outputs; ++r) {
-    const std::string stored = StorageType(result_type(r));
-    text << "  Vector<" << stored << ", N> r" << r << ";\n  __device__ __forceinline__ void set" << r << "(int j, "
-         << ComputeType(result_type(r)) << " x) {\n    " << stored << " y;\n    from_compute(x, y);\n    r" << r
-         << ".set(j, y);\n  }\n";
+  void WriteLoadsOfRepeated() {
+    if (repeated_.empty()) return;
+    if (!across_) {
+      text_ << map_.EmitOffsets("    ");
+      for (const size_t i : repeated_)
+        text_ << "    p" << i << ".load(" << Pointer(i) << " + " << map_.OffsetOf(i) << ");\n";
+      return;
+    }
+    text_ << "#pragma unroll\n    for (int j = 0; j < N; ++j) {\n      const index_t element = index * N + j;\n"
+          << map_.EmitOffsets("      ");
+    for (const size_t i : repeated_)
+      text_ << "      Vector<" << Storage(i) << ", 1> x" << i << ";\n      x" << i << ".load(" << Pointer(i) << " + "
+            << map_.OffsetOf(i) << ");\n      p" << i << ".set(j, x" << i << "[0]);\n";
+    text_ << "    }\n";
   }
-  text << "  __device__ __forceinline__ void store(const Arguments& a, index_t index) const {\n";
-  for (size_t r = 0; r < outputs; ++r)
-    text << "    r" << r << ".store((" << StorageType(result_type(r)) << "*)a.out[" << r
-         << "] + (unsigned long long)index * N);\n";
-  text << "  }\n};\n\n";
 
-  std::vector<uint32_t> statements(program.statements().size());
-  std::iota(statements.begin(), statements.end(), 0);
-  const auto emit_program = [&](const char* shared, const char* element) {
-    text << "  const float v" << program.parameters()[0] << " = sum;\n";
-    for (size_t i = 1; i < inputs; ++i)
-      text << "  const " << ComputeType(type(i)) << " v" << program.parameters()[i] << " = to_compute("
-           << (IsScalar(axes, i) ? "scalars.p" : shared) << i
-           << (IsScalar(axes, i) || (is_row_value(i) && !is_finished) ? "[0]" : element) << ");\n";
-    text << EmitCuda(program, statements, "  ");
-  };
-  text << "// A sum of channel `map` of the block, as far as the thread that made it can finish it.\n"
-          "__device__ __forceinline__ float finish(float sum, const SharedOperands& shared, int map, const Scalars& "
-          "scalars) {\n";
-  if (is_finished) {
-    emit_program("shared.p", "[map]");
-    text << "  return v" << program.results()[0] << ";\n}\n";
-  } else {
-    text << "  return sum;\n}\n";
+  void WriteResults() {
+    text_ << "template <int N>\nstruct Results {\n";
+    for (size_t r = 0; r < outputs_; ++r) {
+      const std::string stored = StorageType(ResultType(r));
+      text_ << "  Vector<" << stored << ", N> r" << r << ";\n  __device__ __forceinline__ void set" << r << "(int j, "
+            << ComputeType(ResultType(r)) << " x) {\n    " << stored << " y;\n    from_compute(x, y);\n    r" << r
+            << ".set(j, y);\n  }\n";
+    }
+    text_ << "  __device__ __forceinline__ void store(const Arguments& a, index_t index) const {\n";
+    for (size_t r = 0; r < outputs_; ++r)
+      text_ << "    r" << r << ".store((" << StorageType(ResultType(r)) << "*)a.out[" << r
+            << "] + (unsigned long long)index * N);\n";
+    text_ << "  }\n};\n\n";
   }
-  text << "// The rest.\ntemplate <int N>\n__device__ __forceinline__ void apply(float sum, const Operands<N>& "
-          "operands, "
-          "const Scalars& scalars, int j, Results<N>& results) {\n";
-  if (is_finished) {
-    text << "  results.set0(j, sum);\n";
-  } else {
-    emit_program("operands.p", "[j]");
-    for (size_t r = 0; r < outputs; ++r) text << "  results.set" << r << "(j, v" << program.results()[r] << ");\n";
+
+  void WriteStatements(const char* operands, const char* element) {
+    text_ << "  const float v" << program_.parameters()[0] << " = sum;\n";
+    for (size_t i = 1; i < inputs_; ++i)
+      text_ << "  const " << ComputeType(TypeOf(i)) << " v" << program_.parameters()[i] << " = to_compute("
+            << (IsScalar(axes_, i) ? "scalars.p" : operands) << i
+            << (IsScalar(axes_, i) || (IsRowValue(i) && !is_finished_) ? "[0]" : element) << ");\n";
+    std::vector<uint32_t> statements(program_.statements().size());
+    std::iota(statements.begin(), statements.end(), 0);
+    text_ << EmitCuda(program_, statements, "  ");
   }
-  text << "}\n\n" << kConvDirectSource;
-  return text.str();
+
+  void WriteProgram() {
+    text_ << "// A sum of channel `map` of the block, as far as the thread that made it can finish it.\n"
+             "__device__ __forceinline__ float finish(float sum, const SharedOperands& shared, int map, const Scalars& "
+             "scalars) {\n";
+    if (is_finished_) {
+      WriteStatements("shared.p", "[map]");
+      text_ << "  return v" << program_.results()[0] << ";\n}\n";
+    } else {
+      text_ << "  return sum;\n}\n";
+    }
+    text_ << "// The rest.\ntemplate <int N>\n__device__ __forceinline__ void apply(float sum, const Operands<N>& "
+             "operands, const Scalars& scalars, int j, Results<N>& results) {\n";
+    if (is_finished_) {
+      text_ << "  results.set0(j, sum);\n";
+    } else {
+      WriteStatements("operands.p", "[j]");
+      for (size_t r = 0; r < outputs_; ++r) text_ << "  results.set" << r << "(j, v" << program_.results()[r] << ");\n";
+    }
+    text_ << "}\n\n";
+  }
+
+  std::ostringstream text_;
+};
+
+}  // namespace
+
+std::string DirectSource(const DirectConv& conv, const Program& program, const Axes& axes, const DirectConfig& config) {
+  return SourceWriter(conv, program, axes, config).Write();
 }
 
 std::vector<uint64_t> DirectArguments(const DirectConv& conv, const Program& program, const Axes& axes,

@@ -1,0 +1,286 @@
+#include "ortplugin/ops/conv/conv_plan.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include "ortplugin/ops/conv/engines/direct.h"
+#include "ortplugin/ops/conv/engines/pixel_shuffle.h"
+#include "ortplugin/runtime/ort/scratch.h"
+#include "ortplugin/runtime/round_up.h"
+
+namespace ortplugin {
+namespace {
+
+// Of the node's input: X, W or an operand.
+DType InputType(const Program& program, size_t input) {
+  if (input < kConvInputs) return ValueType(program);
+  return program.value(program.parameters()[input - kConvInputs + 1]).dtype;
+}
+DType ResultType(const Program& program, size_t r) { return program.value(program.results()[r]).dtype; }
+
+DirectConv DirectOf(const ConvShape& shape) {
+  DirectConv conv{};
+  conv.images = shape.batch;
+  conv.groups = shape.groups;
+  conv.channels = shape.channels / shape.groups;
+  conv.outputs = shape.filters / shape.groups;
+  for (size_t i = 0; i < 2; ++i) {
+    const Window& window = shape.windows[i];
+    conv.image[i] = window.size;
+    conv.output[i] = window.out;
+    conv.kernel[i] = window.kernel;
+    conv.strides[i] = window.stride;
+    conv.dilations[i] = window.dilation;
+    conv.pads[i] = window.pad_begin;
+  }
+  return conv;
+}
+
+std::optional<EngineKernel> FindDirect(const ConvCase& conv_case, const ConvShape& shape, const cuda::DeviceFacts& gpu,
+                                       bool only_where_fast) {
+  DirectConv conv = DirectOf(shape);
+  conv.constant_weights = conv_case.constant_weights;
+  conv.constant_operands = conv_case.constant_operands;
+  if (!FitsDirect(conv, ValueType(*conv_case.program)) || (only_where_fast && !IsDirectFast(conv, gpu)))
+    return std::nullopt;
+  const Axes axes = EpilogueAxes(*conv_case.program, kConvInputs, shape.result(), conv_case.shapes);
+  const std::optional<DirectConfig> config = ConfigureDirect(conv, gpu, kMostVector);
+  if (!config) return std::nullopt;
+  return EngineKernel{DirectSource(conv, *conv_case.program, axes, *config), "conv_direct", DirectLaunch(*config, gpu),
+                      DirectArguments(conv, *conv_case.program, axes, *config)};
+}
+
+void Transpose(const ConvPlan::Transposition& transposition, const cuda::DeviceFacts& device, cuda::Stream stream,
+               void* from, void* to) {
+  uint64_t rows = transposition.rows, columns = transposition.columns, count = transposition.count;
+  void* parameters[] = {&from, &to, &rows, &columns, &count};
+  cuda::Launch(device, transposition.kernel, transposition.launch, stream, parameters);
+}
+
+}  // namespace
+
+bool IsEmpty(const ConvCase& conv_case) {
+  return ElementCount(conv_case.shapes[0]) == 0 || ElementCount(conv_case.shapes[1]) == 0;
+}
+
+std::optional<EngineKernel> FindEngine(const ConvCase& conv_case, const ConvShape& shape, const cuda::DeviceFacts& gpu,
+                                       bool only_where_fast) {
+  if (shape.windows.size() != 2 || (conv_case.attributes.transposed && !shape.channels_last)) return std::nullopt;
+  if (!shape.channels_last) return FindDirect(conv_case, shape, gpu, only_where_fast);
+  return FindEngineKernel(*conv_case.program, MakeConvProblem(conv_case, shape), gpu, only_where_fast);
+}
+
+bool ConvPlanner::Prepare(const ConvCase& conv_case, const ConvShape& shape) const {
+  if (IsEmpty(conv_case) || FindEngineFor(conv_case, shape)) return false;
+  const cudnn::PlanText* text = algorithm_.plan ? &*algorithm_.plan : nullptr;
+  if (IsShuffled(conv_case, shape)) {
+    cudnn::Prepare(device_, GemmProblem(conv_case, shape), cudnn::kMostWorkspace, text);
+    return true;
+  }
+  const bool is_split = algorithm_.kind == ConvAlgorithm::Kind::kSplit || !cudnn::RefusalOf(*conv_case.program).empty();
+  cudnn::Version();  // throws where there is none
+  cudnn::Prepare(device_, is_split ? ProblemWithoutEpilogue(conv_case, shape) : ProblemWithEpilogue(conv_case, shape),
+                 cudnn::kMostWorkspace, text);
+  return true;
+}
+
+std::optional<EngineKernel> ConvPlanner::FindEngineFor(const ConvCase& conv_case, const ConvShape& shape) const {
+  if (algorithm_.kind != ConvAlgorithm::Kind::kAuto && algorithm_.kind != ConvAlgorithm::Kind::kOwn)
+    return std::nullopt;
+  return FindEngine(conv_case, shape, device_, algorithm_.kind == ConvAlgorithm::Kind::kAuto);
+}
+
+std::unique_ptr<ConvPlan> ConvPlanner::Make(ConvCase conv_case, const std::vector<size_t>& unaligned) const {
+  const std::vector<Shape>& shapes = conv_case.shapes;
+  // What is copied first is written by the kernel in front.
+  for (const size_t tensor : unaligned) {
+    if (tensor == 1) conv_case.constant_weights = false;
+    if (tensor >= kConvInputs && tensor < shapes.size()) conv_case.constant_operands[tensor - kConvInputs] = false;
+  }
+  const ConvShape shape = FitConv(conv_case.attributes, shapes[0], shapes[1]);
+  auto plan = std::make_unique<ConvPlan>();
+  plan->inputs = shapes.size();
+  plan->shape = shape.result();
+  plan->output = shape.output();
+  EpilogueAxes(*conv_case.program, kConvInputs, plan->shape, shapes);  // throws where one does not broadcast
+  if (IsEmpty(conv_case)) {
+    // Whatever stands there becomes zero.
+    const std::string name = NameOf(ValueType(*conv_case.program));
+    const Program zero =
+        Program::Parse("(" + name + " x) => (" + name + " y) { m = Greater(x, x) y = Where(m, x, 0) }");
+    plan->zeros = PlanPointwise(zero, FitPointwise(zero, {plan->shape}), device_, kMostVector);
+    Split(conv_case, plan.get());
+  } else if (std::optional<EngineKernel> engine_kernel = FindEngineFor(conv_case, shape)) {
+    plan->engine = engine_kernel->Load(device_);
+    plan->launch = engine_kernel->launch;
+    plan->arguments = std::move(engine_kernel->arguments);
+  } else {
+    if (algorithm_.kind == ConvAlgorithm::Kind::kOwn) WarnOfAlgorithm("there is no such kernel for it");
+    FindCudnn(conv_case, shape, plan.get());
+  }
+  if (plan->engine == nullptr) {
+    const int64_t pixels = ElementCount(plan->shape) / shape.batch / shape.filters;
+    if (conv_case.attributes.x_channels_first && !IsEmpty(conv_case))
+      AddTransposition(0, ValueType(*conv_case.program), shape.channels,
+                       ElementCount(shape.x()) / shape.batch / shape.channels, ElementCount(shape.x()), plan.get());
+    for (size_t r = 0; conv_case.attributes.y_channels_first && r < conv_case.program->results().size(); ++r)
+      AddTransposition(shapes.size() + r, ResultType(*conv_case.program, r), pixels, shape.filters,
+                       ElementCount(plan->shape), plan.get());
+  }
+  for (const size_t tensor : unaligned) {
+    const bool is_input = tensor < plan->inputs;
+    plan->copies.Add(
+        tensor,
+        is_input ? InputType(*conv_case.program, tensor) : ResultType(*conv_case.program, tensor - plan->inputs),
+        is_input ? shapes[tensor] : plan->shape, device_);
+  }
+  // Scratch memory holds cuDNN's workspace, the convolution's value, copies of tensors, and transposed tensors.
+  plan->scratch_bytes = plan->value_bytes + plan->copies.bytes();
+  for (const ConvPlan::Transposition& transposition : plan->transpositions) plan->scratch_bytes += transposition.bytes;
+  if (plan->convolution != nullptr) plan->scratch_bytes += ScratchBytes(plan->convolution->workspace_bytes());
+  return plan;
+}
+
+bool ConvPlanner::IsShuffled(const ConvCase& conv_case, const ConvShape& shape) const {
+  if (algorithm_.kind != ConvAlgorithm::Kind::kAuto && algorithm_.kind != ConvAlgorithm::Kind::kShuffle) return false;
+  return FitsPixelShuffle(conv_case, shape) &&
+         (algorithm_.kind == ConvAlgorithm::Kind::kShuffle || IsPixelShuffleFast(conv_case, shape));
+}
+
+// A GEMM and our kernel after it. Returns the reason why there is none, or nothing.
+std::string ConvPlanner::FindShuffle(const ConvCase& conv_case, const ConvShape& shape, ConvPlan* plan) const {
+  if (!IsShuffled(conv_case, shape))
+    return "its kernel overlaps, or its strides, layout, groups or dtype are not those of a shuffle";
+  const cudnn::PlanText* text = algorithm_.plan ? &*algorithm_.plan : nullptr;
+  const cudnn::Found found = cudnn::FindPlan(device_, GemmProblem(conv_case, shape), cudnn::kMostWorkspace, text);
+  if (found.plan == nullptr) return found.refusal;
+  EngineKernel engine_kernel = PixelShuffleKernel(conv_case, shape);
+  plan->convolution = found.plan;
+  plan->value_bytes = ScratchBytes(GemmBytes(conv_case, shape));
+  plan->engine = engine_kernel.Load(device_);
+  plan->launch = engine_kernel.launch;
+  plan->arguments = std::move(engine_kernel.arguments);
+  return "";
+}
+
+void ConvPlanner::FindCudnn(const ConvCase& conv_case, const ConvShape& shape, ConvPlan* plan) const {
+  using Kind = ConvAlgorithm::Kind;
+  if (algorithm_.kind == Kind::kAuto || algorithm_.kind == Kind::kShuffle) {
+    const std::string reason = FindShuffle(conv_case, shape, plan);
+    if (plan->engine != nullptr) return;
+    if (algorithm_.kind == Kind::kShuffle) WarnOfAlgorithm(reason);
+  }
+  const auto find = [&](bool is_split, const cudnn::PlanText* text) {
+    const cudnn::Problem problem =
+        is_split ? ProblemWithoutEpilogue(conv_case, shape) : ProblemWithEpilogue(conv_case, shape);
+    const cudnn::Found found = cudnn::FindPlan(device_, problem, cudnn::kMostWorkspace, text);
+    plan->convolution = found.plan;
+    plan->is_split = is_split;
+    return found.refusal;
+  };
+  std::string refusal;
+  if (algorithm_.plan && algorithm_.kind != Kind::kShuffle) {
+    refusal = find(algorithm_.kind == Kind::kSplit, &*algorithm_.plan);
+    if (plan->convolution == nullptr) WarnOfAlgorithm(refusal);
+  }
+  if (plan->convolution == nullptr && (algorithm_.kind != Kind::kSplit || IsIdentity(*conv_case.program))) {
+    refusal = cudnn::RefusalOf(*conv_case.program);
+    if (refusal.empty()) refusal = find(false, nullptr);
+    if (plan->convolution == nullptr && algorithm_.kind == Kind::kFused && !algorithm_.plan) WarnOfAlgorithm(refusal);
+  }
+  if (plan->convolution == nullptr && !IsIdentity(*conv_case.program)) refusal = find(true, nullptr);
+  if (plan->convolution == nullptr) Fail(cudnn::Version(), " has no plan for it: ", refusal);
+  if (plan->is_split) Split(conv_case, plan);
+}
+
+// The program in a kernel of its own, after the convolution; in its place where a result has its dtype.
+void ConvPlanner::Split(const ConvCase& conv_case, ConvPlan* plan) const {
+  for (size_t r = conv_case.program->results().size(); r-- > 0;)
+    if (ResultType(*conv_case.program, r) == ValueType(*conv_case.program)) plan->value_result = r;
+  if (!plan->value_result)
+    plan->value_bytes =
+        ScratchBytes(static_cast<size_t>(ElementCount(plan->shape)) * SizeOf(ValueType(*conv_case.program)));
+  plan->is_split = !IsIdentity(*conv_case.program);
+  if (!plan->is_split) return;
+  std::vector<Shape> shapes(conv_case.shapes.begin() + 1, conv_case.shapes.end());
+  shapes[0] = plan->shape;
+  plan->epilogue = PlanPointwise(*conv_case.program, FitPointwise(*conv_case.program, shapes), device_, kMostVector);
+}
+
+// Transposes every matrix [rows, columns] of a tensor.
+void ConvPlanner::AddTransposition(size_t tensor, DType dtype, int64_t rows, int64_t columns, int64_t count,
+                                   ConvPlan* plan) const {
+  const size_t size = SizeOf(dtype);
+  const cuda::Function kernel = cuda::Load(device_, TransposeSource(size), "transpose", cuda::Warn);
+  constexpr int64_t kMostBlocks = 1 << 20, kThreads = 256;
+  const cuda::LaunchShape launch{static_cast<unsigned>(std::min(kMostBlocks, DivideUp(count, kThreads))), kThreads};
+  plan->transpositions.push_back({tensor, ScratchBytes(static_cast<size_t>(count) * size), kernel, launch,
+                                  static_cast<uint64_t>(rows), static_cast<uint64_t>(columns),
+                                  static_cast<uint64_t>(count)});
+}
+
+// Once for each node.
+void ConvPlanner::WarnOfAlgorithm(const std::string& reason) const {
+  if (warned_.exchange(true)) return;
+  cuda::Warn("node '" + node_ + "': the algorithm '" + algorithm_.ToString() + "' is not used, but auto: " + reason +
+             ". It was tuned for other shapes, another GPU or another cuDNN; run optimize-model --tune again");
+}
+
+void ConvPlan::Run(const cuda::DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& given,
+                   char* scratch) const {
+  char* const workspace = scratch;
+  if (convolution != nullptr) scratch += ScratchBytes(convolution->workspace_bytes());
+  char* const value = scratch;
+  scratch += value_bytes;
+  const std::vector<void*> aligned = copies.CopyInputs(device, stream, inputs, given, scratch);
+  scratch += copies.bytes();
+  std::vector<void*> addresses = aligned;
+  for (const Transposition& transposition : transpositions) {
+    addresses[transposition.tensor] = scratch;
+    scratch += transposition.bytes;
+    if (transposition.tensor < inputs)
+      Transpose(transposition, device, stream, aligned[transposition.tensor], addresses[transposition.tensor]);
+  }
+  if (engine == nullptr) {
+    RunCudnn(device, stream, addresses, workspace, value);
+  } else {
+    if (convolution != nullptr) {
+      void* results[] = {value};
+      convolution->Run(stream, {{addresses[0], addresses[1]}, nullptr, results, workspace});
+      addresses[0] = value;
+    }
+    std::vector<uint64_t> numbers = arguments;
+    for (size_t i = 0; i < addresses.size(); ++i) numbers[i] = reinterpret_cast<uintptr_t>(addresses[i]);
+    void* parameters[] = {numbers.data()};
+    cuda::Launch(device, engine, launch, stream, parameters);
+  }
+  for (const Transposition& transposition : transpositions)
+    if (transposition.tensor >= inputs)
+      Transpose(transposition, device, stream, addresses[transposition.tensor], aligned[transposition.tensor]);
+  copies.CopyOutputs(device, stream, inputs, given, aligned);
+}
+
+void ConvPlan::RunCudnn(const cuda::DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& addresses,
+                        void* workspace, void* value) const {
+  const std::vector<void*> results(addresses.begin() + static_cast<std::ptrdiff_t>(inputs), addresses.end());
+  std::vector<const void*> operands(addresses.begin() + kConvInputs,
+                                    addresses.begin() + static_cast<std::ptrdiff_t>(inputs));
+  if (value_result) value = results[*value_result];
+  cudnn::Arguments arguments{};
+  arguments.inputs[0] = addresses[0];
+  arguments.inputs[1] = addresses[1];
+  arguments.operands = operands.data();
+  arguments.results = is_split ? &value : results.data();
+  arguments.workspace = workspace;
+  if (zeros) {
+    RunPointwise(*zeros, device, stream, {value}, {value});
+  } else {
+    convolution->Run(stream, arguments);
+  }
+  if (!is_split) return;
+  operands.insert(operands.begin(), value);
+  RunPointwise(epilogue, device, stream, operands, results);
+}
+
+}  // namespace ortplugin

@@ -1,0 +1,92 @@
+// A plan: all that one combination of input shapes needs on the GPU, ready to run. Which engine makes it is chosen
+// here.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ortplugin/ops/conv/aligned_copies.h"
+#include "ortplugin/ops/conv/algorithm.h"
+#include "ortplugin/ops/conv/conv_cuda.h"
+#include "ortplugin/ops/pointwise/pointwise.h"
+#include "ortplugin/runtime/cudnn/cudnn.h"
+#include "ortplugin/runtime/gpu/cuda.h"
+
+namespace ortplugin {
+
+struct ConvPlan {
+  size_t inputs;  // of the node: X, W and the operands
+  Shape shape;    // of every result in the node's layout
+  Shape output;   // and as it is given out
+  // Our engine's kernel, where there is one; with `convolution` it reads what that made instead of X.
+  cuda::Function engine = nullptr;
+  cuda::LaunchShape launch{};
+  std::vector<uint64_t> arguments;
+  // Else cuDNN's plan, with the program in it or without; or zeros, the sums of nothing.
+  std::shared_ptr<const cudnn::Plan> convolution;
+  std::optional<PointwisePlan> zeros;
+  bool is_split = false;
+  PointwisePlan epilogue;              // where it is split
+  std::optional<size_t> value_result;  // the result in whose place the convolution's value is, else it is in scratch
+
+  AlignedCopies copies;
+  // Tensors that are NCHW where cuDNN has NHWC: X made from what it is, outputs from what they become, both in scratch
+  // memory.
+  struct Transposition {
+    size_t tensor;  // number of the input, or behind these of the output
+    size_t bytes;
+    cuda::Function kernel;
+    cuda::LaunchShape launch;
+    uint64_t rows, columns, count;  // of the matrices that are transposed, and their elements in all
+  };
+  std::vector<Transposition> transpositions;
+  size_t value_bytes = 0, scratch_bytes = 0;
+
+  // Asynchronous, on ORT's stream. `addresses`: of the inputs, then of the outputs; `scratch`: scratch_bytes.
+  void Run(const cuda::DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& addresses,
+           char* scratch) const;
+
+ private:
+  void RunCudnn(const cuda::DeviceFacts& device, cuda::Stream stream, const std::vector<void*>& addresses,
+                void* workspace, void* value) const;
+};
+
+// Whether every sum is one of nothing.
+bool IsEmpty(const ConvCase& conv_case);
+
+// Our engine's kernel for a node, if one fits; `only_where_fast`: if it is known to be the fastest.
+std::optional<EngineKernel> FindEngine(const ConvCase& conv_case, const ConvShape& shape, const cuda::DeviceFacts& gpu,
+                                       bool only_where_fast);
+
+// Makes a node's plans. It warns once where its algorithm is not to be had.
+class ConvPlanner {
+ public:
+  ConvPlanner(std::string node, ConvAlgorithm algorithm, const cuda::DeviceFacts& device)
+      : node_(std::move(node)), algorithm_(std::move(algorithm)), device_(device) {}
+
+  // `unaligned`: the numbers of the tensors that are copied. Throws Error where cuDNN is needed and has no plan.
+  std::unique_ptr<ConvPlan> Make(ConvCase conv_case, const std::vector<size_t>& unaligned) const;
+
+  // Starts to build the cuDNN plan that Make will ask for. False: it will ask for none.
+  bool Prepare(const ConvCase& conv_case, const ConvShape& shape) const;
+
+ private:
+  std::optional<EngineKernel> FindEngineFor(const ConvCase& conv_case, const ConvShape& shape) const;
+  bool IsShuffled(const ConvCase& conv_case, const ConvShape& shape) const;
+  std::string FindShuffle(const ConvCase& conv_case, const ConvShape& shape, ConvPlan* plan) const;
+  void FindCudnn(const ConvCase& conv_case, const ConvShape& shape, ConvPlan* plan) const;
+  void Split(const ConvCase& conv_case, ConvPlan* plan) const;
+  void AddTransposition(size_t tensor, DType dtype, int64_t rows, int64_t columns, int64_t count, ConvPlan* plan) const;
+  void WarnOfAlgorithm(const std::string& reason) const;
+
+  std::string node_;
+  ConvAlgorithm algorithm_;
+  const cuda::DeviceFacts& device_;
+  mutable std::atomic<bool> warned_{false};
+};
+
+}  // namespace ortplugin
