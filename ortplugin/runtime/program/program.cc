@@ -349,40 +349,74 @@ struct Parts {
   std::vector<Statement> statements;
 };
 
-class Parser {
- public:
-  explicit Parser(std::string_view text) : lexer_(text) { Advance(); }
-
-  Parts Run() {
-    std::vector<Declaration> parameters = Declarations(kMaxParameters, "parameters", true);
-    for (const Declaration& declaration : parameters) {
-      const auto index = static_cast<uint32_t>(parts_.parameters.size());
-      parts_.parameters.push_back(Define(declaration.name, Value::Kind::kParameter, declaration.dtype, index));
-    }
-    Symbol("=>");
-    const std::vector<Declaration> results = Declarations(kMaxResults, "results", false);
-    Symbol("{");
-    while (!IsSymbol("}")) StatementLine();
-    Advance();
-    if (token_.type != Token::Type::kEnd) Expected("the end of the text");
-    for (const Declaration& declaration : results) Result(declaration);
-    for (ValueId id = 0; id < parts_.values.size(); ++id) {
-      if (!used_[id])
-        FailAt(tokens_[id], "found ", Describe(tokens_[id]), ", which is never used, expected a use of it");
-    }
-    return std::move(parts_);
+// The exact integer of a number's text, in two's complement.
+uint64_t Integer(const Token& token, DType dtype) {
+  const DTypeRow& row = RowOf(dtype);
+  std::string_view digits = token.text;
+  const bool negative = digits.front() == '-';
+  if (negative || digits.front() == '+') digits.remove_prefix(1);
+  uint64_t magnitude = 0;
+  const char* end = digits.data() + digits.size();
+  const std::from_chars_result result = std::from_chars(digits.data(), end, magnitude);
+  const uint64_t most = negative ? 0 - static_cast<uint64_t>(row.least) : row.most;
+  if (result.ec != std::errc() || result.ptr != end || magnitude > most || (negative && magnitude == 0)) {
+    FailAt(token, "found ", Describe(token), ", expected an integer from ", row.least, " to ", row.most,
+           " in the place of ", row.name);
   }
+  return negative ? 0 - magnitude : magnitude;
+}
 
- private:
+std::string AttributeNames(const Row& row) {
+  std::string names = std::string(row.name) + "'s ";
+  if (row.attributes[0].kind == Kind::kNone) return std::string(row.name) + " without attributes";
+  names += row.attributes[0].name;
+  if (row.attributes[1].kind != Kind::kNone) names += std::string(" or ") + row.attributes[1].name;
+  return names;
+}
+
+const char* Example(const Attribute& attribute) {
+  return attribute.kind == Kind::kDType ? "dtype" : attribute.kind == Kind::kAxes ? "\"0 2\"" : "\"LEFT\"";
+}
+
+bool Fits(Takes takes, DType dtype) {
+  switch (takes) {
+    case Takes::kFloating:
+      return IsFloating(dtype);
+    case Takes::kNumber:
+      return dtype != DType::kBool;
+    case Takes::kInteger:
+      return IsInteger(dtype);
+    case Takes::kUnsigned:
+      return IsInteger(dtype) && !IsSigned(dtype);
+    case Takes::kSummable:
+      return IsFloating(dtype) || (IsInteger(dtype) && SizeOf(dtype) >= 4);
+    case Takes::kBool:
+      return dtype == DType::kBool;
+    case Takes::kAny:
+      return true;
+  }
+  return false;
+}
+
+const char* TextOf(Takes takes) {
+  constexpr const char* kTexts[] = {"a floating dtype",
+                                    "a floating or an integer dtype",
+                                    "an integer dtype",
+                                    "an unsigned integer dtype",
+                                    "a floating dtype or an integer of 32 or 64 bits",
+                                    "bool",
+                                    "any dtype"};
+  return kTexts[static_cast<size_t>(takes)];
+}
+
+// The tokens one after another, and what occurs in more than one place.
+class TokenReader {
+ protected:
+  explicit TokenReader(std::string_view text) : lexer_(text) { Advance(); }
+
   struct Declaration {
     DType dtype;
     Token name;
-  };
-
-  struct Operand {
-    Token token;
-    bool is_number;
-    ValueId id;  // of a name
   };
 
   void Advance() { token_ = lexer_.Next(); }
@@ -442,103 +476,17 @@ class Parser {
     return declarations;
   }
 
-  ValueId Define(const Token& name, Value::Kind kind, DType dtype, uint32_t index) {
-    const auto id = static_cast<ValueId>(parts_.values.size());
-    const auto [known, is_new] = ids_.emplace(name.text, id);
-    if (!is_new) {
-      FailAt(name, "found ", Describe(name), " again, expected a new name: it was assigned on line ",
-             tokens_[known->second].line);
-    }
-    parts_.values.push_back({kind, dtype, index, 0, std::string(name.text), 0});
-    tokens_.push_back(name);
-    used_.push_back(false);
-    return id;
-  }
+  Token token_;
 
-  ValueId Literal(const Token& token, double number, DType dtype) {
-    if (dtype == DType::kBool && number != 0 && number != 1) {
-      FailAt(token, "found ", Describe(token), ", expected 0 or 1 in the place of a bool");
-    }
-    const uint64_t integer = IsInteger(dtype) ? Integer(token, dtype) : 0;
-    parts_.values.push_back({Value::Kind::kLiteral, dtype, 0, number, std::string(), integer});
-    tokens_.push_back(token);
-    used_.push_back(true);
-    return static_cast<ValueId>(parts_.values.size() - 1);
-  }
+ private:
+  Lexer lexer_;
+};
 
-  // The exact integer of a number's text, in two's complement.
-  static uint64_t Integer(const Token& token, DType dtype) {
-    const DTypeRow& row = RowOf(dtype);
-    std::string_view digits = token.text;
-    const bool negative = digits.front() == '-';
-    if (negative || digits.front() == '+') digits.remove_prefix(1);
-    uint64_t magnitude = 0;
-    const char* end = digits.data() + digits.size();
-    const std::from_chars_result result = std::from_chars(digits.data(), end, magnitude);
-    const uint64_t most = negative ? 0 - static_cast<uint64_t>(row.least) : row.most;
-    if (result.ec != std::errc() || result.ptr != end || magnitude > most || (negative && magnitude == 0)) {
-      FailAt(token, "found ", Describe(token), ", expected an integer from ", row.least, " to ", row.most,
-             " in the place of ", row.name);
-    }
-    return negative ? 0 - magnitude : magnitude;
-  }
+class AttributeReader : protected TokenReader {
+ protected:
+  using TokenReader::TokenReader;
 
-  void Result(const Declaration& declaration) {
-    const auto known = ids_.find(declaration.name.text);
-    if (known == ids_.end()) {
-      FailAt(declaration.name, "found the result ", Describe(declaration.name),
-             ", which is never assigned, expected a statement that assigns it");
-    }
-    for (const ValueId other : parts_.results) {
-      if (other == known->second) {
-        FailAt(declaration.name, "found the result ", Describe(declaration.name), " twice, expected it once");
-      }
-    }
-    const DType dtype = parts_.values[known->second].dtype;
-    if (dtype != declaration.dtype) {
-      FailAt(declaration.name, "found the result ", Describe(declaration.name), " declared ", NameOf(declaration.dtype),
-             ", expected ", NameOf(dtype), ", the dtype of its value");
-    }
-    used_[known->second] = true;
-    parts_.results.push_back(known->second);
-  }
-
-  // name "=" operator [ "<" attributes ">" ] "(" operands ")"
-  void StatementLine() {
-    if (parts_.statements.size() == kMaxStatements) {
-      FailAt(token_, "found more than ", kMaxStatements, " statements, expected at most ", kMaxStatements);
-    }
-    const Token name = Name("a statement, or '}'");
-    Symbol("=");
-    const Token op_token = token_;
-    const Row& row = Operator();
-    Statement statement{row.op, 0, {}, {}, {}};
-    DType target = DType::kFloat;
-    Attributes(row, op_token, &statement, &target);
-    const std::vector<Operand> operands = Operands(row);
-    const DType result = Types(row, op_token, operands, target, &statement);
-    statement.result = Define(name, Value::Kind::kResult, result, static_cast<uint32_t>(parts_.statements.size()));
-    parts_.statements.push_back(std::move(statement));
-  }
-
-  const Row& Operator() {
-    if (token_.type != Token::Type::kName) Expected("an operator");
-    for (const Row& row : kOperators) {
-      if (token_.text != row.name) continue;
-      if (IsCore(row.op)) {
-        for (const Statement& statement : parts_.statements) {
-          if (IsCore(statement.op) && (statement.op != Op::kSumTo || row.op != Op::kSumTo)) {
-            FailAt(token_, "found ", Describe(token_), " after ", NameOf(statement.op),
-                   ", expected at most one core operator");
-          }
-        }
-      }
-      Advance();
-      return row;
-    }
-    FailAt(token_, "found the operator ", Describe(token_), ", expected one of docs/programs.md's table");
-  }
-
+  // [ "<" attributes ">" ] of a statement: its attributes and axes, and what a Cast's `to` says.
   void Attributes(const Row& row, const Token& op_token, Statement* statement, DType* target) {
     std::array<bool, 2> given{};
     if (IsSymbol("<")) {
@@ -573,18 +521,7 @@ class Parser {
     }
   }
 
-  static std::string AttributeNames(const Row& row) {
-    std::string names = std::string(row.name) + "'s ";
-    if (row.attributes[0].kind == Kind::kNone) return std::string(row.name) + " without attributes";
-    names += row.attributes[0].name;
-    if (row.attributes[1].kind != Kind::kNone) names += std::string(" or ") + row.attributes[1].name;
-    return names;
-  }
-
-  static const char* Example(const Attribute& attribute) {
-    return attribute.kind == Kind::kDType ? "dtype" : attribute.kind == Kind::kAxes ? "\"0 2\"" : "\"LEFT\"";
-  }
-
+ private:
   void AttributeText(const Attribute& attribute, double* value, DType* target, std::vector<int64_t>* axes) {
     switch (attribute.kind) {
       case Kind::kNumber:
@@ -645,6 +582,118 @@ class Parser {
       if (*result.ptr != ' ') Expected(kWhat);
       at = result.ptr + 1;
     }
+  }
+};
+
+class Parser : AttributeReader {
+ public:
+  explicit Parser(std::string_view text) : AttributeReader(text) {}
+
+  Parts Run() {
+    std::vector<Declaration> parameters = Declarations(kMaxParameters, "parameters", true);
+    for (const Declaration& declaration : parameters) {
+      const auto index = static_cast<uint32_t>(parts_.parameters.size());
+      parts_.parameters.push_back(Define(declaration.name, Value::Kind::kParameter, declaration.dtype, index));
+    }
+    Symbol("=>");
+    const std::vector<Declaration> results = Declarations(kMaxResults, "results", false);
+    Symbol("{");
+    while (!IsSymbol("}")) StatementLine();
+    Advance();
+    if (token_.type != Token::Type::kEnd) Expected("the end of the text");
+    for (const Declaration& declaration : results) Result(declaration);
+    for (ValueId id = 0; id < parts_.values.size(); ++id) {
+      if (!used_[id])
+        FailAt(tokens_[id], "found ", Describe(tokens_[id]), ", which is never used, expected a use of it");
+    }
+    return std::move(parts_);
+  }
+
+ private:
+  struct Operand {
+    Token token;
+    bool is_number;
+    ValueId id;  // of a name
+  };
+
+  ValueId Define(const Token& name, Value::Kind kind, DType dtype, uint32_t index) {
+    const auto id = static_cast<ValueId>(parts_.values.size());
+    const auto [known, is_new] = ids_.emplace(name.text, id);
+    if (!is_new) {
+      FailAt(name, "found ", Describe(name), " again, expected a new name: it was assigned on line ",
+             tokens_[known->second].line);
+    }
+    parts_.values.push_back({kind, dtype, index, 0, std::string(name.text), 0});
+    tokens_.push_back(name);
+    used_.push_back(false);
+    return id;
+  }
+
+  ValueId Literal(const Token& token, double number, DType dtype) {
+    if (dtype == DType::kBool && number != 0 && number != 1) {
+      FailAt(token, "found ", Describe(token), ", expected 0 or 1 in the place of a bool");
+    }
+    const uint64_t integer = IsInteger(dtype) ? Integer(token, dtype) : 0;
+    parts_.values.push_back({Value::Kind::kLiteral, dtype, 0, number, std::string(), integer});
+    tokens_.push_back(token);
+    used_.push_back(true);
+    return static_cast<ValueId>(parts_.values.size() - 1);
+  }
+
+  void Result(const Declaration& declaration) {
+    const auto known = ids_.find(declaration.name.text);
+    if (known == ids_.end()) {
+      FailAt(declaration.name, "found the result ", Describe(declaration.name),
+             ", which is never assigned, expected a statement that assigns it");
+    }
+    for (const ValueId other : parts_.results) {
+      if (other == known->second) {
+        FailAt(declaration.name, "found the result ", Describe(declaration.name), " twice, expected it once");
+      }
+    }
+    const DType dtype = parts_.values[known->second].dtype;
+    if (dtype != declaration.dtype) {
+      FailAt(declaration.name, "found the result ", Describe(declaration.name), " declared ", NameOf(declaration.dtype),
+             ", expected ", NameOf(dtype), ", the dtype of its value");
+    }
+    used_[known->second] = true;
+    parts_.results.push_back(known->second);
+  }
+
+  // name "=" operator [ "<" attributes ">" ] "(" operands ")"
+  void StatementLine() {
+    if (parts_.statements.size() == kMaxStatements) {
+      FailAt(token_, "found more than ", kMaxStatements, " statements, expected at most ", kMaxStatements);
+    }
+    const Token name = Name("a statement, or '}'");
+    Symbol("=");
+    const Token op_token = token_;
+    const Row& row = Operator();
+    Statement statement{row.op, 0, {}, {}, {}};
+    DType target = DType::kFloat;
+    Attributes(row, op_token, &statement, &target);
+    const std::vector<Operand> operands = Operands(row);
+    const DType result = Types(row, op_token, operands, target, &statement);
+    statement.result = Define(name, Value::Kind::kResult, result, static_cast<uint32_t>(parts_.statements.size()));
+    parts_.statements.push_back(std::move(statement));
+  }
+
+  const Row& Operator() {
+    if (token_.type != Token::Type::kName) Expected("an operator");
+    for (const Row& row : kOperators) {
+      if (token_.text != row.name) continue;
+      if (IsCore(row.op)) {
+        for (const Statement& statement : parts_.statements) {
+          if (IsCore(statement.op) && (statement.op != Op::kSumTo || row.op != Op::kSumTo)) {
+            FailAt(token_, "found ", Describe(token_), " after ", NameOf(statement.op),
+                   ", expected at most one core operator");
+          }
+        }
+      }
+      Advance();
+      return row;
+    }
+    FailAt(token_, "found the operator ", Describe(token_), ", expected one of docs/programs.md's table");
   }
 
   std::vector<Operand> Operands(const Row& row) {
@@ -722,44 +771,11 @@ class Parser {
     return row.gives == Gives::kTarget ? target : row.gives == Gives::kBool ? DType::kBool : dtype;
   }
 
-  static bool Fits(Takes takes, DType dtype) {
-    switch (takes) {
-      case Takes::kFloating:
-        return IsFloating(dtype);
-      case Takes::kNumber:
-        return dtype != DType::kBool;
-      case Takes::kInteger:
-        return IsInteger(dtype);
-      case Takes::kUnsigned:
-        return IsInteger(dtype) && !IsSigned(dtype);
-      case Takes::kSummable:
-        return IsFloating(dtype) || (IsInteger(dtype) && SizeOf(dtype) >= 4);
-      case Takes::kBool:
-        return dtype == DType::kBool;
-      case Takes::kAny:
-        return true;
-    }
-    return false;
-  }
-
-  static const char* TextOf(Takes takes) {
-    constexpr const char* kTexts[] = {"a floating dtype",
-                                      "a floating or an integer dtype",
-                                      "an integer dtype",
-                                      "an unsigned integer dtype",
-                                      "a floating dtype or an integer of 32 or 64 bits",
-                                      "bool",
-                                      "any dtype"};
-    return kTexts[static_cast<size_t>(takes)];
-  }
-
   std::string DescribeOperand(const Operand& operand) const {
     if (operand.is_number) return "the number " + Quoted(operand.token.text);
     return Quoted(operand.token.text) + " of " + NameOf(parts_.values[operand.id].dtype);
   }
 
-  Lexer lexer_;
-  Token token_;
   Parts parts_;
   std::vector<Token> tokens_;  // by ValueId: where it was defined
   std::vector<bool> used_;     // by ValueId
