@@ -1,4 +1,4 @@
-// ConvGrad on the GPU: dZ, and dB with it, on the kernels of FusedPointwise and FusedSumTo; dX and dW in the ways of
+// ConvGrad on the GPU: dZ, and dB with it, on the kernels of FusedPointwise and FusedSumTo; dX and dW on the engines of
 // grad_engines.h.
 
 #include <algorithm>
