@@ -15,7 +15,7 @@ import onnx_graphsurgeon as gs
 from onnx import AttributeProto, helper
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.certainty import GENERATED, INFERRED, PROVED, Certainty, is_generated
+from ortplugin.graph.certainty import DECLARED, GENERATED, INFERRED, PROVED, Certainty, is_generated
 from ortplugin.graph.convert import DEFAULT_DOMAINS, all_graphs, attached, node_proto, opset_of, type_of, value_info
 from ortplugin.graph.dtypes import infer_dtypes
 from ortplugin.graph.inference import infer_shapes
@@ -59,12 +59,15 @@ def annotate(graph: gs.Graph) -> None:
     surer (graph/certainty.py): shapes are written by `Certainty.learn` alone.
     """
     certainty = Certainty(graph.inputs)
-    _infer(graph, certainty, with_known=False)
+    _infer(graph, certainty)
     nodes = [node for each in all_graphs(graph) for node in each.nodes]
-    unknown = _unknown(nodes)
     learned = any([_infer_node(node, certainty, graph.opset or 0) for node in nodes])
+    while learned:  # what we tell reaches other values before what the model says of them does
+        _infer(graph, certainty, PROVED)
+        learned = any([_infer_node(node, certainty, graph.opset or 0) for node in nodes])
+    unknown = _unknown(nodes)
     while unknown or learned:
-        _infer(graph, certainty, with_known=True)
+        _infer(graph, certainty, DECLARED)
         learned = any([_infer_node(node, certainty, graph.opset or 0) for node in nodes])
         still = _unknown(nodes)
         if not learned and len(still) == len(unknown):
@@ -78,7 +81,8 @@ def _unknown(nodes: Sequence[gs.Node]) -> list[gs.Tensor]:
     return [tensor for tensor in made if tensor.dtype is None or tensor.shape is None]
 
 
-def _infer(graph: gs.Graph, certainty: Certainty, with_known: bool) -> None:
+def _infer(graph: gs.Graph, certainty: Certainty, given: int | None = None) -> None:
+    """onnx's inference, which is told what is known at the level `given` or more surely; None: nothing."""
     original: onnx.ModelProto | None = attached(graph, "model")
     imports = list(original.opset_import) if original is not None else list(graph.import_domains or [])
     if not opset_of(imports):
@@ -89,7 +93,7 @@ def _infer(graph: gs.Graph, certainty: Certainty, with_known: bool) -> None:
         model.functions.extend(original.functions)
         for node in (each for function in model.functions for each in function.node):
             hide(node)
-    _skeleton(graph, model.graph, with_known)
+    _skeleton(graph, model.graph, certainty, given)
     # One node of a domain that is not imported, as what passes make is, and onnx infers nothing at all.
     used = {node.domain for node in _nodes_of(model.graph)} | {n.domain for f in model.functions for n in f.node}
     missing = used - {each.domain for each in imports} - set(DEFAULT_DOMAINS)
@@ -99,7 +103,7 @@ def _infer(graph: gs.Graph, certainty: Certainty, with_known: bool) -> None:
     except Exception:  # onnx raises its own and C++'s errors; without inference passes know less, that is all
         return
     names = _Names(graph, model.graph)
-    _merge(graph, inferred.graph, names, certainty, with_known)
+    _merge(graph, inferred.graph, names, certainty, given == DECLARED)
 
 
 class _Names:
@@ -147,20 +151,20 @@ def _nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
                 yield from _nodes_of(attribute.g)
 
 
-def _skeleton(graph: gs.Graph, target: onnx.GraphProto, with_known: bool) -> None:
-    """The graph in `target` without large weights; intermediate dtypes and shapes only `with_known`."""
+def _skeleton(graph: gs.Graph, target: onnx.GraphProto, certainty: Certainty, given: int | None) -> None:
+    """The graph in `target` without large weights; dtypes and shapes of intermediate values as far as `given`."""
     target.name = graph.name
     target.input.extend(value_info(tensor) for tensor in graph.inputs)
     made = set()
     outputs = {id(tensor) for tensor in graph.outputs}
-    made_here: set[int] = set()
+    infos: dict[int, onnx.ValueInfoProto] = {}
     for node in graph.nodes:
         proto = node_proto(node)
         hide(proto, node)
         for name, value in node.attrs.items():
             if isinstance(value, gs.Graph):
                 attribute = proto.attribute.add(name=name, type=AttributeProto.GRAPH)
-                _skeleton(value, attribute.g, with_known)
+                _skeleton(value, attribute.g, certainty, given)
         target.node.append(proto)
         for tensor in node.inputs:
             if isinstance(tensor, gs.Constant) and tensor.name not in made and tensor.dtype is not None:
@@ -169,15 +173,16 @@ def _skeleton(graph: gs.Graph, target: onnx.GraphProto, with_known: bool) -> Non
             elif attached(tensor, "initial") is not None and not tensor.inputs and tensor.name not in made:
                 made.add(tensor.name)
                 target.value_info.append(value_info(tensor))
-        if with_known:
+        if given is not None:
             known = [tensor for tensor in node.outputs if tensor.name and tensor.dtype is not None]
-            target.value_info.extend(value_info(tensor) for tensor in known if id(tensor) not in outputs)
-            made_here.update(id(tensor) for tensor in known)
+            infos.update({id(tensor): value_info(_as_known(tensor, certainty, given)) for tensor in known})
+            target.value_info.extend(infos[id(tensor)] for tensor in known if id(tensor) not in outputs)
     # What is known of an output stands there alone: beside a value_info onnx leaves one of the two as it was.
-    target.output.extend(
-        value_info(tensor) if id(tensor) in made_here else onnx.ValueInfoProto(name=tensor.name)
-        for tensor in graph.outputs
-    )
+    target.output.extend(infos.get(id(tensor), onnx.ValueInfoProto(name=tensor.name)) for tensor in graph.outputs)
+
+
+def _as_known(tensor: gs.Tensor, certainty: Certainty, level: int) -> gs.Tensor:
+    return gs.Variable(tensor.name, tensor.dtype, certainty.shape(tensor, level))
 
 
 def _add_constant(tensor: gs.Constant, target: onnx.GraphProto) -> None:

@@ -40,6 +40,16 @@ class Certainty:
         levels = (level for each in tensors for level in self._levels(each) if level != OPEN)
         return min(levels, default=PROVED)
 
+    def shape(self, tensor: gs.Tensor, level: int) -> Shape | None:
+        """What is known of the tensor's shape at that level or more surely."""
+        if tensor.shape is None or self._ranks.get(id(tensor), DECLARED) < level:
+            return None
+        if level <= DECLARED:
+            return tuple(tensor.shape)
+        return tuple(
+            dim if known >= level else None for dim, known in zip(tensor.shape, self._levels(tensor), strict=True)
+        )
+
     def _levels(self, tensor: gs.Tensor) -> list[int]:
         if isinstance(tensor, gs.Constant) or tensor.shape is None:
             return []

@@ -355,6 +355,7 @@ def _export_graph(graph: gs.Graph, target: onnx.GraphProto, owned: frozenset[int
     left = {name: each for name, each in constants_of(graph).items() if name in held}
     valid = _still_described(graph, {**left, **by_name})
     kept = [info for info in target.value_info if info.name not in ours and valid(info.name)]
+    kept = [info for info in kept if not _contradicts(info, by_name.get(info.name))]
     retyped = {name: each for name, each in {**constants_of(graph), **by_name}.items() if _is_retyped(each)}
     kept = [_with_dtype(each, retyped.get(each.name)) for each in kept]
     told = ours - disputed(graph)
@@ -383,6 +384,21 @@ def _still_described(graph: gs.Graph, values: Mapping[str, gs.Tensor]) -> Callab
         return (name not in values) if value is None else values.get(name) is value or id(value) in stays
 
     return valid
+
+
+def _contradicts(info: onnx.ValueInfoProto, value: gs.Tensor | None) -> bool:
+    """Whether the description is of another shape than the value is known to have.
+
+    Exporters write what onnx infers. Kept beside a node of which ONNX Runtime infers the right shape, it would make
+    another operator behind it fail.
+    """
+    if value is None or value.shape is None or info.type.WhichOneof("value") != "tensor_type":
+        return False
+    _, shape = type_of(info.type)
+    if shape is None:
+        return False
+    pairs = zip(shape, value.shape, strict=False)
+    return len(shape) != len(value.shape) or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs)
 
 
 def constants_of(graph: gs.Graph) -> dict[str, gs.Constant]:

@@ -13,6 +13,7 @@ import pytest
 from ortplugin.graph import annotate as module
 from ortplugin.graph.certainty import DECLARED, INFERRED, PROVED, Certainty
 from ortplugin.graph.model import annotate, import_model
+from ortplugin.optimizer import run_passes, select_passes
 
 ROUNDS = 20  # far more than the graphs of one test need
 
@@ -59,6 +60,31 @@ def test_a_name_of_the_input_wins_over_a_declared_length() -> None:
 def test_what_only_the_model_says_is_taken() -> None:
     text = "g (float[N,4] x, int64[2] s) => (float[A,B] y) <float[3,5] a> { a = Reshape(x, s)  y = Relu(a) }"
     assert shapes(text)["a"] == (3, 5)
+
+
+STALE = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[1,1,5] x, float[1,1,2] u, int64[1,1] zero) => (float[A,B,C] y)
+        <int64[1] axes = {0}, float[1,1,3] p, float[1,3] s, float[1,1,3] r> {
+        p = MaxPool<kernel_shape = [1], strides = [3], ceil_mode = 1>(x)
+        s = Squeeze(p, axes)
+        r = Unsqueeze(s, axes)
+        y = ScatterND(r, zero, u)
+    }"""
+
+
+def test_what_follows_from_a_hidden_node_is_surer_than_what_the_model_says() -> None:
+    """onnx infers 3 windows, exporters write that, and ONNX Runtime computes 2."""
+    graph = import_model(onnx.parser.parse_model(STALE))
+    annotate(graph)
+    shapes = {node.outputs[0].name: node.outputs[0].shape for node in graph.nodes}
+    assert shapes == {"p": (1, 1, 2), "s": (1, 2), "r": (1, 1, 2), "y": (1, 1, 2)}
+
+
+def test_descriptions_that_are_wrong_go() -> None:
+    made, _, _ = run_passes(onnx.parser.parse_model(STALE), select_passes(only=["fuse-scatter"]))
+    assert [node.domain for node in made.graph.node] == ["", "", "", "ortplugin"]
+    said = {each.name: [dim.dim_value for dim in each.type.tensor_type.shape.dim] for each in made.graph.value_info}
+    assert said == {"r": [1, 1, 2]}
 
 
 @pytest.mark.parametrize("seed", range(300))
