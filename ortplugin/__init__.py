@@ -14,11 +14,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 # These two functions have the names of their modules, so they must be bound after the modules are loaded: here.
-from .restore import restore
-from .session import library_path, register, run, session
+from ortplugin.restore import restore
+from ortplugin.session import library_path, register, run, session
 
 if TYPE_CHECKING:
-    from .optimizer import optimize
+    from ortplugin.optimizer import optimize
 
 __version__ = "0.1.0"
 
@@ -27,7 +27,7 @@ __all__ = ["__version__", "library_path", "optimize", "register", "restore", "ru
 
 def __getattr__(name: str) -> object:
     if name == "optimize":
-        from .optimizer import optimize
+        from ortplugin.optimizer import optimize
 
         globals()[name] = optimize
         return optimize

@@ -15,12 +15,12 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from . import __version__
-from .errors import OrtPluginError, UsageError, VerificationError, one_line, printable
+from ortplugin import __version__
+from ortplugin.errors import OrtPluginError, UsageError, VerificationError, one_line, printable
 
 if TYPE_CHECKING:
-    from .report import Report
-    from .storage import StoredModel
+    from ortplugin.report import Report
+    from ortplugin.storage import StoredModel
 
 PROGRAM = "optimize-model"
 _PIPE_WIDTH = 160  # columns of a table that goes to a file or pipe
@@ -166,8 +166,8 @@ def command(
         if value is not None and not verify and not needed:
             raise UsageError(f"{option} is about the verification, which --no-verify leaves out")
 
-    from .render import print_report  # imports after the arguments are right, so that mistakes show at once
-    from .storage import check_output, load, save_model, write_text
+    from ortplugin.render import print_report  # imports after the arguments are right, so that mistakes show at once
+    from ortplugin.storage import check_output, load, save_model, write_text
 
     for path in (output, report_path):
         if path is not None:
@@ -190,7 +190,7 @@ def command(
             if restore:
                 result, report = _restore(stored, verify, settings, progress)
             else:
-                from .optimizer import optimize
+                from ortplugin.optimizer import optimize
 
                 result, report = optimize(
                     stored,
@@ -233,12 +233,12 @@ def _restore(
     stored: StoredModel, verify: bool, settings: dict[str, Any], progress: Callable[[str], None]
 ) -> tuple[Any, Report]:
     """The model in standard ONNX, with a report whose changes are the nodes replaced."""
-    from . import restore
-    from .modelcheck import walk_nodes
-    from .ops import DOMAIN
-    from .passes.base import Change
-    from .report import Report, count_operators
-    from .verify import Tolerance, Verifier
+    from ortplugin import restore
+    from ortplugin.modelcheck import walk_nodes
+    from ortplugin.ops import DOMAIN
+    from ortplugin.passes.base import Change
+    from ortplugin.report import Report, count_operators
+    from ortplugin.verify import Tolerance, Verifier
 
     progress("restoring")
     start = time.perf_counter()
@@ -274,7 +274,7 @@ def _restore(
 def _print_passes(out: Console) -> None:
     from rich.table import Table
 
-    from .optimizer import BESIDES, PIPELINE
+    from ortplugin.optimizer import BESIDES, PIPELINE
 
     table = Table("pass", "what it does", title="Passes, in order", title_justify="left")
     for step in PIPELINE:

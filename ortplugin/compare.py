@@ -26,7 +26,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .report import OutputComparison
+from ortplugin.report import OutputComparison
 
 # dtype -> (rtol, atol as a fraction of the output's scale)
 DEFAULTS: dict[str, tuple[float, float]] = {

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from .errors import RuntimeMissingError, UsageError, one_line
-from .session import CUDA, check_dtype, element_type, foreign, host_inputs, host_outputs, onnxruntime, to_numpy
+from ortplugin.errors import RuntimeMissingError, UsageError, one_line
+from ortplugin.session import CUDA, check_dtype, element_type, foreign, host_inputs, host_outputs, onnxruntime, to_numpy
 
 _DLPACK_CPU = 1
 _NO_GRAPH = "-1"  # the graph id with which ONNX Runtime neither captures nor replays

@@ -19,10 +19,10 @@ from collections.abc import Iterable, Iterator
 import onnx.inliner
 from onnx import FunctionProto, ModelProto, NodeProto
 
-from .errors import ModelError, one_line
-from .modelcheck import check_structure, skeleton, walk_nodes
-from .ops.base import DOMAIN
-from .passes.base import NearMiss
+from ortplugin.errors import ModelError, one_line
+from ortplugin.modelcheck import check_structure, skeleton, walk_nodes
+from ortplugin.ops.base import DOMAIN
+from ortplugin.passes.base import NearMiss
 
 NAME = "inline-functions"  # as --skip and a report name it
 MOST_DEPTH = 64  # of functions that call functions

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from onnx import ModelProto, ValueInfoProto
 
-from .errors import UsageError, near_names, one_line
-from .graph.inference import infer_shapes as bounded_inference
-from .modelcheck import MAX_ELEMENTS, skeleton, walk_graphs
+from ortplugin.errors import UsageError, near_names, one_line
+from ortplugin.graph.inference import infer_shapes as bounded_inference
+from ortplugin.modelcheck import MAX_ELEMENTS, skeleton, walk_graphs
 
 Shapes = Mapping[str, Sequence[int]]
 

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 from onnx import AttributeProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
-from .child import free_memory
-from .errors import UsageError, near_names, one_line
-from .inline import inlined
-from .input_shapes import Shapes
-from .modelcheck import HEAVY, byte_count, copy_fields, skeleton, walk_graphs
+from ortplugin.child import free_memory
+from ortplugin.errors import UsageError, near_names, one_line
+from ortplugin.inline import inlined
+from ortplugin.input_shapes import Shapes
+from ortplugin.modelcheck import HEAVY, byte_count, copy_fields, skeleton, walk_graphs
 
 MAX_BYTES = 2**31  # of all generated inputs together
 _SHARE = 0.25  # of the free memory, for the user's

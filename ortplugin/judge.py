@@ -22,14 +22,14 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from .compare import Tolerance, compare, compare_form
-from .cuda_driver import CudaError, Gpu
-from .errors import OrtPluginError, RuntimeMissingError, VerificationError, one_line
-from .input_shapes import Shapes
-from .inputs import CANDIDATES, Case, cast_floating, generate, shifted
-from .replays import Arrays, GraphSession, NotCaptured, Replayed, compare_replays
-from .report import GRAPH, GRAPH_TF32, PLAIN, InputComparison, OutputComparison, ProviderVerification
-from .session import CPU, CUDA, element_type, library_path, onnxruntime, register, run_on_host
+from ortplugin.compare import Tolerance, compare, compare_form
+from ortplugin.cuda_driver import CudaError, Gpu
+from ortplugin.errors import OrtPluginError, RuntimeMissingError, VerificationError, one_line
+from ortplugin.input_shapes import Shapes
+from ortplugin.inputs import CANDIDATES, Case, cast_floating, generate, shifted
+from ortplugin.replays import Arrays, GraphSession, NotCaptured, Replayed, compare_replays
+from ortplugin.report import GRAPH, GRAPH_TF32, PLAIN, InputComparison, OutputComparison, ProviderVerification
+from ortplugin.session import CPU, CUDA, element_type, library_path, onnxruntime, register, run_on_host
 
 _SILENT = 4  # ONNX Runtime's log level that shows fatal errors only; its errors are reported as ours
 _WARM_UP, _MIN_ROUNDS, _MAX_ROUNDS, _SECONDS = 2, 5, 50, 1.0

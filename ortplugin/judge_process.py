@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from .child import Child, DiedError
-from .errors import VerificationError
-from .judge import Judge, Question, Side, Step
-from .report import GRAPH, InputComparison, OutputComparison, ProviderVerification
+from ortplugin.child import Child, DiedError
+from ortplugin.errors import VerificationError
+from ortplugin.judge import Judge, Question, Side, Step
+from ortplugin.report import GRAPH, InputComparison, OutputComparison, ProviderVerification
 
 ORIGINAL_SECONDS = 3600.0  # of one step of the original: whoever has such a model knows that it is slow
 LEAST_SECONDS = 900.0  # of one step of the optimized model, which may have hundreds of kernels to compile

@@ -15,7 +15,7 @@ import onnx.checker
 import onnx.defs
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
-from .errors import ModelError, one_line
+from ortplugin.errors import ModelError, one_line
 
 # Bits per element in raw_data, by ONNX dtype. Strings have no fixed size and are never raw.
 BITS: dict[int, int] = {
@@ -292,7 +292,9 @@ def contradiction(model: ModelProto) -> str:
     ONNX Runtime refuses most of it when it loads the model. It is asked for only where something else went wrong, since
     exporters write models that run and yet do not pass.
     """
-    from .graph.inference import infer_shapes  # it needs this module's errors only, but graph/ is heavy to import
+    from ortplugin.graph.inference import (
+        infer_shapes,  # it needs this module's errors only, but graph/ is heavy to import
+    )
 
     try:
         infer_shapes(skeleton(model), strict=True)

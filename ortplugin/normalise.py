@@ -21,8 +21,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, numpy_helper
 
-from .errors import ModelError
-from .modelcheck import copy_fields, walk_graphs, walk_nodes
+from ortplugin.errors import ModelError
+from ortplugin.modelcheck import copy_fields, walk_graphs, walk_nodes
 
 # Of ONNX Runtime's own, with the one version of each.
 DOMAINS = {

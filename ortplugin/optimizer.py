@@ -11,67 +11,67 @@ from pathlib import Path
 import onnx_graphsurgeon as gs
 from onnx import ModelProto, TensorProto
 
-from . import verify as verification
-from .errors import ModelError, OrtPluginError, UsageError, VerificationError, near_names, one_line
-from .graph.disputed import settle
-from .graph.model import annotate, export_model, import_model, lighten, put_back
-from .inline import NAME as INLINE_FUNCTIONS
-from .inline import inline_functions
-from .input_shapes import Shapes, fix_input_shapes
-from .inputs import CANDIDATES, as_wanted, generate, load_inputs
-from .modelcheck import check_structure, check_tensors, contradiction, walk_nodes
-from .normalise import normalised
-from .passes.allow_tf32 import ALLOW_TF32
-from .passes.base import Change, NearMiss, Pass, PassResult
-from .passes.batch_norm_pointwise import BATCH_NORM_POINTWISE
-from .passes.cast_like import CAST_LIKE
-from .passes.channel_shuffle import CHANNEL_SHUFFLE
-from .passes.channels_last import CHANNELS_LAST, CHANNELS_LAST_ALWAYS
-from .passes.common_subexpressions import COMMON_SUBEXPRESSIONS
-from .passes.conv_epilogue import CONV_EPILOGUE
-from .passes.dead_nodes import DEAD_NODES
-from .passes.fold_batch_norm import FOLD_BATCH_NORM
-from .passes.fold_constants import FOLD_CONSTANTS
-from .passes.fold_pad import FOLD_PAD
-from .passes.fuse_conv import FUSE_CONV
-from .passes.fuse_conv_grad import FUSE_CONV_GRAD
-from .passes.fuse_layer_norm import FUSE_LAYER_NORM
-from .passes.fuse_pointwise import FUSE_POINTWISE
-from .passes.fuse_resize import FUSE_RESIZE
-from .passes.fuse_rms_norm import FUSE_RMS_NORM
-from .passes.fuse_scatter import FUSE_SCATTER
-from .passes.fuse_sum_to import FUSE_SUM_TO
-from .passes.gemm_to_conv import GEMM_TO_CONV
-from .passes.image_input import IMAGE_INPUT
-from .passes.image_output import IMAGE_OUTPUT
-from .passes.inline_if import INLINE_IF
-from .passes.lone_pointwise import LONE_POINTWISE
-from .passes.masked_fill import MASKED_FILL
-from .passes.matmul_to_conv import MATMUL_TO_CONV
-from .passes.narrow_concat import NARROW_CONCAT
-from .passes.nested_slices import NESTED_SLICES
-from .passes.norm_epilogue import NORM_EPILOGUE
-from .passes.norm_prologue import NORM_PROLOGUE
-from .passes.pointwise_views import POINTWISE_VIEWS
-from .passes.pool_precision import POOL_PRECISION
-from .passes.remove_identities import REMOVE_IDENTITIES
-from .passes.scatter_transpose import SCATTER_TRANSPOSE
-from .passes.shape_arithmetic import SHAPE_ARITHMETIC
-from .passes.sum_to_add import SUM_TO_ADD
-from .passes.transpose_views import TRANSPOSE_VIEWS
-from .passes.turn_conv_transpose import TURN_CONV_TRANSPOSE
-from .passes.update_slice import UPDATE_SLICE
-from .passes.vector_conv_transpose import VECTOR_CONV_TRANSPOSE
-from .precision import BFLOAT16, FLOAT16, Precision, resolve
-from .precision.convert import ConvertPrecision
-from .precision.plan import Request
-from .precision.ranges import measure
-from .report import CONVERSION, PLAIN, Dropped, ProviderVerification, Report, count_operators
-from .session import CUDA, available_providers, check_device, resolve_provider
-from .storage import PathLike, StoredModel, load
-from .tune import TunedNode
-from .tune import tune as tune_nodes
-from .upgrade import BFLOAT16_OPSET, opset, upgrade
+from ortplugin import verify as verification
+from ortplugin.errors import ModelError, OrtPluginError, UsageError, VerificationError, near_names, one_line
+from ortplugin.graph.disputed import settle
+from ortplugin.graph.model import annotate, export_model, import_model, lighten, put_back
+from ortplugin.inline import NAME as INLINE_FUNCTIONS
+from ortplugin.inline import inline_functions
+from ortplugin.input_shapes import Shapes, fix_input_shapes
+from ortplugin.inputs import CANDIDATES, as_wanted, generate, load_inputs
+from ortplugin.modelcheck import check_structure, check_tensors, contradiction, walk_nodes
+from ortplugin.normalise import normalised
+from ortplugin.passes.base import Change, NearMiss, Pass, PassResult
+from ortplugin.passes.conv.allow_tf32 import ALLOW_TF32
+from ortplugin.passes.conv.batch_norm_pointwise import BATCH_NORM_POINTWISE
+from ortplugin.passes.conv.conv_epilogue import CONV_EPILOGUE
+from ortplugin.passes.conv.fold_batch_norm import FOLD_BATCH_NORM
+from ortplugin.passes.conv.fold_pad import FOLD_PAD
+from ortplugin.passes.conv.fuse_conv import FUSE_CONV
+from ortplugin.passes.conv.fuse_conv_grad import FUSE_CONV_GRAD
+from ortplugin.passes.conv.gemm_to_conv import GEMM_TO_CONV
+from ortplugin.passes.conv.matmul_to_conv import MATMUL_TO_CONV
+from ortplugin.passes.conv.turn_conv_transpose import TURN_CONV_TRANSPOSE
+from ortplugin.passes.conv.vector_conv_transpose import VECTOR_CONV_TRANSPOSE
+from ortplugin.passes.layout.channel_shuffle import CHANNEL_SHUFFLE
+from ortplugin.passes.layout.channels_last import CHANNELS_LAST, CHANNELS_LAST_ALWAYS
+from ortplugin.passes.layout.fuse_resize import FUSE_RESIZE
+from ortplugin.passes.layout.image_input import IMAGE_INPUT
+from ortplugin.passes.layout.image_output import IMAGE_OUTPUT
+from ortplugin.passes.layout.pool_precision import POOL_PRECISION
+from ortplugin.passes.layout.transpose_views import TRANSPOSE_VIEWS
+from ortplugin.passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
+from ortplugin.passes.norm.fuse_rms_norm import FUSE_RMS_NORM
+from ortplugin.passes.norm.norm_epilogue import NORM_EPILOGUE
+from ortplugin.passes.norm.norm_prologue import NORM_PROLOGUE
+from ortplugin.passes.pointwise.fuse_pointwise import FUSE_POINTWISE
+from ortplugin.passes.pointwise.fuse_sum_to import FUSE_SUM_TO
+from ortplugin.passes.pointwise.lone_pointwise import LONE_POINTWISE
+from ortplugin.passes.pointwise.pointwise_views import POINTWISE_VIEWS
+from ortplugin.passes.scatter.fuse_scatter import FUSE_SCATTER
+from ortplugin.passes.scatter.masked_fill import MASKED_FILL
+from ortplugin.passes.scatter.scatter_transpose import SCATTER_TRANSPOSE
+from ortplugin.passes.scatter.update_slice import UPDATE_SLICE
+from ortplugin.passes.simplify.cast_like import CAST_LIKE
+from ortplugin.passes.simplify.common_subexpressions import COMMON_SUBEXPRESSIONS
+from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
+from ortplugin.passes.simplify.fold_constants import FOLD_CONSTANTS
+from ortplugin.passes.simplify.inline_if import INLINE_IF
+from ortplugin.passes.simplify.narrow_concat import NARROW_CONCAT
+from ortplugin.passes.simplify.nested_slices import NESTED_SLICES
+from ortplugin.passes.simplify.remove_identities import REMOVE_IDENTITIES
+from ortplugin.passes.simplify.shape_arithmetic import SHAPE_ARITHMETIC
+from ortplugin.passes.simplify.sum_to_add import SUM_TO_ADD
+from ortplugin.precision import BFLOAT16, FLOAT16, Precision, resolve
+from ortplugin.precision.convert import ConvertPrecision
+from ortplugin.precision.plan import Request
+from ortplugin.precision.ranges import measure
+from ortplugin.report import CONVERSION, PLAIN, Dropped, ProviderVerification, Report, count_operators
+from ortplugin.session import CUDA, available_providers, check_device, resolve_provider
+from ortplugin.storage import PathLike, StoredModel, load
+from ortplugin.tune import TunedNode
+from ortplugin.tune import tune as tune_nodes
+from ortplugin.upgrade import BFLOAT16_OPSET, opset, upgrade
 
 # Each pass in its place, and why it stands there. To add a rewrite, add a line.
 PIPELINE: tuple[Pass, ...] = (

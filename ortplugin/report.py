@@ -39,12 +39,12 @@ from typing import TYPE_CHECKING, Any
 
 from onnx import ModelProto
 
-from .modelcheck import walk_nodes
-from .ops import OPERATORS
-from .passes.base import Change, NearMiss
+from ortplugin.modelcheck import walk_nodes
+from ortplugin.ops import OPERATORS
+from ortplugin.passes.base import Change, NearMiss
 
 if TYPE_CHECKING:  # tune compares outputs, and what compare returns is defined here
-    from .tune import TunedNode
+    from ortplugin.tune import TunedNode
 
 CONVERSION = "precision"  # the rewrite under which a conversion of precision reports
 PLAIN, GRAPH, GRAPH_TF32 = "plain", "graph", "graph, TF32"  # how the models were run
@@ -164,7 +164,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON report as Python values."""
-        from . import __version__
+        from ortplugin import __version__
 
         return {
             "version": __version__,

@@ -20,10 +20,10 @@ def restore(model_or_path: ModelProto | str | os.PathLike[str]) -> ModelProto:
     """
     from onnx import ModelProto
 
-    from .modelcheck import check_structure, check_tensors
-    from .normalise import normalised
-    from .ops import DOMAIN
-    from .storage import load_model
+    from ortplugin.modelcheck import check_structure, check_tensors
+    from ortplugin.normalise import normalised
+    from ortplugin.ops import DOMAIN
+    from ortplugin.storage import load_model
 
     result = ModelProto()
     if isinstance(model_or_path, ModelProto):
@@ -53,8 +53,8 @@ def _drop_import(holder: ModelProto | FunctionProto, domain: str) -> None:
 
 def _restore_nodes(holder: GraphProto | FunctionProto, opset: int) -> None:
     """Replaces the fused nodes of a graph or function, and those of the bodies in it, in place."""
-    from .errors import ModelError
-    from .ops import DOMAIN, OPERATORS, find
+    from ortplugin.errors import ModelError
+    from ortplugin.ops import DOMAIN, OPERATORS, find
 
     result: list[NodeProto] = []
     for node in holder.node:

@@ -17,7 +17,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .errors import RuntimeMissingError, UsageError, near_names, one_line
+from ortplugin.errors import RuntimeMissingError, UsageError, near_names, one_line
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
@@ -67,7 +67,7 @@ def element_type(ort_type: str) -> tuple[int, np.dtype[Any]] | None:
 
 def library_path() -> str:
     """The path of the native library, for any ONNX Runtime program in any language."""
-    from . import __path__ as folders
+    from ortplugin import __path__ as folders
 
     for folder in folders:  # an editable install keeps the Python files and the library in two folders
         path = Path(folder) / LIBRARY
@@ -307,7 +307,7 @@ def run(
         if name not in produced:
             raise UsageError(f"the model has no output '{name}'{near_names(name, produced)}")
     if CUDA in session.get_providers():
-        from . import device
+        from ortplugin import device
 
         return device.run(session, feeds, names, copy)
     return run_on_host(session, feeds, names)

@@ -30,9 +30,17 @@ from typing import BinaryIO
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import GraphProto, ModelProto, TensorProto
 
-from .errors import ModelError, StorageError, UsageError
-from .modelcheck import HEAVY, byte_count, check_structure, check_tensors, copy_fields, walk_graphs, walk_tensors
-from .normalise import normalise
+from ortplugin.errors import ModelError, StorageError, UsageError
+from ortplugin.modelcheck import (
+    HEAVY,
+    byte_count,
+    check_structure,
+    check_tensors,
+    copy_fields,
+    walk_graphs,
+    walk_tensors,
+)
+from ortplugin.normalise import normalise
 
 PathLike = str | os.PathLike[str]
 

@@ -31,14 +31,14 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, ValueInfoProto, helper
 
-from .compare import Tolerance, compare
-from .errors import ModelError
-from .inputs import shifted
-from .ops import DOMAIN, Operator, find
-from .ops.base import TensorType
-from .replays import GraphSession, NotCaptured, compare_replays
-from .session import CUDA, onnxruntime, run, run_on_host
-from .session import session as make_session
+from ortplugin.compare import Tolerance, compare
+from ortplugin.errors import ModelError
+from ortplugin.inputs import shifted
+from ortplugin.ops import DOMAIN, Operator, find
+from ortplugin.ops.base import TensorType
+from ortplugin.replays import GraphSession, NotCaptured, compare_replays
+from ortplugin.session import CUDA, onnxruntime, run, run_on_host
+from ortplugin.session import session as make_session
 
 MARGIN = 0.02  # the least gain, as a share of the node's time, for which it is changed
 STANDARD = "standard ONNX"
@@ -445,7 +445,7 @@ def _runner(model: ModelProto, inputs: Mapping[str, Any], count: int, place: Pla
     session = _session(model, place, cuda_graph=place.is_cuda)
     run_once: Callable[[], object] = partial(run, session, feeds)
     if place.is_cuda:
-        from . import device
+        from ortplugin import device
 
         run_once = device.replay(session, feeds)
     for _ in range(3):

@@ -28,9 +28,9 @@ import onnx.defs
 import onnx.version_converter
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from .errors import ModelError, one_line
-from .modelcheck import check_structure, skeleton, walk_graphs
-from .ops.decompose import MINIMUM_OPSET
+from ortplugin.errors import ModelError, one_line
+from ortplugin.modelcheck import check_structure, skeleton, walk_graphs
+from ortplugin.ops.decompose import MINIMUM_OPSET
 
 OLDEST = 7  # from which on onnx converts rightly, and operators broadcast as NumPy does
 BFLOAT16_OPSET = 13  # from which on Cast and most other operators take it
@@ -174,8 +174,8 @@ class _Dtypes:
     def of(self, name: str) -> np.dtype[Any] | None:
         """The dtype; None if unknown, or where two bodies have values of one name in two dtypes."""
         if self._found is None:
-            from .graph.convert import all_graphs  # graph/ is heavy to import
-            from .graph.model import annotate, import_model
+            from ortplugin.graph.convert import all_graphs  # graph/ is heavy to import
+            from ortplugin.graph.model import annotate, import_model
 
             graph = import_model(skeleton(self._model))
             annotate(graph)

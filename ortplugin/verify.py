@@ -16,17 +16,17 @@ from typing import Any
 
 from onnx import ModelProto, TensorProto
 
-from .compare import Tolerance
-from .errors import VerificationError
-from .input_shapes import Shapes
-from .inputs import load_inputs, without_weights
-from .judge import Question, Side
-from .judge_process import JudgeProcess
-from .modelcheck import walk_graphs, walk_nodes, walk_tensors
-from .ops import DOMAIN
-from .report import ProviderVerification
-from .session import CPU, available_providers, check_device, resolve_provider
-from .storage import save_model
+from ortplugin.compare import Tolerance
+from ortplugin.errors import VerificationError
+from ortplugin.input_shapes import Shapes
+from ortplugin.inputs import load_inputs, without_weights
+from ortplugin.judge import Question, Side
+from ortplugin.judge_process import JudgeProcess
+from ortplugin.modelcheck import walk_graphs, walk_nodes, walk_tensors
+from ortplugin.ops import DOMAIN
+from ortplugin.report import ProviderVerification
+from ortplugin.session import CPU, available_providers, check_device, resolve_provider
+from ortplugin.storage import save_model
 
 __all__ = ["Tolerance", "Verifier"]
 

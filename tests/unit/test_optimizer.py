@@ -18,7 +18,7 @@ from ortplugin import optimizer
 from ortplugin.errors import ModelError, UsageError, VerificationError
 from ortplugin.input_shapes import fix_input_shapes
 from ortplugin.passes.base import Change, NearMiss, PassResult
-from ortplugin.passes.fuse_pointwise import FUSE_POINTWISE
+from ortplugin.passes.pointwise.fuse_pointwise import FUSE_POINTWISE
 from ortplugin.report import CONVERSION, Dropped, Report
 
 
