@@ -289,8 +289,8 @@ def torch_tensors(
 
 def variants(case: Case, weights: Sequence[dict[str, Any]]) -> list[str]:
     """The algorithms that --tune would time for the node."""
+    from ortplugin.graph.shapes import TensorType
     from ortplugin.ops import find
-    from ortplugin.ops.base import TensorType
 
     model = onnx.load_from_string(case.model(1, weights, algorithm="auto"))
     node = model.graph.node[0]

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-# These two functions have the names of their modules, so they must be bound after the modules are loaded: here.
-from ortplugin.restore import restore
+# `session` has the name of a package, so it must be bound after that is loaded: here.
+from ortplugin.model.restore import restore
 from ortplugin.session import library_path, register, run, session
+from ortplugin.version import __version__
 
 if TYPE_CHECKING:
     from ortplugin.optimizer import optimize
-
-__version__ = "0.1.0"
 
 __all__ = ["__version__", "library_path", "optimize", "register", "restore", "run", "session"]
 

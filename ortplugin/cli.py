@@ -15,12 +15,12 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from ortplugin import __version__
 from ortplugin.errors import OrtPluginError, UsageError, VerificationError, one_line, printable
+from ortplugin.version import __version__
 
 if TYPE_CHECKING:
+    from ortplugin.model.storage import StoredModel
     from ortplugin.report import Report
-    from ortplugin.storage import StoredModel
 
 PROGRAM = "optimize-model"
 _PIPE_WIDTH = 160  # columns of a table that goes to a file or pipe
@@ -166,8 +166,8 @@ def command(
         if value is not None and not verify and not needed:
             raise UsageError(f"{option} is about the verification, which --no-verify leaves out")
 
+    from ortplugin.model.storage import check_output, load, save_model, write_text
     from ortplugin.render import print_report  # imports after the arguments are right, so that mistakes show at once
-    from ortplugin.storage import check_output, load, save_model, write_text
 
     for path in (output, report_path):
         if path is not None:
@@ -233,12 +233,12 @@ def _restore(
     stored: StoredModel, verify: bool, settings: dict[str, Any], progress: Callable[[str], None]
 ) -> tuple[Any, Report]:
     """The model in standard ONNX, with a report whose changes are the nodes replaced."""
-    from ortplugin import restore
-    from ortplugin.modelcheck import walk_nodes
-    from ortplugin.ops import DOMAIN
+    from ortplugin.check.verify import Tolerance, Verifier
+    from ortplugin.graph.domains import DOMAIN
+    from ortplugin.graph.messages import walk_nodes
+    from ortplugin.model.restore import restore
     from ortplugin.passes.base import Change
     from ortplugin.report import Report, count_operators
-    from ortplugin.verify import Tolerance, Verifier
 
     progress("restoring")
     start = time.perf_counter()

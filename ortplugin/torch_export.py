@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ortplugin.errors import UsageError
-from ortplugin.ops import DOMAIN
+from ortplugin.graph.domains import DOMAIN
 from ortplugin.ops.conv_grad import NAME as CONV_GRAD
 from ortplugin.ops.pointwise import NAME as POINTWISE
 from ortplugin.program import FLOATING

@@ -17,8 +17,7 @@ from node_cases import UNIT_ROUNDOFF, Array, Declared, Shape, compare, model_wit
 from onnx import helper
 
 from ortplugin.ops.conv_grad import OPERATOR, Gradient, gradient_of
-from ortplugin.ops.decompose import NUMPY_DTYPES
-from ortplugin.program import FLOATING, Program, parse
+from ortplugin.program import FLOATING, NUMPY_DTYPES, Program, parse
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""CuPy in host memory, as far as ortplugin/device.py uses it, and a session that says it is one on CUDA."""
+"""CuPy in host memory, as far as ortplugin/session/device.py uses it, and a session that says it is one on CUDA."""
 
 from __future__ import annotations
 

@@ -23,12 +23,13 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidGraph
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NotImplemented_
 
 from ortplugin import run
-from ortplugin.ops.decompose import NUMPY_DTYPES, ONNX_DTYPES
 from ortplugin.ops.pointwise_reference import evaluate, rounded
 from ortplugin.program import (
     DTYPES,
     FLOATING,
     INTEGERS,
+    NUMPY_DTYPES,
+    ONNX_DTYPES,
     OPERATORS,
     UNSIGNED,
     Operand,

@@ -17,12 +17,12 @@ import onnx_graphsurgeon as gs
 from onnx import helper
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.convert import DEFAULT_DOMAINS, node_proto
+from ortplugin.graph.conv_geometry import out_shape as conv_shape
+from ortplugin.graph.conv_geometry import read_attributes
+from ortplugin.graph.convert import node_proto
+from ortplugin.graph.domains import DEFAULT_DOMAINS
 from ortplugin.graph.facts import CONSTANT_ELEMENTS, held_by, value_of
-from ortplugin.graph.shapes import Dim, Shape, broadcast
-from ortplugin.ops.base import TensorType
-from ortplugin.ops.conv_geometry import out_shape as conv_shape
-from ortplugin.ops.conv_geometry import read_attributes
+from ortplugin.graph.shapes import Dim, Shape, TensorType, broadcast
 
 DOMAIN = "ortplugin.hidden"  # onnx knows no operator of it
 

@@ -30,7 +30,7 @@ from onnx import helper
 from threads import in_threads
 
 from ort.host import CPU_ONLY, options
-from ortplugin.ops import DOMAIN
+from ortplugin.graph.domains import DOMAIN
 
 # Cases of <operator>_cases.py: every way that a CPU kernel has of doing its work, and every width of a float that NumPy
 # has. A new operator adds its own; test_endurance.py fails without.

@@ -14,7 +14,8 @@ from node_cases import Array, typed
 from onnx import helper
 
 from ortplugin.errors import ModelError
-from ortplugin.ops import DOMAIN, TensorType, find
+from ortplugin.graph.domains import DOMAIN
+from ortplugin.ops import TensorType, find
 from ortplugin.ops.conv_grad import OPERATOR
 from ortplugin.ops.conv_grad.reference import Window, gather, scatter
 

@@ -15,11 +15,12 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from ortplugin.errors import ModelError
+from ortplugin.graph.conv_geometry import first, last, out_shape, read_attributes, windows
+from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.shapes import Shape
-from ortplugin.ops import DOMAIN, TensorType, find
+from ortplugin.ops import TensorType, find
 from ortplugin.ops.conv import OPERATOR, attributes_of
 from ortplugin.ops.conv.reference import convolution
-from ortplugin.ops.conv_geometry import first, last, out_shape, read_attributes, windows
 
 HALF = np.dtype(np.float16)
 

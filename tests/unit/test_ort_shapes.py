@@ -13,7 +13,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ortplugin import restore
-from ortplugin.graph.model import annotate, import_model
+from ortplugin.graph.convert import import_model
+from ortplugin.model.annotate import annotate
 from ortplugin.optimizer import run_passes, select_passes
 
 Case = tuple[dict[str, Any], list[np.ndarray]]  # attributes; the inputs after x

@@ -15,7 +15,8 @@ from onnx.reference import ReferenceEvaluator
 from scatter_cases import CASES, INPUTS, ONNX_DTYPES, Case, by_name, elements, expect, nd, window
 
 from ortplugin.errors import ModelError
-from ortplugin.ops import DOMAIN, TensorType, find
+from ortplugin.graph.domains import DOMAIN
+from ortplugin.ops import TensorType, find
 from ortplugin.ops.scatter import (
     ALGORITHMS,
     ARITHMETIC,

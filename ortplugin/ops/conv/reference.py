@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ortplugin.graph.conv_geometry import ConvAttributes, windows
 from ortplugin.ops import pointwise_reference
-from ortplugin.ops.conv_geometry import ConvAttributes, windows
 from ortplugin.program import Program
 
 Array = npt.NDArray[Any]

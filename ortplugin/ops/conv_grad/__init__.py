@@ -45,14 +45,15 @@ import onnx
 from onnx import helper
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.shapes import Dim, Shape, broadcast
+from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph.shapes import Dim, Shape, TensorType, broadcast
 from ortplugin.ops import pointwise_reference
-from ortplugin.ops.base import DOMAIN, Operator, TensorType
+from ortplugin.ops.base import Operator
 from ortplugin.ops.conv_grad import algorithms
 from ortplugin.ops.conv_grad import reference as reference_module
 from ortplugin.ops.conv_grad.decomposition import append
-from ortplugin.ops.decompose import DTYPE_NAMES, NUMPY_DTYPES, Builder, to_onnx
-from ortplugin.program import FLOATING, Program, parse
+from ortplugin.ops.decompose import Builder, to_onnx
+from ortplugin.program import DTYPE_NAMES, FLOATING, NUMPY_DTYPES, Program, parse
 
 NAME = "ConvGrad"
 GRADIENTS = ("dX", "dW", "dB", "dZ")

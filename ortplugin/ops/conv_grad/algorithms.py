@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from ortplugin.ops.base import TensorType
+from ortplugin.graph.shapes import TensorType
 from ortplugin.ops.list_algorithms import ask, known_shapes, lists
 from ortplugin.program import FLOATING
 

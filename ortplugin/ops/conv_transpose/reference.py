@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ortplugin.graph.conv_geometry import ConvAttributes, windows
 from ortplugin.ops.conv.reference import epilogue
-from ortplugin.ops.conv_geometry import ConvAttributes, windows
 from ortplugin.ops.conv_grad.reference import Window, scatter
 from ortplugin.program import Program
 

@@ -29,12 +29,13 @@ import numpy.typing as npt
 import onnx
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.shapes import Shape, broadcast
-from ortplugin.ops.base import DOMAIN, Operator, TensorType
-from ortplugin.ops.decompose import NUMPY_DTYPES, Builder, to_onnx
+from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph.shapes import Shape, TensorType, broadcast
+from ortplugin.ops.base import Operator
+from ortplugin.ops.decompose import Builder, to_onnx
 from ortplugin.ops.node_program import read_program
 from ortplugin.ops.sum_to import reference as reference_module
-from ortplugin.program import Program, Statement, sum_axes
+from ortplugin.program import NUMPY_DTYPES, Program, Statement, sum_axes
 
 NAME = "FusedSumTo"
 

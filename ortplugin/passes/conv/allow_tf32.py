@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
-from ortplugin.ops.base import DOMAIN
 from ortplugin.passes.driver import Applied, Outcome, RulePass
 
 CONVOLUTIONS = ("FusedConv", "FusedConvTranspose", "ConvGrad")

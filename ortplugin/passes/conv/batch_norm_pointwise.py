@@ -16,10 +16,9 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.channels import NotFoldableError, batch_norm, stored
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
-from ortplugin.ops.decompose import NUMPY_DTYPES, ONNX_DTYPES
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 from ortplugin.passes.emit import emit
-from ortplugin.program import FLOATING
+from ortplugin.program import FLOATING, NUMPY_DTYPES, ONNX_DTYPES
 
 
 def rewrite(scope: Scope, node: gs.Node) -> Outcome:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.certainty import is_generated
+from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.pointwise import is_pointwise
-from ortplugin.ops import DOMAIN
 from ortplugin.passes.conv.fused import is_channels_last
 
 Extent = int | str | tuple[object, ...]

@@ -13,11 +13,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.pointwise import NotPointwiseError
 from ortplugin.graph.shapes import broadcast, equal, show
-from ortplugin.ops import DOMAIN
 from ortplugin.ops.conv_grad import NAME
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 from ortplugin.passes.pointwise.fuse_pointwise import compose, member_of

@@ -10,13 +10,13 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from ortplugin.errors import ModelError
+from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
-from ortplugin.ops import DOMAIN, find
-from ortplugin.ops.base import TensorType
-from ortplugin.ops.decompose import DTYPE_NAMES
+from ortplugin.graph.shapes import TensorType
+from ortplugin.ops import find
 from ortplugin.passes.operands import merged_duplicates
 from ortplugin.passes.pointwise.sets import Member
-from ortplugin.program import FLOATING, Parameter, Program, ProgramError, Statement, parse
+from ortplugin.program import DTYPE_NAMES, FLOATING, Parameter, Program, ProgramError, Statement, parse
 
 CONVOLUTIONS = ("FusedConv", "FusedConvTranspose")  # with one contract: X, W, operands of the program
 OWN_INPUTS = 2  # X and W; the others are the program's

@@ -12,10 +12,10 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.convert import attached
+from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.pointwise import is_pointwise
-from ortplugin.ops import DOMAIN
 from ortplugin.passes.conditions import unsupported
 from ortplugin.passes.conv.fused import biased, conv_dtype, conv_node, is_channels_last, is_fused_conv
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass

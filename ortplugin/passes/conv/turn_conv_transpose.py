@@ -24,10 +24,10 @@ import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.channels import ELEMENTS
+from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.shapes import show
-from ortplugin.ops import DOMAIN
 from ortplugin.passes.conv.fused import conv_dtype, conv_node, is_channels_last, problem_of
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 from ortplugin.program import parse

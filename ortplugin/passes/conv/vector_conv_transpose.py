@@ -19,9 +19,9 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.channels import ELEMENTS
+from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
-from ortplugin.ops import DOMAIN
 from ortplugin.passes.conv.fused import OWN_INPUTS, conv_node, is_channels_last, problem_of
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 from ortplugin.passes.emit import integers

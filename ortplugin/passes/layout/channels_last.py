@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import onnx_graphsurgeon as gs
 
+from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope, scopes
 from ortplugin.graph.labels import label
-from ortplugin.ops import DOMAIN
 from ortplugin.passes.base import Change, NearMiss, PassResult
 from ortplugin.passes.conv.fused import conv_dtype, is_channels_last, is_fused_conv
 from ortplugin.passes.layout.conv_grad import gradient_dtype

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_graphsurgeon as gs
 
+from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
-from ortplugin.ops import DOMAIN
 from ortplugin.ops.conv_grad import NAME
 from ortplugin.passes.conv.fused import is_channels_last
 from ortplugin.passes.layout.axes import split_operands

@@ -15,10 +15,10 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from ortplugin.errors import ModelError
+from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.shapes import Shape
-from ortplugin.ops import DOMAIN, find
-from ortplugin.ops.base import TensorType
+from ortplugin.graph.shapes import Shape, TensorType
+from ortplugin.ops import find
 from ortplugin.passes.emit import integers
 from ortplugin.passes.layout.plan import Layouts, Plan, Rule, shape_last
 

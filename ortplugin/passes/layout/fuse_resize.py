@@ -12,10 +12,10 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from ortplugin.errors import ModelError
+from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
-from ortplugin.ops import DOMAIN
-from ortplugin.ops.base import TensorType
+from ortplugin.graph.shapes import TensorType
 from ortplugin.ops.pool.resize import OPERATOR
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 from ortplugin.passes.layout.fuse_pool import resize_attributes

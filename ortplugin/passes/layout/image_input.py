@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import onnx_graphsurgeon as gs
 
+from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
-from ortplugin.ops import DOMAIN
 from ortplugin.ops.conv import NAME
 from ortplugin.passes.conv.fused import is_channels_last
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass

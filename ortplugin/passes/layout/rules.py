@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import onnx_graphsurgeon as gs
 
+from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.pointwise import is_pointwise
-from ortplugin.ops import DOMAIN
 from ortplugin.passes.conv.fused import OWN_INPUTS, is_channels_last, is_fused_conv
 from ortplugin.passes.layout.axes import AXIS_RULES, split_operands
 from ortplugin.passes.layout.blocks import BLOCK_RULES

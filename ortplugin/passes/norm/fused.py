@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import onnx_graphsurgeon as gs
 
+from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
-from ortplugin.ops import DOMAIN
 from ortplugin.ops.layer_norm import NAME
 from ortplugin.passes.operands import merged_duplicates
 from ortplugin.program import FLOATING, Operand, Parameter, Program, ProgramError, Statement, parse

@@ -16,11 +16,11 @@ from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
+from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope, scopes
 from ortplugin.graph.labels import label
 from ortplugin.graph.pointwise import NotPointwiseError, Writer, is_pointwise, write
 from ortplugin.graph.shape_values import shape_values
-from ortplugin.ops import DOMAIN
 from ortplugin.ops.pointwise import NAME
 from ortplugin.passes.base import Change, NearMiss, PassResult
 from ortplugin.passes.conditions import unknown_rank, unsupported

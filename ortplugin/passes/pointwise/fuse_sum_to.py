@@ -20,12 +20,12 @@ from functools import partial
 
 import onnx_graphsurgeon as gs
 
+from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.pointwise import NotPointwiseError, is_pointwise
 from ortplugin.graph.shape_values import shape_values
 from ortplugin.graph.shapes import broadcast, element_count
-from ortplugin.ops import DOMAIN
 from ortplugin.ops.pointwise import NAME as POINTWISE
 from ortplugin.ops.sum_to import NAME, axes_of, why_no_sum
 from ortplugin.passes.base import PassResult

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import onnx_graphsurgeon as gs
 
+from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope, scopes
 from ortplugin.graph.labels import label
 from ortplugin.graph.shape_values import shape_values
 from ortplugin.graph.shapes import element_count
-from ortplugin.ops import DOMAIN
 from ortplugin.ops.pointwise import NAME
 from ortplugin.passes.base import Change, PassResult
 from ortplugin.passes.pointwise.fuse_pointwise import compose, find_members

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import onnx_graphsurgeon as gs
 
+from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.pointwise import NotPointwiseError
 from ortplugin.graph.shapes import broadcast, equal
-from ortplugin.ops import DOMAIN
 from ortplugin.ops.sum_to import NAME, sum_of, why_no_sum
 from ortplugin.passes.conditions import unknown_rank
 from ortplugin.passes.operands import merged_duplicates

@@ -14,10 +14,10 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.columns import INDEX_ELEMENTS, Column
+from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.progression import progression
-from ortplugin.ops import DOMAIN
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 from ortplugin.passes.emit import reshape, unsqueeze
 from ortplugin.passes.scatter.node import ScatterNode, columns_of, read_scatter

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.columns import Column
+from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.extents import extent
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.progression import Progression, progression
 from ortplugin.graph.shapes import Dim
-from ortplugin.ops import DOMAIN
 from ortplugin.ops.decompose import MINIMUM_OPSET
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 from ortplugin.passes.emit import starts_of, unsqueeze

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
+from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.extents import extent, unsqueezed_axes
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.shapes import Shape
-from ortplugin.ops import DOMAIN
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 from ortplugin.passes.emit import integers, unsqueeze
 

@@ -11,7 +11,9 @@ import onnx.parser
 import onnxruntime
 from ml_dtypes import bfloat16
 
-from ortplugin.graph.model import annotate, export_model, import_model
+from ortplugin.graph.convert import import_model
+from ortplugin.graph.export import export_model
+from ortplugin.model.annotate import annotate
 from ortplugin.ops import find
 from ortplugin.passes.base import Pass, PassResult
 

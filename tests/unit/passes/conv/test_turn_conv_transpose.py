@@ -10,8 +10,8 @@ import pytest
 from onnx import helper, numpy_helper
 from pass_helpers import assert_same_outputs, assert_unchanged, lines, operators, programs, run_pass
 
-from ortplugin.graph.annotate import annotate
 from ortplugin.graph.convert import import_model
+from ortplugin.model.annotate import annotate
 from ortplugin.optimizer import PIPELINE, run_passes
 from ortplugin.passes.conv import turn_conv_transpose
 from ortplugin.passes.conv.conv_epilogue import CONV_EPILOGUE

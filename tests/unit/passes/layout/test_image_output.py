@@ -8,8 +8,8 @@ import pytest
 from onnx import helper, numpy_helper
 from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass
 
-from ortplugin.graph.annotate import annotate
 from ortplugin.graph.convert import import_model
+from ortplugin.model.annotate import annotate
 from ortplugin.optimizer import PIPELINE
 from ortplugin.passes.conv.conv_epilogue import CONV_EPILOGUE
 from ortplugin.passes.conv.fuse_conv import FUSE_CONV

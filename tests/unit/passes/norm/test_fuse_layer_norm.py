@@ -9,7 +9,7 @@ import onnx
 import pytest
 from pass_helpers import assert_same_outputs, assert_unchanged, lines, model, operators, programs, run_pass
 
-from ortplugin.graph.model import import_model
+from ortplugin.graph.convert import import_model
 from ortplugin.optimizer import optimize
 from ortplugin.passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
 from ortplugin.passes.norm.fuse_rms_norm import FUSE_RMS_NORM

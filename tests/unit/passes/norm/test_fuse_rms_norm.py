@@ -122,7 +122,9 @@ def test_the_operator_of_opset_23_in_onnx_runtime(rng: np.random.Generator) -> N
 
 def test_simplified_layer_normalization_of_onnx_runtime(rng: np.random.Generator) -> None:
     """ONNX Runtime has it in the domain ai.onnx; onnx itself does not know it."""
-    from ortplugin.graph.model import annotate, export_model, import_model
+    from ortplugin.graph.convert import import_model
+    from ortplugin.graph.export import export_model
+    from ortplugin.model.annotate import annotate
 
     original = model(
         "g (float[2,3,8] x, float[8] scale) => (float[2,3,8] y) { y = SimplifiedLayerNormalization(x, scale) }"

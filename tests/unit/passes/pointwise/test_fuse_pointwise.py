@@ -21,7 +21,8 @@ from pass_helpers import (
     run_pass,
 )
 
-from ortplugin.graph.model import annotate, import_model
+from ortplugin.graph.convert import import_model
+from ortplugin.model.annotate import annotate
 from ortplugin.passes.pointwise.fuse_pointwise import FUSE_POINTWISE
 from ortplugin.program import MAX_PARAMETERS, MAX_RESULTS, MAX_STATEMENTS, parse
 

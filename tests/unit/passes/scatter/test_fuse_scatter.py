@@ -58,7 +58,8 @@ def test_reductions(graph: str, reduction: str, since: int, rng: np.random.Gener
 
 def run_on(original: onnx.ModelProto, *fragments: str) -> None:
     """Like assert_unchanged, for models that onnx.checker refuses."""
-    from ortplugin.graph.model import annotate, import_model
+    from ortplugin.graph.convert import import_model
+    from ortplugin.model.annotate import annotate
 
     graph = import_model(original)
     annotate(graph)

@@ -10,7 +10,7 @@ import pytest
 from onnx import numpy_helper
 from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, random_feeds, restore, run, run_pass
 
-from ortplugin.graph.model import import_model
+from ortplugin.graph.convert import import_model
 from ortplugin.passes.base import Pass
 from ortplugin.passes.scatter.fuse_scatter import FUSE_SCATTER
 from ortplugin.passes.scatter.update_slice import UPDATE_SLICE

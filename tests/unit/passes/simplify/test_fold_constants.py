@@ -11,7 +11,8 @@ import pytest
 from onnx import helper
 from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run, run_pass
 
-from ortplugin.graph.model import annotate, import_model
+from ortplugin.graph.convert import import_model
+from ortplugin.model.annotate import annotate
 from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
 from ortplugin.passes.simplify.fold_constants import FOLD_CONSTANTS
 from ortplugin.passes.simplify.inline_if import INLINE_IF
