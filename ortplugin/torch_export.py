@@ -21,7 +21,7 @@ from typing import Any
 
 from ortplugin.errors import UsageError
 from ortplugin.graph.domains import DOMAIN
-from ortplugin.ops.conv_grad import NAME as CONV_GRAD
+from ortplugin.ops.conv_grad.gradient import NAME as CONV_GRAD
 from ortplugin.ops.pointwise import NAME as POINTWISE
 from ortplugin.program import FLOATING
 

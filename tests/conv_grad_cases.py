@@ -16,7 +16,8 @@ import onnx
 from node_cases import UNIT_ROUNDOFF, Array, Declared, Shape, compare, model_with, typed
 from onnx import helper
 
-from ortplugin.ops.conv_grad import OPERATOR, Gradient, gradient_of
+from ortplugin.ops.conv_grad import OPERATOR
+from ortplugin.ops.conv_grad.gradient import Gradient, gradient_of
 from ortplugin.program import FLOATING, NUMPY_DTYPES, Program, parse
 
 

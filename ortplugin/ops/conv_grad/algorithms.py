@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx
 
 from ortplugin.graph.shapes import TensorType
+from ortplugin.ops.conv_grad.gradient import Gradient
 from ortplugin.ops.list_algorithms import ask, known_shapes, lists
 from ortplugin.program import FLOATING
-
-if TYPE_CHECKING:
-    from ortplugin.ops.conv_grad import Gradient
 
 ATTRIBUTES = {"dX": "data_algorithm", "dW": "weight_algorithm"}
 

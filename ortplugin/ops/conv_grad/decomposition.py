@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from ortplugin.ops.conv_grad.gradient import Gradient
 from ortplugin.ops.decompose import Builder
-
-if TYPE_CHECKING:
-    from ortplugin.ops.conv_grad import Gradient
 
 INT64 = np.dtype(np.int64)
 

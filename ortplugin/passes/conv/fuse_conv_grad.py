@@ -18,7 +18,7 @@ from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.pointwise import NotPointwiseError
 from ortplugin.graph.shapes import broadcast, equal, show
-from ortplugin.ops.conv_grad import NAME
+from ortplugin.ops.conv_grad.gradient import NAME
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 from ortplugin.passes.pointwise.fuse_pointwise import compose, member_of
 from ortplugin.passes.pointwise.sets import Member

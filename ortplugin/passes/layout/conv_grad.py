@@ -6,7 +6,7 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
-from ortplugin.ops.conv_grad import NAME
+from ortplugin.ops.conv_grad.gradient import NAME
 from ortplugin.passes.conv.fused import is_channels_last
 from ortplugin.passes.layout.axes import split_operands
 from ortplugin.passes.layout.plan import Layouts, Plan, Rule
