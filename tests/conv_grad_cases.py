@@ -125,8 +125,8 @@ class Case:
         """Their dtypes."""
         results = self.program.results
         weight = self.attributes.get("weight_dtype", results[0].dtype)
-        of = {"dW": weight, "dB": weight}
-        return [of.get(name, results[0].dtype) for name in self.gradients.split()] + [r.dtype for r in results[1:]]
+        dtypes = {"dW": weight, "dB": weight}
+        return [dtypes.get(name, results[0].dtype) for name in self.gradients.split()] + [r.dtype for r in results[1:]]
 
     def node(self) -> onnx.NodeProto:
         attributes = {**self.geometry.attributes(), **self.attributes}

@@ -63,8 +63,8 @@ class Window:
     kernel: int
     stride: int
     dilation: int
-    begin: int  # the padding; what is cut off the ends of a transposed convolution's result
-    end: int
+    pad_begin: int  # the padding; what is cut off the ends of a transposed convolution's result
+    pad_end: int
     size: int  # of the input
     out: int
 

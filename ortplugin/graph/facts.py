@@ -248,8 +248,8 @@ def _detach(node: gs.Node) -> None:
     # graphsurgeon's own clear() compares nodes by value, which takes long where a tensor has many consumers.
     for tensors, other_end in ((node.inputs, "outputs"), (node.outputs, "inputs")):
         for tensor in tensors:
-            ends = getattr(tensor, other_end)
-            list.pop(ends, next(index for index, end in enumerate(ends) if end is node))
+            neighbours = getattr(tensor, other_end)
+            list.pop(neighbours, next(index for index, neighbour in enumerate(neighbours) if neighbour is node))
         list.clear(tensors)
 
 

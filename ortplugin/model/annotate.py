@@ -197,7 +197,7 @@ def _merge(graph: gs.Graph, inferred: onnx.GraphProto, names: _Names, certainty:
     infos = {info.name: info for info in (*inferred.value_info, *inferred.output)}
     fixed = {id(tensor) for tensor in graph.inputs}
     for node, proto in zip(graph.nodes, inferred.node, strict=True):
-        level = min(INFERRED, certainty.of(node.inputs)) if with_known else PROVED
+        level = min(INFERRED, certainty.level_of(node.inputs)) if with_known else PROVED
         for tensor in node.outputs:
             info = infos.get(tensor.name)
             if info is None or id(tensor) in fixed or info.type.WhichOneof("value") != "tensor_type":
@@ -232,7 +232,7 @@ def _infer_node(node: gs.Node, certainty: Certainty, opset: int) -> bool:
         read = read[:1]
         first = TensorType(node.inputs[0].dtype, node.inputs[0].shape)
         found = ((node.outputs[i], first) for i in same if i < len(node.outputs))
-    learned, level = False, certainty.of(read)
+    learned, level = False, certainty.level_of(read)
     for tensor, kind in found:
         if tensor.dtype is None and kind.dtype is not None:
             tensor.dtype, learned = kind.dtype, True

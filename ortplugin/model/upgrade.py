@@ -172,13 +172,11 @@ class _Dtypes:
         self._model = model
         self._found: dict[str, set[np.dtype[Any]]] | None = None
 
-    def of(self, name: str) -> np.dtype[Any] | None:
+    def dtype(self, name: str) -> np.dtype[Any] | None:
         """The dtype; None if unknown, or where two bodies have values of one name in two dtypes."""
         if self._found is None:
-            from ortplugin.graph.convert import (
-                all_graphs,  # graph/ is heavy to import
-                import_model,
-            )
+            # graph/ is heavy to import
+            from ortplugin.graph.convert import all_graphs, import_model
             from ortplugin.model.annotate import annotate
 
             graph = import_model(skeleton(self._model))
@@ -199,7 +197,7 @@ def _give_dtype(node: NodeProto, body: GraphProto, dtypes: _Dtypes) -> None:
     """
     makers = {each.output[0]: each for each in body.node if each.output}
     name = node.input[0]
-    while (dtype := dtypes.of(name)) is None:  # a name that the conversion gave, as to what Upsample or Scatter became
+    while (dtype := dtypes.dtype(name)) is None:  # a name that the conversion gave, as to what became of Upsample
         if name not in makers:
             return
         name = _same_dtype(makers[name])

@@ -48,8 +48,8 @@ MISTAKES = (
     ),
     Mistake(
         "fold-pad", "ortplugin.passes.conv.fold_pad",
-        "return [*begin[2:], *end[2:]]",
-        "return [*end[2:], *begin[2:]]",
+        "return [*pads_begin[2:], *pads_end[2:]]",
+        "return [*pads_end[2:], *pads_begin[2:]]",
         "the order of begins and ends",
     ),
     Mistake(

@@ -100,13 +100,13 @@ def _beside(models: Iterable[onnx.ModelProto]) -> bytes:
     return whole.SerializeToString()
 
 
-def feeds(of: int = 0) -> dict[str, Array]:
-    """What a run is given. `of`: a number of a thread, which has floats of its own."""
-    rng = np.random.default_rng(of)
+def feeds(thread: int = 0) -> dict[str, Array]:
+    """What a run is given. `thread`: a number of a thread, which has floats of its own."""
+    rng = np.random.default_rng(thread)
     given = {}
     for number, case in enumerate(cases()):
         for name, array in case.feeds().items():
-            is_moved = of and array.dtype.kind == "f"
+            is_moved = thread and array.dtype.kind == "f"
             given[f"{number}/{name}"] = rng.permutation(array.reshape(-1)).reshape(array.shape) if is_moved else array
     return given
 

@@ -114,10 +114,10 @@ def test_what_is_fastest_by_chance_is_not_taken(monkeypatch: pytest.MonkeyPatch)
     model, feeds = two_scatters()
 
     def time(model: ModelProto, job: Any, names: Sequence[str], place: tune.Place) -> dict[str, float | None]:
-        def of(name: str) -> float:
+        def measured(name: str) -> float:
             return 1.0 if len(names) > 1 or algorithm(job.candidates[name]) != "sorting" else 0.5
 
-        return {name: of(name) for name in names}
+        return {name: measured(name) for name in names}
 
     monkeypatch.setattr(tune, "_time", time)
     tuned, report = tune.tune(model, feeds, CPU)

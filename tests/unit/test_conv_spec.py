@@ -174,7 +174,7 @@ def test_padding_is_split_as_onnx_says() -> None:
     def pads(size: int, kernel: int, stride: int, auto_pad: str, transposed: bool = False) -> tuple[int, int, int]:
         node = helper.make_node("FusedConv", ["X", "W"], ["Y"], auto_pad=auto_pad, strides=[stride])
         (window,) = windows(read_attributes(node, transposed), (1, 1, size), (1, 1, kernel))
-        return window.begin, window.end, window.out
+        return window.pad_begin, window.pad_end, window.out
 
     assert pads(8, 4, 1, "SAME_UPPER") == (1, 2, 8)
     assert pads(8, 4, 1, "SAME_LOWER") == (2, 1, 8)

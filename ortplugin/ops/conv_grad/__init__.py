@@ -103,7 +103,7 @@ def reference(
 
 
 def _window(gradient: Gradient) -> reference_module.Window:
-    return reference_module.Window(gradient.strides, gradient.dilations, gradient.begin, gradient.group)
+    return reference_module.Window(gradient.strides, gradient.dilations, gradient.pad_begin, gradient.group)
 
 
 def _data(gradient: Gradient, z: npt.NDArray[Any], w: npt.NDArray[Any], shapes: Shapes) -> npt.NDArray[Any]:

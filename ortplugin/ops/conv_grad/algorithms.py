@@ -32,7 +32,7 @@ def variants(
     numbers += [int(name in gradient.operands) for name in ("X", "W")]
     numbers += [int(gradient.transposed), int(gradient.channels_last), int(given.get("allow_tf32", 0))]
     numbers += [gradient.group, FLOATING.index(gradient.weight_dtype)]
-    windows = (gradient.kernel_shape, gradient.strides, gradient.dilations, gradient.begin, gradient.end,
+    windows = (gradient.kernel_shape, gradient.strides, gradient.dilations, gradient.pad_begin, gradient.pad_end,
                gradient.output_padding)  # fmt: skip
     numbers += [*lists(windows), len(shapes), *lists(shapes)]
     where = f"node '{node.name}' ({node.op_type})"
@@ -41,6 +41,6 @@ def variants(
     return [
         {name: text}
         for name in wanted
-        for text in ("auto", *(text for of, _, text in lines if of == name))
+        for text in ("auto", *(text for listed, _, text in lines if listed == name))
         if text != given.get(name, b"auto").decode()
     ]

@@ -31,7 +31,7 @@ def append(b: Builder, gradient: Gradient, dz: str, operands: Mapping[str, str],
 class _Parts:
     def __init__(self, b: Builder, gradient: Gradient) -> None:
         self.b, self.gradient, self.rank = b, gradient, gradient.rank
-        self.pads = [*gradient.begin, *gradient.end]
+        self.pads = [*gradient.pad_begin, *gradient.pad_end]
 
     def first(self, x: str) -> str:
         """Channels first."""

@@ -29,8 +29,8 @@ class Gradient:
     group: int
     strides: tuple[int, ...]
     dilations: tuple[int, ...]
-    begin: tuple[int, ...]
-    end: tuple[int, ...]
+    pad_begin: tuple[int, ...]
+    pad_end: tuple[int, ...]
     kernel_shape: tuple[int, ...]
     output_padding: tuple[int, ...]
     weight_dtype: str
@@ -50,7 +50,7 @@ class Gradient:
         if not isinstance(small, int):
             return None
         extent = (self.kernel_shape[axis] - 1) * self.dilations[axis] + 1
-        return (small - 1) * self.strides[axis] + extent - self.begin[axis] - self.end[axis]
+        return (small - 1) * self.strides[axis] + extent - self.pad_begin[axis] - self.pad_end[axis]
 
 
 def gradient_of(node: onnx.NodeProto) -> Gradient:

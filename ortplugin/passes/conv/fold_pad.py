@@ -69,14 +69,14 @@ def _spatial_pads(scope: Scope, pad: gs.Node) -> list[int]:
     axes = list(range(rank)) if axes is None else [axis % rank for axis in axes]
     if len(pads) != 2 * len(axes) or len(set(axes)) != len(axes):
         raise _StaysError(f"{label(pad)} has {len(pads)} pads for {len(axes)} axes")
-    begin, end = [0] * rank, [0] * rank
+    pads_begin, pads_end = [0] * rank, [0] * rank
     for index, axis in enumerate(axes):
-        begin[axis], end[axis] = pads[index], pads[index + len(axes)]
-    if min(*begin, *end) < 0:
+        pads_begin[axis], pads_end[axis] = pads[index], pads[index + len(axes)]
+    if min(*pads_begin, *pads_end) < 0:
         raise _StaysError(f"{label(pad)} has the negative pads {pads}, which cut")
-    if any((*begin[:2], *end[:2])):
+    if any((*pads_begin[:2], *pads_end[:2])):
         raise _StaysError(f"{label(pad)} pads the batch or the channels: {pads}")
-    return [*begin[2:], *end[2:]]
+    return [*pads_begin[2:], *pads_end[2:]]
 
 
 def _integers(scope: Scope, pad: gs.Node, index: int, what: str) -> list[int] | None:

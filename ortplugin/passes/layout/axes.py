@@ -121,12 +121,12 @@ def pad(scope: Scope, node: gs.Node) -> Plan | None:
         return None
     if axes is None and pads.size != 2 * rank:
         return None
-    begin, end = pads[: pads.size // 2], pads[pads.size // 2 :]
+    pads_begin, pads_end = pads[: pads.size // 2], pads[pads.size // 2 :]
 
     def edit(layouts: Layouts, node: gs.Node) -> None:
         if axes is None:
             order = to_last(rank)
-            new = [int(part[axis]) for part in (begin, end) for axis in order]
+            new = [int(part[axis]) for part in (pads_begin, pads_end) for axis in order]
             node.inputs[1] = integers(scope, new, node.inputs[1].name)
         else:
             given = [axis_last(int(axis), rank) for axis in np.reshape(axes, -1)]

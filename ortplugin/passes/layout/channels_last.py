@@ -109,13 +109,13 @@ class ChannelsLast:
         convolutions = [scope.slots[place] for place in region.seeds]
         labels = tuple(label(node) for node in convolutions if node is not None)
         layouts = Layouts(scope)
-        ends: dict[int, gs.Node] = {}  # Transposes beside the region, some of which nothing needs any more
+        transposes: dict[int, gs.Node] = {}  # Transposes beside the region, some of which nothing needs any more
         for node, plan in chosen:
             assert node is not None
             for index in plan.reads:
                 maker = scope.producer(node.inputs[index])
                 if maker is not None and is_perm(scope, maker, to_first):
-                    ends[id(maker)] = maker
+                    transposes[id(maker)] = maker
                 node.inputs[index] = layouts.last(node.inputs[index], node)
             old = [node.outputs[index] for index in plan.makes]
             plan.edit(layouts, node)
@@ -123,7 +123,7 @@ class ChannelsLast:
                 node.outputs[index] = layouts.made(tensor)
                 for reader in [each for each in scope.consumers(tensor) if is_perm(scope, each, to_last)]:
                     _skip(scope, reader, node.outputs[index])
-        for maker in ends.values():
+        for maker in transposes.values():
             if not maker.outputs[0].outputs and not scope.is_output(maker.outputs[0]):
                 scope.remove(maker)
         layouts.finish()

@@ -57,7 +57,7 @@ def _ends(scope: Scope, region: Region, number: dict[int, int], tensor: gs.Tenso
     """The nodes of the cut's graph that stand for what makes the tensor and for what reads it."""
     source, sink = 0, 1
 
-    def of(node: gs.Node | None, ports: str) -> int:
+    def node_for(node: gs.Node | None, ports: str) -> int:
         place = -1 if node is None else scope.position.get(id(node), -1)
         if node is None or place not in number:
             return sink
@@ -67,10 +67,10 @@ def _ends(scope: Scope, region: Region, number: dict[int, int], tensor: gs.Tenso
         return number[place] if whole else sink
 
     producer = scope.producer(tensor)
-    maker = of(producer, "makes")
+    maker = node_for(producer, "makes")
     if producer is not None and maker == sink and is_perm(scope, producer, to_first):
         maker = source
-    readers = [source if is_perm(scope, node, to_last) else of(node, "reads") for node in tensor.outputs]
+    readers = [source if is_perm(scope, node, to_last) else node_for(node, "reads") for node in tensor.outputs]
     return maker, readers + [sink] * scope.is_output(tensor)
 
 

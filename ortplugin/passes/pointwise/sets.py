@@ -185,11 +185,11 @@ class PointwiseSets:
         first, last = self._of(a), self._of(b)
         small = not self._same_shape(first.whole, last.whole)
         reason = self._too_large(first, last) or (self._recomputed(first, last) if small else None)
-        ends = self._graph.find(a), self._graph.find(b)
+        joined = self._graph.find(a), self._graph.find(b)
         reason = reason or self._graph.merge(a, b)
         if reason is None:
-            for end in ends:
-                del self._sets[end]
+            for each in joined:
+                del self._sets[each]
             self._sets[self._graph.find(b)] = self._joined(first, last)
         elif near:
             self._reasons.setdefault(a, (b, f"'{self._members[a].outputs[0].name}' is computed apart: {reason}"))

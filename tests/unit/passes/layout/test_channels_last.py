@@ -18,8 +18,8 @@ def attribute(node: onnx.NodeProto, name: str) -> object:
     return next((helper.get_attribute_value(each) for each in node.attribute if each.name == name), None)
 
 
-def node_of(of: onnx.ModelProto, op: str) -> onnx.NodeProto:
-    return next(node for node in of.graph.node if node.op_type == op)
+def node_of(model: onnx.ModelProto, op: str) -> onnx.NodeProto:
+    return next(node for node in model.graph.node if node.op_type == op)
 
 
 def test_one_convolution(rng: np.random.Generator) -> None:

@@ -45,8 +45,8 @@ def test_kinds(kind: str, rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(before.astype(np.float16), after)
 
 
-def node_of(of: onnx.ModelProto) -> onnx.NodeProto:
-    return next(node for node in of.graph.node if node.op_type == "FusedPool")
+def node_of(model: onnx.ModelProto) -> onnx.NodeProto:
+    return next(node for node in model.graph.node if node.op_type == "FusedPool")
 
 
 def test_a_wide_value_that_others_need_keeps_its_cast() -> None:

@@ -16,9 +16,9 @@ from ortplugin.passes.scatter.update_slice import UPDATE_SLICE
 from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
 
 
-def ours(of: onnx.ModelProto | onnx.GraphProto) -> list[tuple[str, dict[str, Any]]]:
+def ours(model: onnx.ModelProto | onnx.GraphProto) -> list[tuple[str, dict[str, Any]]]:
     """The type and attributes of every ortplugin node."""
-    graph = of.graph if isinstance(of, onnx.ModelProto) else of
+    graph = model.graph if isinstance(model, onnx.ModelProto) else model
     return [
         (node.op_type, {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute})
         for node in graph.node

@@ -30,8 +30,8 @@ def scatter(
     return made
 
 
-def attributes(of: onnx.ModelProto) -> dict[str, object]:
-    (node,) = [each for each in of.graph.node if each.domain == "ortplugin"]
+def attributes(model: onnx.ModelProto) -> dict[str, object]:
+    (node,) = [each for each in model.graph.node if each.domain == "ortplugin"]
     return {each.name: helper.get_attribute_value(each) for each in node.attribute}
 
 

@@ -31,11 +31,11 @@ def scatter(
     return made
 
 
-def slices(of: onnx.ModelProto) -> list[tuple[list[int], list[int], list[int]]]:
+def slices(model: onnx.ModelProto) -> list[tuple[list[int], list[int], list[int]]]:
     """axes, constant starts and steps of each UpdateSlice."""
-    given = {each.name: numpy_helper.to_array(each).tolist() for each in of.graph.initializer}
+    given = {each.name: numpy_helper.to_array(each).tolist() for each in model.graph.initializer}
     found = []
-    for node in of.graph.node:
+    for node in model.graph.node:
         if node.op_type == "UpdateSlice":
             attributes = {each.name: list(each.ints) for each in node.attribute}
             axes = attributes["axes"]

@@ -10,8 +10,8 @@ from pass_helpers import assert_same_outputs, model, operators, run_pass
 from ortplugin.passes.simplify.narrow_concat import MOST_INPUTS, NARROW_CONCAT
 
 
-def widths(of: onnx.ModelProto) -> list[int]:
-    return [len(node.input) for node in of.graph.node if node.op_type == "Concat"]
+def widths(model: onnx.ModelProto) -> list[int]:
+    return [len(node.input) for node in model.graph.node if node.op_type == "Concat"]
 
 
 def concat(
