@@ -140,22 +140,22 @@ def test_integers_wrap() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
 def test_minimum_and_maximum_are_ieee_754s(dtype: Any) -> None:
-    def folded(old: float, new: float, reduction: str) -> np.ndarray:
+    def fold(old: float, new: float, reduction: str) -> np.ndarray:
         return scatter_nd(np.array([old], dtype), np.array([[0]]), np.array([new], dtype), reduction)
 
     for old, new in itertools.permutations((0.0, -0.0)):
-        assert np.signbit(folded(old, new, "min").astype(np.float64))
-        assert not np.signbit(folded(old, new, "max").astype(np.float64))
+        assert np.signbit(fold(old, new, "min").astype(np.float64))
+        assert not np.signbit(fold(old, new, "max").astype(np.float64))
     for other in (1.0, np.inf, -np.inf, np.nan):
         for reduction in ("min", "max"):
             for got in (
-                folded(np.nan, other, reduction),
-                folded(other, np.nan, reduction),
-                folded(-np.nan, other, reduction),
+                fold(np.nan, other, reduction),
+                fold(other, np.nan, reduction),
+                fold(-np.nan, other, reduction),
             ):
                 assert bits(got)[0] == bits(np.array([np.nan], dtype))[0]
-    assert folded(-np.inf, 3, "min") == -np.inf
-    assert folded(-np.inf, 3, "max") == 3
+    assert fold(-np.inf, 3, "min") == -np.inf
+    assert fold(-np.inf, 3, "max") == 3
 
 
 def test_elements_without_an_update_keep_their_bits() -> None:
