@@ -85,8 +85,8 @@ def compare(name: str, expected: Any, actual: Any, tolerance: Tolerance | None =
 def compare_form(name: str, expected: Any, actual: Any) -> OutputComparison:
     """Compares shape and dtype only: for an output that differs from run to run."""
     remark = "the original gives other values in each run, so only shape and dtype were compared"
-    problem = _form_problem(np.asarray(expected), np.asarray(actual)) if isinstance(expected, np.ndarray) else ""
-    return OutputComparison(name, not problem, message=problem or remark)
+    reason = _form_reason(np.asarray(expected), np.asarray(actual)) if isinstance(expected, np.ndarray) else ""
+    return OutputComparison(name, not reason, message=reason or remark)
 
 
 def _compare(expected: Any, actual: Any, tolerance: Tolerance) -> _Result:
@@ -115,7 +115,7 @@ def _merge(results: dict[str, _Result]) -> _Result:
     )
 
 
-def _form_problem(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any]) -> str:
+def _form_reason(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any]) -> str:
     if actual.shape != expected.shape:
         return f"shape {list(actual.shape)} instead of {list(expected.shape)}"
     if actual.dtype != expected.dtype and not (expected.dtype.kind in "OUST" and actual.dtype.kind in "OUST"):
@@ -126,9 +126,9 @@ def _form_problem(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any]) 
 def _compare_arrays(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any], tolerance: Tolerance) -> _Result:
     if tolerance.precision and expected.dtype != actual.dtype and _is_float(expected.dtype) and _is_float(actual.dtype):
         actual = actual.astype(expected.dtype)
-    problem = _form_problem(expected, actual)
-    if problem:
-        return _Result(False, message=problem)
+    reason = _form_reason(expected, actual)
+    if reason:
+        return _Result(False, message=reason)
     if expected.dtype.kind == "c":
         parts = {
             part: _compare_floats(getattr(expected, part), getattr(actual, part), tolerance)
@@ -200,9 +200,9 @@ _NOT_FINITE: dict[str, Callable[[Any], Any]] = {"NaN": np.isnan, "+Inf": np.ispo
 
 
 def _compare_floats(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any], tolerance: Tolerance) -> _Result:
-    scale, problem, is_finite = _scale_and_masks(expected, actual)
-    if problem:
-        return _Result(False, message=problem)
+    scale, reason, is_finite = _scale_and_masks(expected, actual)
+    if reason:
+        return _Result(False, message=reason)
     if not is_finite:
         remark = (
             "" if expected.size == 0 else "no element is finite, so this says little; verify on real data with --inputs"
@@ -263,9 +263,9 @@ def _scale_and_masks(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any
     for what, mask in masks.items():
         if mask.first_difference >= 0:
             where = _place(mask.first_difference, expected.shape)
-            problem = (
+            reason = (
                 f"{mask.expected} {what} are expected, got {mask.found}; first difference at {list(where)}: "
                 f"{float(actual[where]):.6g} instead of {float(expected[where]):.6g}"
             )
-            return scale, problem, is_finite
+            return scale, reason, is_finite
     return scale, "", is_finite

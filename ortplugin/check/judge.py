@@ -222,21 +222,21 @@ class Judge:
     def _generated_cases(self, session: Any, names: Sequence[str], needed: bool) -> list[tuple[Case, Arrays]]:
         """Up to two generated cases on which the original runs; `needed`: an error if there is none."""
         found: list[tuple[Case, Arrays]] = []
-        problem: BaseException | None = None
+        failure: BaseException | None = None
         for sizes in CANDIDATES:
             try:
                 case = generate(self._original, sizes, self._question.shapes)
                 if all(case.name != other.name for other, _ in found):
                     found.append((case, run_on_host(session, case.feeds, names)))
             except Exception as error:  # as above
-                problem = problem or error
+                failure = failure or error
             if len(found) == 2 or (found and found[0][0].name == "generated"):
                 break
         if not found and needed:
             raise VerificationError(
-                f"the original does not run on generated inputs: {one_line(problem or '')}; "
+                f"the original does not run on generated inputs: {one_line(failure or '')}; "
                 "give its inputs with --inputs data.npz, their shapes with --input-shape, or --no-verify"
-            ) from problem
+            ) from failure
         return found
 
     def _shifted(self, session: Any, names: Sequence[str], case: Case, outputs: Arrays) -> list[tuple[Case, Arrays]]:

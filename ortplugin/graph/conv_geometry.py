@@ -51,9 +51,9 @@ class ConvAttributes:
                 return len(values)
         return None if self.pads is None else len(self.pads) // 2
 
-    def fail(self, problem: str) -> ModelError:
+    def fail(self, reason: str) -> ModelError:
         """The error that names the node."""
-        return ModelError(f"{self.where}: {problem}")
+        return ModelError(f"{self.where}: {reason}")
 
 
 @dataclass(frozen=True)

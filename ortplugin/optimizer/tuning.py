@@ -25,7 +25,7 @@ def tune_model(original: ModelProto, optimized: ModelProto, options: Options) ->
     if options.inputs is not None:
         feeds = as_wanted(load_inputs(options.inputs, original).feeds, optimized)
         return tune_nodes(optimized, feeds, provider, tell, device_id)
-    problem: Exception | None = None
+    failure: Exception | None = None
     for sizes in CANDIDATES:
         try:
             feeds = as_wanted(generate(original, sizes, options.input_shapes).feeds, optimized)
@@ -33,8 +33,8 @@ def tune_model(original: ModelProto, optimized: ModelProto, options: Options) ->
         except OrtPluginError:
             raise
         except Exception as error:  # ONNX Runtime's own classes have no common base
-            problem = problem or error
+            failure = failure or error
     raise VerificationError(
-        f"the model does not run on generated inputs, so it can't be tuned: {one_line(problem or '')}; "
+        f"the model does not run on generated inputs, so it can't be tuned: {one_line(failure or '')}; "
         "give its inputs with --inputs data.npz or their shapes with --input-shape"
-    ) from problem
+    ) from failure

@@ -47,9 +47,9 @@ _WIDE = {"float16": "float", "bfloat16": "float", "uint32": "int64", "uint64": "
 def program_of(node: onnx.NodeProto) -> Program:
     """The node's program, checked against its inputs and outputs. Raises ModelError that names the node."""
     program = read_program(node)
-    problem = why_no_sum(program)
-    if problem:
-        raise ModelError(f"node '{node.name}' ({NAME}): {problem}")
+    reason = why_no_sum(program)
+    if reason:
+        raise ModelError(f"node '{node.name}' ({NAME}): {reason}")
     return program
 
 

@@ -13,7 +13,7 @@ from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.shapes import Dim, show
 from ortplugin.passes.conditions import unknown_rank, unsupported
-from ortplugin.passes.conv.fused import biased, conv_dtype, conv_node, problem_of
+from ortplugin.passes.conv.fused import biased, conv_dtype, conv_node, why_invalid
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 from ortplugin.passes.emit import unsqueeze
 
@@ -44,7 +44,7 @@ def fuse(scope: Scope, node: gs.Node) -> Outcome:
         attributes["kernel_shape"] = list(kernel)
     program = biased(dtype, bias is not None)
     # Asked before the bias gets its shape, which may take a node that would have to go again.
-    reason = problem_of(conv_node(op, node.name, attributes, biased(dtype, False), [x, w]))
+    reason = why_invalid(conv_node(op, node.name, attributes, biased(dtype, False), [x, w]))
     if reason is not None:
         return Missed(label(node), reason)
     inputs = [x, w]

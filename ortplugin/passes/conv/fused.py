@@ -47,7 +47,7 @@ def conv_node(
     return gs.Node(op, name, {**attributes, "program": str(program)}, list(inputs), [], DOMAIN)
 
 
-def problem_of(node: gs.Node) -> str | None:
+def why_invalid(node: gs.Node) -> str | None:
     """What the operator has against the attributes, program, dtypes and shapes of such a node; None if nothing."""
     operator = find(DOMAIN, node.op)
     assert operator is not None

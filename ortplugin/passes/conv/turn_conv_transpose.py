@@ -28,7 +28,7 @@ from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.shapes import show
-from ortplugin.passes.conv.fused import conv_dtype, conv_node, is_channels_last, problem_of
+from ortplugin.passes.conv.fused import conv_dtype, conv_node, is_channels_last, why_invalid
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 from ortplugin.program import parse
 
@@ -50,9 +50,9 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
         return None
     if "output_layout" in node.attrs or any(each != 1 for each in node.attrs.get("strides") or ()):
         return None
-    problem = problem_of(node)
-    if problem is not None:
-        return Missed(label(node), problem)
+    reason = why_invalid(node)
+    if reason is not None:
+        return Missed(label(node), reason)
     if not is_channels_last(node):
         return Missed(label(node), UNKNOWN)
     w = node.inputs[1]

@@ -22,7 +22,7 @@ from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
-from ortplugin.passes.conv.fused import OWN_INPUTS, conv_node, is_channels_last, problem_of
+from ortplugin.passes.conv.fused import OWN_INPUTS, conv_node, is_channels_last, why_invalid
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 from ortplugin.passes.emit import integers
 from ortplugin.program import parse
@@ -38,7 +38,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     if "output_layout" in node.attrs:
         return None
     weights = scope.constant(node.inputs[1], ELEMENTS)
-    reason = problem_of(node) or _reason(node)
+    reason = why_invalid(node) or _reason(node)
     if weights is None:
         reason = f"'{node.inputs[1].name}' is no constant"
     if reason is not None:

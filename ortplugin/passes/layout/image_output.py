@@ -15,7 +15,7 @@ from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.shapes import show
 from ortplugin.ops.conv_transpose import NAME
-from ortplugin.passes.conv.fused import conv_dtype, conv_node, is_channels_last, problem_of
+from ortplugin.passes.conv.fused import conv_dtype, conv_node, is_channels_last, why_invalid
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 from ortplugin.passes.layout.plan import is_perm, to_first
 from ortplugin.program import parse
@@ -32,7 +32,7 @@ def write_as_wanted(scope: Scope, node: gs.Node) -> Outcome:
     transpose = next((each for each in readers if is_perm(scope, each, to_first)), None)
     if transpose is None:
         return None
-    reason = problem_of(node) or _reason(scope, node)
+    reason = why_invalid(node) or _reason(scope, node)
     if len(node.outputs) > 1 or scope.used_beyond(node.outputs[0], [transpose]):
         reason = "others read what it makes with channels last"
     if reason is not None:

@@ -19,9 +19,9 @@ from ortplugin.program import FLOATING
 def read_decomposed(match: Match, scope: Scope, core: str) -> Norm | str:
     """The normalisation that a match (values 'x' and 'epsilon', tags 'mean' and 'cast') is, or why it is none."""
     x, y = match.values["x"], match.root.outputs[0]
-    problem = unsupported(scope) or floating(scope, x) or floating(scope, y) or unknown_rank(scope, x)
-    if problem:
-        return problem
+    reason = unsupported(scope) or floating(scope, x) or floating(scope, y) or unknown_rank(scope, x)
+    if reason:
+        return reason
     axes = [trailing_axes(scope, mean, x) for mean in match.tag("mean")]
     for axis in axes:
         if isinstance(axis, str):
@@ -36,7 +36,7 @@ def read_decomposed(match: Match, scope: Scope, core: str) -> Norm | str:
     # A program's attributes are float32, as ONNX's are: a constant of the graph that becomes one must be.
     if core_dtype(given, result) == "double" and float(np.float32(epsilon)) != epsilon:
         return f"epsilon, {epsilon}, is no float32 number, which it has to be in a program, and '{x.name}' is double"
-    return cast_problem(match, scope, [given, result]) or Norm(core, first, epsilon, [x], ["x"], given, result)
+    return why_casts_matter(match, scope, [given, result]) or Norm(core, first, epsilon, [x], ["x"], given, result)
 
 
 def check_decomposed(match: Match, scope: Scope) -> str | None:
@@ -99,7 +99,7 @@ def epsilon_of(scope: Scope, tensor: gs.Tensor, x: gs.Tensor) -> float | str:
     return value
 
 
-def cast_problem(match: Match, scope: Scope, dtypes: Sequence[str]) -> str | None:
+def why_casts_matter(match: Match, scope: Scope, dtypes: Sequence[str]) -> str | None:
     """Why the Casts that a pattern passed over matter; None if each is to a floating dtype of enough precision."""
     least = min(WIDTH[dtype] for dtype in dtypes)
     for cast in match.tag("cast"):

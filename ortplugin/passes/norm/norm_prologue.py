@@ -48,9 +48,9 @@ def _draw(
     """Merges `producer`, which makes the parameter, into the norm. Raises NotPointwiseError or ProgramError."""
     y, tensor = node.outputs[0], producer.outputs[0]
     for each in producer.inputs:
-        problem = None if each.is_empty() else unknown_rank(scope, each)
-        if problem:
-            raise NotPointwiseError(problem)
+        reason = None if each.is_empty() else unknown_rank(scope, each)
+        if reason:
+            raise NotPointwiseError(reason)
     kept = scope.used_beyond(tensor, [node])
     if kept:
         is_normalised = program.core is not None and parameter in program.core.names

@@ -31,13 +31,13 @@ def fuse_operator(
         return Missed(label(node), reason)
 
     for tensor in (*x, node.outputs[0], *(each for each in (gamma, beta) if each is not None)):
-        problem = unsupported(scope) or floating(scope, tensor)
-        if problem:
-            return missed(problem)
+        reason = unsupported(scope) or floating(scope, tensor)
+        if reason:
+            return missed(reason)
     for tensor in x:
-        problem = unknown_rank(scope, tensor)
-        if problem:
-            return missed(problem)
+        reason = unknown_rank(scope, tensor)
+        if reason:
+            return missed(reason)
     for name, tensor in zip(("residual", "bias"), x[1:], strict=False):
         conflict = shape_conflict(scope, name, tensor, x[0]) or _may_be_longer(scope, name, tensor, x[0])
         if conflict:

@@ -132,9 +132,9 @@ def _single(scope: Scope, node: gs.Node) -> Member:
     """The node as a program. Raises NotPointwiseError or ProgramError with the reason why it is none."""
     output = node.outputs[0]
     for tensor in (*node.inputs, output):
-        problem = None if tensor.is_empty() else unknown_rank(scope, tensor)
-        if problem:
-            raise NotPointwiseError(problem)
+        reason = None if tensor.is_empty() else unknown_rank(scope, tensor)
+        if reason:
+            raise NotPointwiseError(reason)
     writer = Writer(_SEED, {}, scope)
     hint = HINTS.get(scope.op(node), "operand")
     value = write(writer, node, ["x" if scope.same_shape(each, output) else hint for each in node.inputs])

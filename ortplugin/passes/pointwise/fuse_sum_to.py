@@ -125,9 +125,9 @@ def _join(scope: Scope, sums: Member, other: Member) -> Applied:
     members = sorted([sums, other], key=lambda each: scope.position[id(each.node)])
     outputs = [tensor for each in members for tensor in each.outputs if scope.used_beyond(tensor, nodes)]
     program, inputs = compose(members, outputs)
-    problem = why_no_sum(program)
-    if problem:
-        raise NotPointwiseError(problem)
+    reason = why_no_sum(program)
+    if reason:
+        raise NotPointwiseError(reason)
     new = gs.Node(NAME, sums.node.name, {"program": str(program)}, inputs, [], DOMAIN)
     labels = tuple(label(each.node) for each in members)
     scope.replace([each.node for each in members], new, outputs)

@@ -44,9 +44,9 @@ def _reduce_sum(scope: Scope, node: gs.Node) -> Member | None:
     if dtype not in FLOATING or scope.dtype(y) != dtype:
         return None
     for tensor in (x, y):
-        problem = unknown_rank(scope, tensor)
-        if problem:
-            raise NotPointwiseError(problem)
+        reason = unknown_rank(scope, tensor)
+        if reason:
+            raise NotPointwiseError(reason)
     axes = _axes(scope, node)
     if not axes:
         return None

@@ -95,7 +95,7 @@ def _one_axis(scope: Scope, scatter: ScatterNode) -> tuple[int, Column] | None:
 
 def _is_place(scope: Scope, column: Column, axis: int) -> bool:
     terms = progression(scope, column.vector, None) if column.axis == axis else None
-    return terms is not None and isinstance(terms.start, int) and (terms.start, terms.step, terms.problem) == (0, 1, "")
+    return terms is not None and isinstance(terms.start, int) and (terms.start, terms.step, terms.reason) == (0, 1, "")
 
 
 def _on_axis(scope: Scope, node: gs.Node, column: Column, axis: int, rank: int) -> gs.Tensor:

@@ -51,15 +51,15 @@ def read_scatter(scope: Scope, node: gs.Node) -> ScatterNode | Missed | None:
     by_axis, ours = kind
     data, indices, updates = node.inputs
     reduction = str(node.attrs.get("reduction", "none"))
-    problem = _dtype_problem(data, reduction)
+    reason = _dtype_reason(data, reduction)
     if scope.opset < SCATTER_OPSET or (scope.opset < MINIMUM_OPSET and not by_axis):
-        problem = f"the model has opset {scope.opset}, and the operator is for {MINIMUM_OPSET} or later"
+        reason = f"the model has opset {scope.opset}, and the operator is for {MINIMUM_OPSET} or later"
     elif not ours and reduction != "none" and scope.opset < REDUCTIONS.get(reduction, 1 << 30):
-        problem = f"the reduction '{reduction}' is none of opset {scope.opset}"
+        reason = f"the reduction '{reduction}' is none of opset {scope.opset}"
     for tensor in node.inputs:
-        problem = problem or unknown_rank(scope, tensor)
-    if problem:
-        return Missed(label(node), problem)
+        reason = reason or unknown_rank(scope, tensor)
+    if reason:
+        return Missed(label(node), reason)
     rank, axis = scope.rank(data) or 0, int(node.attrs.get("axis", 0))
     depth = (scope.shape(indices) or (None,))[-1]
     beyond = 0 if by_axis else rank - depth - 1 if isinstance(depth, int) else None
@@ -85,7 +85,7 @@ def grid(scope: Scope, scatter: ScatterNode) -> Shape:
     return tuple(b if isinstance(b, int) and not isinstance(a, int) else a for a, b in zip(dims, also, strict=False))
 
 
-def _dtype_problem(data: gs.Tensor, reduction: str) -> str | None:
+def _dtype_reason(data: gs.Tensor, reduction: str) -> str | None:
     if data.dtype is None:
         return f"the dtype of '{data.name}' is unknown"
     dtype = np.dtype(data.dtype)

@@ -77,7 +77,7 @@ def is_distinct(scope: Scope, vector: Vector, size: object, length: object) -> b
     if terms is None:
         return False
     span = (length - 1) * abs(terms.step) if isinstance(length, int) else None
-    return not terms.problem or (span is not None and isinstance(size, int) and span < size)
+    return not terms.reason or (span is not None and isinstance(size, int) and span < size)
 
 
 def _of_different_places(scope: Scope, vector: gs.Tensor) -> bool:

@@ -59,9 +59,9 @@ def update(scope: Scope, node: gs.Node) -> Outcome:
         terms = progression(scope, column.vector, size if isinstance(size, int) else None)
         if terms is None:
             return None
-        problem = terms.problem or _range_problem(terms, axis, size, length)
-        if problem:
-            return Missed(label(node), problem)
+        reason = terms.reason or _range_reason(terms, axis, size, length)
+        if reason:
+            return Missed(label(node), reason)
         vector = column.vector
         along = length is not None and length == size  # as far as shape inference knows
         if isinstance(vector, gs.Tensor) and scope.rank(vector) == 1:
@@ -108,7 +108,7 @@ def _placed(
     return (list(enumerate(found)), missing) if at == len(dims) else None
 
 
-def _range_problem(terms: Progression, axis: int, size: Dim, length: Dim) -> str:
+def _range_reason(terms: Progression, axis: int, size: Dim, length: Dim) -> str:
     """Why known indices are none of a slice in an axis of this size; '' if they are, or that can't be told."""
     if not isinstance(size, int):
         return ""
