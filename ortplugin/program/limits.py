@@ -1,4 +1,4 @@
-"""How large a program may be. runtime/program.cc has the same numbers."""
+"""How large a program may be. runtime/program/program.cc has the same numbers."""
 
 from __future__ import annotations
 

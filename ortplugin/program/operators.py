@@ -1,4 +1,4 @@
-"""The table of operators of pointwise programs. Its counterpart in C++ is in runtime/program.cc (docs/programs.md)."""
+"""The table of operators of pointwise programs (docs/programs.md). C++ has the same in runtime/program/program.cc."""
 
 from __future__ import annotations
 
