@@ -289,8 +289,8 @@ def torch_tensors(
 
 def variants(case: Case, weights: Sequence[dict[str, Any]]) -> list[str]:
     """The algorithms that --tune would time for the node."""
+    from ortplugin.graph.shapes import TensorType
     from ortplugin.ops import find
-    from ortplugin.ops.base import TensorType
 
     model = onnx.load_from_string(case.model(1, weights, algorithm="auto"))
     node = model.graph.node[0]
@@ -311,15 +311,15 @@ def measure(case: Case, tuned: int) -> dict[str, Any]:
     bare_feeds = [{"x": feed["x"]} for feed in feeds]
     contenders, checks = {}, []
 
-    def ours(name: str, of: Case, algorithm: str | None) -> None:
-        given = feeds if of is case else bare_feeds
+    def ours(name: str, measured: Case, algorithm: str | None) -> None:
+        given = feeds if measured is case else bare_feeds
         contenders[name], result = timing.session_steps(
-            lambda count: of.model(count, weights, algorithm=algorithm),
+            lambda count: measured.model(count, weights, algorithm=algorithm),
             given,
             plugin=algorithm is not None,
             provider_options={"use_tf32": "0"},
         )
-        checks.append((name, of, result))
+        checks.append((name, measured, result))
 
     if case.table == "few":
         for algorithm in ("own", "fused"):
@@ -353,9 +353,9 @@ def measure(case: Case, tuned: int) -> dict[str, Any]:
         contenders["torch bare"], result = timing.torch_steps(torch_step(bare), without)
         checks.append(("torch bare", bare, result))
     times = timing.microseconds(contenders, STEPS, ROUNDS)
-    expected = {of.epilogue: of.expect(feeds[0], weights[0]) for of in (bare, case)}
-    for name, of, result in checks:
-        of.check(name, result, expected[of.epilogue])
+    expected = {measured.epilogue: measured.expect(feeds[0], weights[0]) for measured in (bare, case)}
+    for name, measured, result in checks:
+        measured.check(name, result, expected[measured.epilogue])
     best = min(["fused", *tried], key=lambda name: times[name])
     row = {
         "case": case.name,

@@ -170,8 +170,8 @@ class Case:
 
 def variants(case: Case, node: onnx.NodeProto, constants: dict[str, Any]) -> list[str]:
     """The algorithms that --tune would time for the node, the first of each kind before the second ones."""
+    from ortplugin.graph.shapes import TensorType
     from ortplugin.ops import find
-    from ortplugin.ops.base import TensorType
 
     operator = find(node.domain, node.op_type)
     assert operator is not None

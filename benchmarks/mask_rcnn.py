@@ -25,7 +25,7 @@ from onnx import ModelProto
 
 import ortplugin
 import timing
-from ortplugin.modelcheck import walk_nodes
+from ortplugin.graph.messages import walk_nodes
 
 RUNS = 10
 PROFILED_RUNS = 4

@@ -44,7 +44,7 @@ sys.path[:] = [*(entry for entry in sys.path if Path(entry or ".").resolve() != 
 
 import ortplugin  # noqa: E402
 from models import networks  # noqa: E402
-from ortplugin.modelcheck import walk_nodes  # noqa: E402
+from ortplugin.graph.messages import walk_nodes  # noqa: E402
 
 CASES = ("resnet50:1", "resnet50:8", "resnet50:64", "densenet121:8", "efficientnet_b0:8", "mobilenet_v3_large:1",
          "convnext_tiny:8", "fcn_resnet50:4", "dcgan:64", "unet:8", "unet_up:8")  # fmt: skip

@@ -24,7 +24,8 @@ import onnx
 from onnx import TensorProto, helper
 
 import timing
-from ortplugin.ops import DOMAIN, find
+from ortplugin.graph.domains import DOMAIN
+from ortplugin.ops import find
 
 STEPS = 11  # each on tensors of its own
 ROUNDS = 9

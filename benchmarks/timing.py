@@ -419,7 +419,7 @@ def replayed_outputs(
     provider_options: Mapping[str, str] | None = None,
     replays: int = 100,
 ) -> dict[str, Any]:
-    """What verification says of a model under a CUDA graph, for a benchmark's record (see ortplugin/replays.py).
+    """What verification says of a model under a CUDA graph, for a benchmark's record (see ortplugin/check/replays.py).
 
     Args:
         model: with or without the plugin's operators.
@@ -440,8 +440,8 @@ def replayed_outputs(
     import onnxruntime
 
     import ortplugin
-    from ortplugin.inputs import shifted
-    from ortplugin.replays import GraphSession, NotCaptured, compare_replays
+    from ortplugin.check.inputs import shifted
+    from ortplugin.check.replays import GraphSession, NotCaptured, compare_replays
 
     def make(given: Mapping[str, str]) -> Any:
         options = onnxruntime.SessionOptions()

@@ -77,9 +77,9 @@ def jobs(names: str = "", exporter: str = "", precision: str = "", size: str = "
     if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
         raise SystemExit(f"'{part}' is not NUMBER/PARTS, such as 1/3")
     found = [
-        Job(case.name, of, by)
-        for by, of, kind in ORDER
-        if exporter in ("", by) and precision in ("", of) and size in ("", kind)
+        Job(case.name, dtype, by)
+        for by, dtype, kind in ORDER
+        if exporter in ("", by) and precision in ("", dtype) and size in ("", kind)
         for case in zoo_networks.CASES.values()
         if case.size == kind and (not wanted or any(each in case.name for each in wanted))
     ]
@@ -372,12 +372,12 @@ def table(record: Mapping[str, Any]) -> str:
 def _case_line(name: str, rows: Sequence[Mapping[str, Any]], *, bold: bool) -> str:
     by_key = {(row["exporter"], row["precision"]): row for row in rows}
 
-    def of(precision: str) -> Mapping[str, Any]:
+    def row_of(precision: str) -> Mapping[str, Any]:
         """The row of the dynamo exporter, or the other's where that has none."""
         both = [by_key.get((exporter, precision), {}) for exporter in ("dynamo", "torchscript")]
         return next((row for row in both if "error" in row), {})
 
-    half, single = of("fp16"), of("fp32")
+    half, single = row_of("fp16"), row_of("fp32")
     any_row = half or single
     replays = sum(REPLAYS for row in rows if "differed" in row)
     differed = sum(row.get("differed", 0) for row in rows)

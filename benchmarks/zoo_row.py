@@ -241,7 +241,7 @@ def in_float32(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def nodes(model: onnx.ModelProto) -> int:
     """Nodes but for constants, those of bodies and local functions included."""
-    from ortplugin.modelcheck import walk_nodes
+    from ortplugin.graph.messages import walk_nodes
 
     return sum(node.op_type != "Constant" for node in walk_nodes(model))
 

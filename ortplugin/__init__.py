@@ -13,21 +13,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-# These two functions have the names of their modules, so they must be bound after the modules are loaded: here.
-from .restore import restore
-from .session import library_path, register, run, session
+# `session` has the name of a package, so it must be bound after that is loaded: here.
+from ortplugin.model.restore import restore
+from ortplugin.session import library_path, register, run, session
+from ortplugin.version import __version__
 
 if TYPE_CHECKING:
-    from .optimizer import optimize
-
-__version__ = "0.1.0"
+    from ortplugin.optimizer import optimize
 
 __all__ = ["__version__", "library_path", "optimize", "register", "restore", "run", "session"]
 
 
 def __getattr__(name: str) -> object:
     if name == "optimize":
-        from .optimizer import optimize
+        from ortplugin.optimizer import optimize
 
         globals()[name] = optimize
         return optimize

@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,12 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from . import __version__
-from .errors import OrtPluginError, UsageError, VerificationError, one_line, printable
+from ortplugin.errors import OrtPluginError, UsageError, VerificationError, one_line, printable
+from ortplugin.version import __version__
 
 if TYPE_CHECKING:
-    from .report import Report
-    from .storage import StoredModel
+    from ortplugin.model.storage import StoredModel
+    from ortplugin.report import Report
 
 PROGRAM = "optimize-model"
 _PIPE_WIDTH = 160  # columns of a table that goes to a file or pipe
@@ -46,6 +47,61 @@ def _shapes(
             raise UsageError(f"--input-shape gives two shapes for '{name}'")
         shapes[name] = tuple(int(part) for part in parts)
     return shapes or None
+
+
+@dataclass(frozen=True)
+class _Arguments:
+    """What the command line says, an attribute for each argument and option of `command`."""
+
+    model: str | None
+    output: str | None
+    verify: bool
+    drop_guilty: bool
+    tune: bool
+    providers: tuple[str, ...] | None
+    device: int | None
+    input_shapes: dict[str, tuple[int, ...]] | None
+    precision: str | None
+    precision_io: bool
+    precision_skip: tuple[str, ...] | None
+    inputs: str | None
+    rtol: float | None
+    atol: float | None
+    only: tuple[str, ...] | None
+    skip: tuple[str, ...] | None
+    layout: str
+    list_passes: bool
+    explain: bool
+    dry_run: bool
+    report_path: str | None
+    restore: bool
+    debug: bool
+
+    def check(self) -> None:
+        """UsageError where options are missing or contradict each other."""
+        if self.model is None:
+            raise UsageError(f"no model is given: {PROGRAM} IN -o OUT")
+        if self.output is None and not self.dry_run:
+            raise UsageError("no output is given; name it with -o OUT, or use --dry-run")
+        if self.restore and (self.only or self.skip or self.input_shapes or self.tune or self.layout != "auto"):
+            raise UsageError(
+                "--restore runs no passes, so --only, --skip, --layout, --tune and --input-shape do not go with it"
+            )
+        if self.drop_guilty and (self.restore or not self.verify):
+            raise UsageError(
+                "--drop-guilty is about the verification of passes, which --restore and --no-verify leave out"
+            )
+        if self.restore and self.precision:
+            raise UsageError("--restore converts nothing, so --precision does not go with it")
+        if self.precision is None and (self.precision_io or self.precision_skip):
+            raise UsageError("--precision-io and --precision-skip are about a conversion; add --precision fp16, say")
+        for option, value in (("--provider", self.providers), ("--device", self.device), ("--inputs", self.inputs),
+                              ("--rtol", self.rtol), ("--atol", self.atol)):  # fmt: skip
+            needed = (self.tune and option in ("--provider", "--device", "--inputs")) or (
+                self.precision is not None and option == "--inputs"
+            )
+            if value is not None and not self.verify and not needed:
+                raise UsageError(f"{option} is about the verification, which --no-verify leaves out")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -108,31 +164,7 @@ def _shapes(
 @click.option("--restore", is_flag=True, help="Go back: replace ortplugin's operators by standard ONNX.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.version_option(__version__, prog_name=PROGRAM)
-def command(
-    model: str | None,
-    output: str | None,
-    verify: bool,
-    drop_guilty: bool,
-    tune: bool,
-    providers: tuple[str, ...] | None,
-    device: int | None,
-    input_shapes: dict[str, tuple[int, ...]] | None,
-    precision: str | None,
-    precision_io: bool,
-    precision_skip: tuple[str, ...] | None,
-    inputs: str | None,
-    rtol: float | None,
-    atol: float | None,
-    only: tuple[str, ...] | None,
-    skip: tuple[str, ...] | None,
-    layout: str,
-    list_passes: bool,
-    explain: bool,
-    dry_run: bool,
-    report_path: str | None,
-    restore: bool,
-    debug: bool,
-) -> None:
+def command(**given: Any) -> None:
     """Makes the ONNX model IN faster inside ONNX Runtime and writes it to OUT.
 
     Operators are fused into those of the library that `ortplugin.register` makes known to a session. The result is
@@ -140,79 +172,48 @@ def command(
     named, or, with --drop-guilty, its pass is left out. The exit status is 0 on success, 1 on an error, 2 on a mistake
     in the command.
     """
-    out = _console(sys.stdout)
-    if list_passes:
-        _print_passes(out)
+    arguments = _Arguments(**given)
+    if arguments.list_passes:
+        _print_passes(_console(sys.stdout))
         return
-    if model is None:
-        raise UsageError(f"no model is given: {PROGRAM} IN -o OUT")
-    if output is None and not dry_run:
-        raise UsageError("no output is given; name it with -o OUT, or use --dry-run")
-    if restore and (only or skip or input_shapes or tune or layout != "auto"):
-        raise UsageError(
-            "--restore runs no passes, so --only, --skip, --layout, --tune and --input-shape do not go with it"
-        )
-    if drop_guilty and (restore or not verify):
-        raise UsageError("--drop-guilty is about the verification of passes, which --restore and --no-verify leave out")
-    if restore and precision:
-        raise UsageError("--restore converts nothing, so --precision does not go with it")
-    if precision is None and (precision_io or precision_skip):
-        raise UsageError("--precision-io and --precision-skip are about a conversion; add --precision fp16, say")
-    for option, value in (("--provider", providers), ("--device", device), ("--inputs", inputs), ("--rtol", rtol),
-                          ("--atol", atol)):  # fmt: skip
-        needed = (tune and option in ("--provider", "--device", "--inputs")) or (
-            precision is not None and option == "--inputs"
-        )
-        if value is not None and not verify and not needed:
-            raise UsageError(f"{option} is about the verification, which --no-verify leaves out")
+    arguments.check()
+    _run(arguments)
 
-    from .render import print_report  # imports after the arguments are right, so that mistakes show at once
-    from .storage import check_output, load, save_model, write_text
 
+def _run(arguments: _Arguments) -> None:
+    from ortplugin.model.storage import (  # arguments first: mistakes show at once
+        check_output,
+        load,
+        save_model,
+        write_text,
+    )
+    from ortplugin.render import print_report
+
+    assert arguments.model is not None
+    output, report_path = arguments.output, arguments.report_path
     for path in (output, report_path):
         if path is not None:
-            check_output(path, [Path(model)])
+            check_output(path, [Path(arguments.model)])
     if output is not None and report_path is not None and os.path.realpath(output) == os.path.realpath(report_path):
         raise UsageError("--output and --report name the same file")
 
     with _progress() as progress:
-        progress(f"loading {model}")
+        progress(f"loading {arguments.model}")
         start = time.perf_counter()
-        stored = load(model)
+        stored = load(arguments.model)
         loaded = time.perf_counter() - start
         for path in (output, report_path):
             if path is not None:
                 check_output(path, stored.files)
-        settings: dict[str, Any] = {"providers": providers, "device_id": device or 0, "inputs": inputs}
-        settings |= {"rtol": rtol, "atol": atol}
         failure: VerificationError | None = None
         try:
-            if restore:
-                result, report = _restore(stored, verify, settings, progress)
-            else:
-                from .optimizer import optimize
-
-                result, report = optimize(
-                    stored,
-                    only=only,
-                    skip=skip,
-                    layout=layout,
-                    input_shapes=input_shapes,
-                    verify=verify,
-                    drop_guilty=drop_guilty,
-                    tune=tune,
-                    precision=precision,
-                    precision_io=precision_io,
-                    precision_skip=precision_skip,
-                    progress=progress,
-                    **settings,
-                )
+            result, report = (_restore if arguments.restore else _optimize)(stored, arguments, progress)
         except VerificationError as error:
             if error.report is None:
                 raise
             failure, report = error, error.report
         report.seconds["load"] = loaded
-        if failure is None and output is not None and not dry_run:
+        if failure is None and output is not None and not arguments.dry_run:
             progress(f"writing {output}")
             start = time.perf_counter()
             save_model(result, output, protect=stored.files, external=True if stored.data_files else None)
@@ -220,7 +221,8 @@ def command(
             report.output = output
         if report_path is not None:
             write_text(report.to_json(), report_path, protect=stored.files)
-    print_report(report, out, explain)
+    out = _console(sys.stdout)
+    print_report(report, out, arguments.explain)
     if failure is not None:
         raise failure
     if report.output is not None:
@@ -229,16 +231,38 @@ def command(
         out.print("Dry run: nothing was written.")
 
 
-def _restore(
-    stored: StoredModel, verify: bool, settings: dict[str, Any], progress: Callable[[str], None]
-) -> tuple[Any, Report]:
+def _optimize(stored: StoredModel, arguments: _Arguments, progress: Callable[[str], None]) -> tuple[Any, Report]:
+    from ortplugin.optimizer import optimize
+
+    return optimize(
+        stored,
+        only=arguments.only,
+        skip=arguments.skip,
+        layout=arguments.layout,
+        input_shapes=arguments.input_shapes,
+        verify=arguments.verify,
+        drop_guilty=arguments.drop_guilty,
+        tune=arguments.tune,
+        providers=arguments.providers,
+        device_id=arguments.device or 0,
+        inputs=arguments.inputs,
+        rtol=arguments.rtol,
+        atol=arguments.atol,
+        precision=arguments.precision,
+        precision_io=arguments.precision_io,
+        precision_skip=arguments.precision_skip,
+        progress=progress,
+    )
+
+
+def _restore(stored: StoredModel, arguments: _Arguments, progress: Callable[[str], None]) -> tuple[Any, Report]:
     """The model in standard ONNX, with a report whose changes are the nodes replaced."""
-    from . import restore
-    from .modelcheck import walk_nodes
-    from .ops import DOMAIN
-    from .passes.base import Change
-    from .report import Report, count_operators
-    from .verify import Tolerance, Verifier
+    from ortplugin.check.verify import Tolerance, Verifier
+    from ortplugin.graph.domains import DOMAIN
+    from ortplugin.graph.messages import walk_nodes
+    from ortplugin.model.restore import restore
+    from ortplugin.passes.base import Change
+    from ortplugin.report import Report, count_operators
 
     progress("restoring")
     start = time.perf_counter()
@@ -247,16 +271,16 @@ def _restore(
     fused = [node for node in walk_nodes(stored.proto) if node.domain == DOMAIN]
     report.changes = [Change("restore", (f"{node.name} ({node.op_type})",), "") for node in fused]
     report.seconds["restore"] = time.perf_counter() - start
-    if verify and fused:
+    if arguments.verify and fused:
         start = time.perf_counter()
         with closing(
             Verifier(
                 stored.proto,
                 path=stored.path,
-                providers=settings["providers"],
-                device_id=settings["device_id"],
-                inputs=settings["inputs"],
-                tolerance=Tolerance(settings["rtol"], settings["atol"]),
+                providers=arguments.providers,
+                device_id=arguments.device or 0,
+                inputs=arguments.inputs,
+                tolerance=Tolerance(arguments.rtol, arguments.atol),
                 progress=progress,
             )
         ) as verifier:
@@ -274,7 +298,7 @@ def _restore(
 def _print_passes(out: Console) -> None:
     from rich.table import Table
 
-    from .optimizer import BESIDES, PIPELINE
+    from ortplugin.optimizer import BESIDES, PIPELINE
 
     table = Table("pass", "what it does", title="Passes, in order", title_justify="left")
     for step in PIPELINE:

@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .report import Report
+from typing import Any
 
 
 class OrtPluginError(Exception):
@@ -43,10 +40,11 @@ class RuntimeMissingError(OrtPluginError):
 class VerificationError(OrtPluginError):
     """The optimized model's outputs differ from the original's, or the comparison could not be made.
 
-    `report` is the optimizer's report where outputs differ, None where the comparison could not be made.
+    `report` is the optimizer's report (`ortplugin.report.Report`) where outputs differ, None where the comparison could
+    not be made. It has no type here because everything imports this module, which imports nothing of the package.
     """
 
-    report: Report | None = None
+    report: Any = None
 
 
 def printable(text: str) -> str:

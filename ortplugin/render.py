@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.markup import escape as _escape_markup
 from rich.table import Table
 
-from .errors import printable
-from .report import PLAIN, ProviderVerification, Report
+from ortplugin.errors import printable
+from ortplugin.report import PLAIN, ProviderVerification, Report
 
 
 def escape(text: str) -> str:

@@ -35,16 +35,14 @@ import json
 import math
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnx import ModelProto
 
-from .modelcheck import walk_nodes
-from .ops import OPERATORS
-from .passes.base import Change, NearMiss
-
-if TYPE_CHECKING:  # tune compares outputs, and what compare returns is defined here
-    from .tune import TunedNode
+from ortplugin.graph.messages import walk_nodes
+from ortplugin.ops import OPERATORS
+from ortplugin.passes.base import Change, NearMiss
+from ortplugin.version import __version__
 
 CONVERSION = "precision"  # the rewrite under which a conversion of precision reports
 PLAIN, GRAPH, GRAPH_TF32 = "plain", "graph", "graph, TF32"  # how the models were run
@@ -100,6 +98,23 @@ class ProviderVerification:
     def passed(self) -> bool:
         """Whether all inputs give the same outputs; true where nothing was compared."""
         return all(comparison.passed for comparison in self.inputs)
+
+
+@dataclass(frozen=True)
+class TunedNode:
+    """What was measured for one node.
+
+    Attributes:
+        node: its label.
+        choice: the candidate that stands there now; "" names the node as it was.
+        microseconds: candidate to the time of one run; None where it could not be measured, or was wrong.
+        wrong: candidates that were fastest, but whose outputs are not those of the node as it was.
+    """
+
+    node: str
+    choice: str
+    microseconds: dict[str, float | None]
+    wrong: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -164,8 +179,6 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON report as Python values."""
-        from . import __version__
-
         return {
             "version": __version__,
             "action": self.action,

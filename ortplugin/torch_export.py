@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ortplugin.errors import UsageError
-from ortplugin.ops import DOMAIN
-from ortplugin.ops.conv_grad import NAME as CONV_GRAD
+from ortplugin.graph.domains import DOMAIN
+from ortplugin.ops.conv_grad.gradient import NAME as CONV_GRAD
 from ortplugin.ops.pointwise import NAME as POINTWISE
 from ortplugin.program import FLOATING
 

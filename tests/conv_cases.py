@@ -30,12 +30,11 @@ from node_cases import (
 )
 from onnx import helper
 
+from ortplugin.graph.conv_geometry import last, read_attributes
 from ortplugin.ops import pointwise_reference
 from ortplugin.ops.conv import OPERATOR
 from ortplugin.ops.conv.reference import convolution
-from ortplugin.ops.conv_geometry import last, read_attributes
-from ortplugin.ops.decompose import DTYPE_NAMES, NUMPY_DTYPES
-from ortplugin.program import FLOATING, INTEGERS, Program, parse
+from ortplugin.program import DTYPE_NAMES, FLOATING, INTEGERS, NUMPY_DTYPES, Program, parse
 
 __all__ = ["CASES", "Case", "Expectation", "by_name", "check", "expect", "model_of"]
 

@@ -16,9 +16,9 @@ import onnx
 from node_cases import UNIT_ROUNDOFF, Array, Declared, Shape, compare, model_with, typed
 from onnx import helper
 
-from ortplugin.ops.conv_grad import OPERATOR, Gradient, gradient_of
-from ortplugin.ops.decompose import NUMPY_DTYPES
-from ortplugin.program import FLOATING, Program, parse
+from ortplugin.ops.conv_grad import OPERATOR
+from ortplugin.ops.conv_grad.gradient import Gradient, gradient_of
+from ortplugin.program import FLOATING, NUMPY_DTYPES, Program, parse
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ class Case:
         """Their dtypes."""
         results = self.program.results
         weight = self.attributes.get("weight_dtype", results[0].dtype)
-        of = {"dW": weight, "dB": weight}
-        return [of.get(name, results[0].dtype) for name in self.gradients.split()] + [r.dtype for r in results[1:]]
+        dtypes = {"dW": weight, "dB": weight}
+        return [dtypes.get(name, results[0].dtype) for name in self.gradients.split()] + [r.dtype for r in results[1:]]
 
     def node(self) -> onnx.NodeProto:
         attributes = {**self.geometry.attributes(), **self.attributes}

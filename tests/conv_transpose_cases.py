@@ -13,12 +13,11 @@ import onnx
 from node_cases import UNIT_ROUNDOFF, Array, Declared, Shape, compare, model_with, output_name, results_of, typed
 from onnx import helper
 
-from ortplugin.ops.base import TensorType
+from ortplugin.graph.shapes import TensorType
 from ortplugin.ops.conv_transpose import OPERATOR, attributes_of
 from ortplugin.ops.conv_transpose.reference import transposed_convolution
-from ortplugin.ops.decompose import NUMPY_DTYPES
 from ortplugin.ops.pointwise_reference import values
-from ortplugin.program import FLOATING, Program, parse
+from ortplugin.program import FLOATING, NUMPY_DTYPES, Program, parse
 
 
 @dataclass(frozen=True)

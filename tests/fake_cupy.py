@@ -1,4 +1,4 @@
-"""CuPy in host memory, as far as ortplugin/device.py uses it, and a session that says it is one on CUDA."""
+"""CuPy in host memory, as far as ortplugin/session/device.py uses it, and a session that says it is one on CUDA."""
 
 from __future__ import annotations
 
@@ -51,20 +51,20 @@ class FakeCupy:
                 super().__init__(np.frombuffer(held, dtype).reshape(shape))
 
             @classmethod
-            def of(cls, array: Any) -> Any:
+            def wrap(cls, array: Any) -> Any:
                 made = cls.__new__(cls)
                 Array.__init__(made, array)
                 return made
 
         self.ndarray = ndarray
-        self.empty = lambda shape, dtype: ndarray.of(np.zeros(shape, dtype))
-        self.empty_like = lambda array: ndarray.of(np.zeros(array.shape, array.dtype))
-        self.ascontiguousarray = lambda array: ndarray.of(np.ascontiguousarray(array.array))
+        self.empty = lambda shape, dtype: ndarray.wrap(np.zeros(shape, dtype))
+        self.empty_like = lambda array: ndarray.wrap(np.zeros(array.shape, array.dtype))
+        self.ascontiguousarray = lambda array: ndarray.wrap(np.ascontiguousarray(array.array))
 
     def asarray(self, array: Any) -> Any:
         assert isinstance(array, np.ndarray)
         self.log.append(("upload", array.shape))
-        return self.ndarray.of(array.copy())
+        return self.ndarray.wrap(array.copy())
 
     def asnumpy(self, array: Any) -> Any:
         self.log.append(("download", array.shape))

@@ -1,4 +1,4 @@
-"""A GPU and sessions that capture, in host memory: what replays.py does with them, without either."""
+"""A GPU and sessions that capture, in host memory: what check/replays.py does with them, without either."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ortplugin.cuda_driver import CudaError, Gpu
+from ortplugin.check.cuda_driver import CudaError, Gpu
 from ortplugin.session import element_type, run_on_host
 
 Arrays = dict[str, Any]

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from node_cases import UNIT_ROUNDOFF, VALUES, Array, Expectation, ProgramCase, Shape, check_results, typed
 
-from ortplugin.ops.decompose import NUMPY_DTYPES
 from ortplugin.ops.layer_norm import OPERATOR
 from ortplugin.ops.layer_norm.reference import layer_norm
+from ortplugin.program import NUMPY_DTYPES
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper
 
-from ortplugin.ops import DOMAIN, Operator
-from ortplugin.ops.decompose import DTYPE_NAMES, NUMPY_DTYPES
-from ortplugin.program import FLOATING, INTEGERS, Parameter, Program, parse
+from ortplugin.graph.domains import DOMAIN
+from ortplugin.ops import Operator
+from ortplugin.program import DTYPE_NAMES, FLOATING, INTEGERS, NUMPY_DTYPES, Parameter, Program, parse
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]

@@ -13,10 +13,9 @@ import numpy as np
 from node_cases import UNIT_ROUNDOFF, Array, Expectation, ProgramCase, Shape, check_results, typed
 
 from ortplugin.ops import pointwise_reference
-from ortplugin.ops.decompose import NUMPY_DTYPES
 from ortplugin.ops.pointwise import OPERATOR
 from ortplugin.ops.pointwise.reference import pointwise
-from ortplugin.program import FLOATING, INTEGERS, Program
+from ortplugin.program import FLOATING, INTEGERS, NUMPY_DTYPES, Program
 
 
 @dataclass(frozen=True)

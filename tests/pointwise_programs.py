@@ -23,12 +23,13 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidGraph
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NotImplemented_
 
 from ortplugin import run
-from ortplugin.ops.decompose import NUMPY_DTYPES, ONNX_DTYPES
 from ortplugin.ops.pointwise_reference import evaluate, rounded
 from ortplugin.program import (
     DTYPES,
     FLOATING,
     INTEGERS,
+    NUMPY_DTYPES,
+    ONNX_DTYPES,
     OPERATORS,
     UNSIGNED,
     Operand,
@@ -130,7 +131,7 @@ class _Pool:
         self.dtypes = {parameter.name: parameter.dtype for parameter in parameters}
         self.statements: list[Statement] = []
 
-    def of(self, dtypes: Sequence[str]) -> list[str]:
+    def names_of(self, dtypes: Sequence[str]) -> list[str]:
         return [name for name, dtype in self.dtypes.items() if dtype in dtypes]
 
     def add(self, op: str, operands: Sequence[Operand], attributes: Mapping[str, Any], dtype: str) -> str:
@@ -141,7 +142,7 @@ class _Pool:
 
     def value(self, dtypes: Sequence[str]) -> str:
         """A value of one of the dtypes, by a Cast if there is none; the later ones are likelier."""
-        found = self.of(dtypes)
+        found = self.names_of(dtypes)
         if not found:
             to = pick(self.draw, dtypes)
             return self.add("Cast", [pick(self.draw, list(self.dtypes))], {"to": to}, to)

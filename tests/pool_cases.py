@@ -17,9 +17,9 @@ import onnx
 from node_cases import OPSET, UNIT_ROUNDOFF, VALUES, Array, Shape, compare, model_with, same_kind
 from onnx import helper
 
-from ortplugin.ops import DOMAIN, find
-from ortplugin.ops.decompose import DTYPE_NAMES, NUMPY_DTYPES
-from ortplugin.program import FLOATING
+from ortplugin.graph.domains import DOMAIN
+from ortplugin.ops import find
+from ortplugin.program import DTYPE_NAMES, FLOATING, NUMPY_DTYPES
 
 Attributes = dict[str, Any]
 

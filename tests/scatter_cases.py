@@ -19,7 +19,8 @@ import onnx
 from node_cases import OPSET, Array, Declared, Shape, bits, model_with, same_kind
 from onnx import TensorProto, helper
 
-from ortplugin.ops import DOMAIN, find
+from ortplugin.graph.domains import DOMAIN
+from ortplugin.ops import find
 from ortplugin.ops.scatter import attributes_of, reference
 
 ONNX_DTYPES: dict[str, tuple[int, np.dtype[Any]]] = {

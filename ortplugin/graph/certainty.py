@@ -35,7 +35,7 @@ class Certainty:
             if tensor.shape is not None:
                 self._set(tensor, tuple(tensor.shape), PROVED)
 
-    def of(self, tensors: Iterable[gs.Tensor]) -> int:
+    def level_of(self, tensors: Iterable[gs.Tensor]) -> int:
         """The level of what follows from the tensors: that of the least sure length in them."""
         levels = (level for each in tensors for level in self._levels(each) if level != OPEN)
         return min(levels, default=PROVED)

@@ -74,9 +74,9 @@ def extents(scope: Scope, shape: gs.Tensor) -> list[Extent] | None:
         return None
     op = scope.op(node)
     if op == "Shape" and scope.rank(node.inputs[0]) is not None:
-        of = node.inputs[0]
+        tensor = node.inputs[0]
         part = slice(node.attrs.get("start", 0), node.attrs.get("end"))
-        return [extent(scope, of, axis) for axis in range(scope.rank(of) or 0)][part]
+        return [extent(scope, tensor, axis) for axis in range(scope.rank(tensor) or 0)][part]
     if op == "Concat":
         parts = [extents(scope, each) for each in node.inputs]
         return None if None in parts else [each for part in parts if part is not None for each in part]

@@ -11,12 +11,13 @@ import onnx_graphsurgeon as gs
 from onnx import numpy_helper
 from onnx_graphsurgeon.ir.tensor import LazyValues
 
-from ortplugin.graph.convert import DEFAULT_DOMAINS, all_graphs, is_external, local_functions
+from ortplugin.graph.convert import all_graphs, is_external, local_functions
+from ortplugin.graph.domains import DEFAULT_DOMAINS
 from ortplugin.graph.labels import label
 from ortplugin.graph.malformed import is_malformed
 from ortplugin.graph.order import tensors_read
 from ortplugin.graph.shapes import Shape, broadcasts_to, equal
-from ortplugin.ops.decompose import DTYPE_NAMES
+from ortplugin.program import DTYPE_NAMES
 
 CONSTANT_ELEMENTS = 1024  # constants up to this size are looked at
 KEEPS_SHAPE = ("Cast", "Identity", "Relu", "Sigmoid", "Tanh", "Erf", "Gelu", "Softmax", "LayerNormalization")
@@ -247,8 +248,8 @@ def _detach(node: gs.Node) -> None:
     # graphsurgeon's own clear() compares nodes by value, which takes long where a tensor has many consumers.
     for tensors, other_end in ((node.inputs, "outputs"), (node.outputs, "inputs")):
         for tensor in tensors:
-            ends = getattr(tensor, other_end)
-            list.pop(ends, next(index for index, end in enumerate(ends) if end is node))
+            neighbours = getattr(tensor, other_end)
+            list.pop(neighbours, next(index for index, neighbour in enumerate(neighbours) if neighbour is node))
         list.clear(tensors)
 
 

@@ -21,38 +21,40 @@ def min_cut(count: int, edges: Iterable[tuple[int, int, int]], source: int, sink
         source: a node.
         sink: another node.
     """
-    ends: list[int] = []  # of the edges; edge i and its way back, i ^ 1
+    target: list[int] = []  # of the edges; edge i and its way back, i ^ 1
     left: list[int] = []
-    of: list[list[int]] = [[] for _ in range(count)]
+    edges_at: list[list[int]] = [[] for _ in range(count)]
     for a, b, capacity in edges:
-        of[a].append(len(ends))
-        of[b].append(len(ends) + 1)
-        ends += (b, a)
+        edges_at[a].append(len(target))
+        edges_at[b].append(len(target) + 1)
+        target += (b, a)
         left += (capacity, 0)
     while True:
-        levels = _levels(of, ends, left, source)
+        levels = _levels(edges_at, target, left, source)
         if levels[sink] < 0:
             break
-        _saturate(of, ends, left, levels, source, sink)
-    return _beyond(of, ends, left, sink)
+        _saturate(edges_at, target, left, levels, source, sink)
+    return _beyond(edges_at, target, left, sink)
 
 
-def _levels(of: list[list[int]], ends: list[int], left: list[int], source: int) -> list[int]:
+def _levels(edges_at: list[list[int]], target: list[int], left: list[int], source: int) -> list[int]:
     """The fewest edges with something left from the source to each node; -1 where none lead."""
-    levels = [-1] * len(of)
+    levels = [-1] * len(edges_at)
     levels[source] = 0
     queue = [source]
     for node in queue:
-        for edge in of[node]:
-            if left[edge] and levels[ends[edge]] < 0:
-                levels[ends[edge]] = levels[node] + 1
-                queue.append(ends[edge])
+        for edge in edges_at[node]:
+            if left[edge] and levels[target[edge]] < 0:
+                levels[target[edge]] = levels[node] + 1
+                queue.append(target[edge])
     return levels
 
 
-def _saturate(of: list[list[int]], ends: list[int], left: list[int], levels: list[int], source: int, sink: int) -> None:
+def _saturate(
+    edges_at: list[list[int]], target: list[int], left: list[int], levels: list[int], source: int, sink: int
+) -> None:
     """Sends what it can from source to sink along edges that go up one level."""
-    tried = [0] * len(of)
+    tried = [0] * len(edges_at)
     path: list[int] = []
     node = source
     while True:
@@ -62,32 +64,32 @@ def _saturate(of: list[list[int]], ends: list[int], left: list[int], levels: lis
                 left[edge] -= amount
                 left[edge ^ 1] += amount
             first = next(index for index, edge in enumerate(path) if not left[edge])
-            node = ends[path[first] ^ 1]
+            node = target[path[first] ^ 1]
             del path[first:]
             continue
-        while tried[node] < len(of[node]):
-            edge = of[node][tried[node]]
-            if left[edge] and levels[ends[edge]] == levels[node] + 1:
+        while tried[node] < len(edges_at[node]):
+            edge = edges_at[node][tried[node]]
+            if left[edge] and levels[target[edge]] == levels[node] + 1:
                 break
             tried[node] += 1
         else:
             if node == source:
                 return
             levels[node] = -1
-            node = ends[path.pop() ^ 1]
+            node = target[path.pop() ^ 1]
             continue
         path.append(edge)
-        node = ends[edge]
+        node = target[edge]
 
 
-def _beyond(of: list[list[int]], ends: list[int], left: list[int], sink: int) -> list[bool]:
+def _beyond(edges_at: list[list[int]], target: list[int], left: list[int], sink: int) -> list[bool]:
     """Whether nothing more can flow from the node to the sink."""
-    reaches = [False] * len(of)
+    reaches = [False] * len(edges_at)
     reaches[sink] = True
     queue = [sink]
     for node in queue:
-        for edge in of[node]:
-            if left[edge ^ 1] and not reaches[ends[edge]]:
-                reaches[ends[edge]] = True
-                queue.append(ends[edge])
+        for edge in edges_at[node]:
+            if left[edge ^ 1] and not reaches[target[edge]]:
+                reaches[target[edge]] = True
+                queue.append(target[edge])
     return [not each for each in reaches]

@@ -17,12 +17,12 @@ import onnx_graphsurgeon as gs
 from onnx import helper
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.convert import DEFAULT_DOMAINS, node_proto
+from ortplugin.graph.conv_geometry import out_shape as conv_shape
+from ortplugin.graph.conv_geometry import read_attributes
+from ortplugin.graph.convert import node_proto
+from ortplugin.graph.domains import DEFAULT_DOMAINS
 from ortplugin.graph.facts import CONSTANT_ELEMENTS, held_by, value_of
-from ortplugin.graph.shapes import Dim, Shape, broadcast
-from ortplugin.ops.base import TensorType
-from ortplugin.ops.conv_geometry import out_shape as conv_shape
-from ortplugin.ops.conv_geometry import read_attributes
+from ortplugin.graph.shapes import Dim, Shape, TensorType, broadcast
 
 DOMAIN = "ortplugin.hidden"  # onnx knows no operator of it
 
@@ -141,18 +141,18 @@ def _pooled_size(attributes: Mapping[str, Any], axis: int, spatial: int, size: D
     kernel = int(attributes["kernel_shape"][axis])
     stride, dilation = (int((attributes.get(name) or [1] * spatial)[axis]) for name in ("strides", "dilations"))
     pads = [int(each) for each in attributes.get("pads") or [0] * (2 * spatial)]
-    begin, end = (pads[axis], pads[axis + spatial]) if auto_pad == "NOTSET" else (0, 0)
+    pad_begin, pad_end = (pads[axis], pads[axis + spatial]) if auto_pad == "NOTSET" else (0, 0)
     if auto_pad.startswith("SAME"):  # as if nothing were dilated
         total = (-(-size // stride) - 1) * stride + kernel - size
-        begin = (total + 1) // 2 if auto_pad == "SAME_LOWER" else total // 2
-        end = total - begin
-    room = size + begin + end - dilation * (kernel - 1) - 1
+        pad_begin = (total + 1) // 2 if auto_pad == "SAME_LOWER" else total // 2
+        pad_end = total - pad_begin
+    room = size + pad_begin + pad_end - dilation * (kernel - 1) - 1
     if room < 0 or stride < 1:
         return None
     out = room // stride + 1
     if attributes.get("ceil_mode", 0):
         out = -(-room // stride) + 1
-        if (out - 1) * stride >= size + begin:
+        if (out - 1) * stride >= size + pad_begin:
             out -= 1
     return out
 

@@ -10,11 +10,11 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
-from ortplugin.ops.decompose import NUMPY_DTYPES
 from ortplugin.program import (
     DTYPES,
     INTEGERS,
     MAX_STATEMENTS,
+    NUMPY_DTYPES,
     OPERATORS,
     Operand,
     Parameter,

@@ -30,7 +30,7 @@ class Progression:
 
     start: int | gs.Tensor  # a tensor: of one element, or the vector itself, whose first element it is
     step: int
-    problem: str = ""  # why its elements may change sign, which index vectors mean differently from slices
+    reason: str = ""  # why its elements may change sign, which index vectors mean differently from slices
 
 
 def progression(scope: Scope, vector: Vector, size: int | None) -> Progression | None:
@@ -94,12 +94,12 @@ def _of_range(scope: Scope, node: gs.Node) -> Progression | None:
     if not step or step != int(step):
         return None
     start = scope.scalar(node.inputs[0])
-    problem = ""
+    reason = ""
     if not is_non_negative(scope, node.outputs[0]):
         what = "start" if step > 0 else "start or limit"
-        problem = f"the {what} of {label(node)} may be negative, and its indices would go on at the other end"
+        reason = f"the {what} of {label(node)} may be negative, and its indices would go on at the other end"
     first = node.inputs[0] if element_count(scope.shape(node.inputs[0])) == 1 else node.outputs[0]
-    return Progression(first if start is None else int(start), int(step), problem)
+    return Progression(first if start is None else int(start), int(step), reason)
 
 
 def _of_slice(scope: Scope, node: gs.Node) -> Progression | None:
@@ -107,7 +107,7 @@ def _of_slice(scope: Scope, node: gs.Node) -> Progression | None:
     step = 1.0 if len(node.inputs) < 5 or node.inputs[4].is_empty() else scope.scalar(node.inputs[4])
     if whole is None or not step:
         return None
-    return Progression(node.outputs[0], whole.step * int(step), whole.problem)
+    return Progression(node.outputs[0], whole.step * int(step), whole.reason)
 
 
 def _of_sum(scope: Scope, node: gs.Node) -> Progression | None:
@@ -117,6 +117,6 @@ def _of_sum(scope: Scope, node: gs.Node) -> Progression | None:
             continue
         terms = progression(scope, a, None)
         if terms is not None:
-            problem = "" if is_non_negative(scope, y) else f"{label(node)} may give negative indices and others"
-            return Progression(y, terms.step, problem)
+            reason = "" if is_non_negative(scope, y) else f"{label(node)} may give negative indices and others"
+            return Progression(y, terms.step, reason)
     return None

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.convert import DEFAULT_DOMAINS, all_graphs, local_functions
+from ortplugin.graph.convert import all_graphs, local_functions
+from ortplugin.graph.domains import DEFAULT_DOMAINS
 from ortplugin.graph.shapes import element_count
 from ortplugin.program import OPERATORS
 

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 Dim = int | str | None
 Shape = tuple[Dim, ...]
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """A tensor's dtype and shape, each None where unknown."""
+
+    dtype: np.dtype[np.generic] | None
+    shape: Shape | None
 
 
 def broadcast(shapes: Sequence[Shape | None]) -> Shape | None:

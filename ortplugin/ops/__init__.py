@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ortplugin.ops.base import DOMAIN, Operator, TensorType
+from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph.shapes import TensorType
+from ortplugin.ops.base import Operator
 from ortplugin.ops.conv import OPERATOR as FUSED_CONV
 from ortplugin.ops.conv_grad import OPERATOR as CONV_GRAD
 from ortplugin.ops.conv_transpose import OPERATOR as FUSED_CONV_TRANSPOSE

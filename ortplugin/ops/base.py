@@ -10,17 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from ortplugin.graph.shapes import Shape
-
-DOMAIN = "ortplugin"
-
-
-@dataclass(frozen=True)
-class TensorType:
-    """A tensor's dtype and shape, each None where unknown."""
-
-    dtype: np.dtype[np.generic] | None
-    shape: Shape | None
+from ortplugin.graph.shapes import TensorType
 
 
 class DeviceVariants(Protocol):

@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 import onnx
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.shapes import Shape, show
-from ortplugin.ops.base import TensorType
-from ortplugin.ops.conv_geometry import ConvAttributes
-from ortplugin.ops.decompose import NUMPY_DTYPES, Builder, to_onnx
+from ortplugin.graph.conv_geometry import ConvAttributes
+from ortplugin.graph.shapes import Shape, TensorType, show
+from ortplugin.ops.decompose import Builder, to_onnx
 from ortplugin.ops.node_program import read_program
-from ortplugin.program import FLOATING, Program
+from ortplugin.program import FLOATING, NUMPY_DTYPES, Program
 
 BFLOAT16_OPSET = 22  # from which Conv and ConvTranspose take it
 

@@ -13,35 +13,16 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 from ortplugin.errors import ModelError
-from ortplugin.program import INTEGERS, UNSIGNED, Operand, Program, Statement
+from ortplugin.program import INTEGERS, NUMPY_DTYPES, ONNX_DTYPES, UNSIGNED, Operand, Program, Statement
 
 MINIMUM_OPSET = 11
 _INTEGER_ATTRIBUTES = ("fmod", "detect_negative", "detect_positive")
-
-ONNX_DTYPES: dict[str, int] = {
-    "float16": TensorProto.FLOAT16,
-    "bfloat16": TensorProto.BFLOAT16,
-    "float": TensorProto.FLOAT,
-    "double": TensorProto.DOUBLE,
-    **{name: int(TensorProto.DataType.Value(name.upper())) for name in INTEGERS},
-    "bool": TensorProto.BOOL,
-}
-NUMPY_DTYPES: dict[str, np.dtype[np.generic]] = {
-    "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    "float": np.dtype(np.float32),
-    "double": np.dtype(np.float64),
-    **{name: np.dtype(name) for name in INTEGERS},
-    "bool": np.dtype(np.bool_),
-}
-DTYPE_NAMES: dict[np.dtype[np.generic], str] = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
 
 
 class Builder:

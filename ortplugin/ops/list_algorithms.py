@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Sequence
 
 from ortplugin.errors import ModelError
-from ortplugin.ops.base import TensorType
+from ortplugin.graph.shapes import TensorType
 
 _ANSWER = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 

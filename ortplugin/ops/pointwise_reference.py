@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ortplugin.ops.decompose import NUMPY_DTYPES
-from ortplugin.program import FLOATING, INTEGERS, Program, Statement, integer_range
+from ortplugin.program import FLOATING, INTEGERS, NUMPY_DTYPES, Program, Statement, integer_range
 
 Array = npt.NDArray[Any]
 

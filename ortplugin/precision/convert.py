@@ -9,9 +9,9 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from onnx import helper
 
+from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope, scopes
 from ortplugin.graph.labels import label
-from ortplugin.ops.base import DOMAIN
 from ortplugin.passes.base import Change, NearMiss, PassResult
 from ortplugin.precision import Dtype, Precision, programs, roles
 from ortplugin.precision.plan import ANY_SIZE, Plan, Request, bodies, floating, is_edge, make_plan, overridable

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.convert import attached
+from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.pointwise import is_pointwise
 from ortplugin.graph.shape_values import SMALL, shape_values
 from ortplugin.graph.shapes import element_count
-from ortplugin.ops.base import DOMAIN
 from ortplugin.precision import FLOAT16, Precision, programs, roles
 from ortplugin.precision.kernels import REWRITES
 from ortplugin.precision.ranges import MARGIN, exceeds, fault, is_filling

@@ -7,10 +7,9 @@ from dataclasses import replace
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.ops.decompose import DTYPE_NAMES, NUMPY_DTYPES
 from ortplugin.precision import FLOAT32, Precision
 from ortplugin.precision.roles import Slots, is_floating
-from ortplugin.program import Parameter, Program, ProgramError, Statement, parse
+from ortplugin.program import DTYPE_NAMES, NUMPY_DTYPES, Parameter, Program, ProgramError, Statement, parse
 
 # Our own operators that take any dtype, where no program says which.
 CONVOLUTIONS = ("FusedConv", "FusedConvTranspose")

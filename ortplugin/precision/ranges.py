@@ -12,11 +12,11 @@ import numpy.typing as npt
 from onnx import ModelProto, TensorProto, helper
 
 from ortplugin.errors import RuntimeMissingError, UsageError, one_line
-from ortplugin.graph.annotate import annotate
 from ortplugin.graph.convert import import_model
+from ortplugin.model.annotate import annotate
+from ortplugin.model.storage import save_model
 from ortplugin.precision import FLOAT32, Precision
 from ortplugin.session import CPU, library_path, onnxruntime, register, run_on_host
-from ortplugin.storage import save_model
 
 Array = npt.NDArray[Any]
 

@@ -17,12 +17,12 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
+from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.pointwise import is_pointwise
-from ortplugin.ops.base import DOMAIN
-from ortplugin.ops.decompose import DTYPE_NAMES
 from ortplugin.precision import Dtype, Precision
 from ortplugin.precision.kernels import FUSED_BY, KERNELS, POINTWISE, POINTWISE_OF_BFLOAT16, SCATTER, SCATTERS
+from ortplugin.program import DTYPE_NAMES
 
 Slots = tuple[tuple[int, ...], tuple[int, ...]]  # inputs and outputs by index
 

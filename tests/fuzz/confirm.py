@@ -25,9 +25,9 @@ import numpy as np
 import onnx
 
 import ortplugin
-from ortplugin.compare import compare
+from ortplugin.check.compare import compare
 from ortplugin.errors import OrtPluginError, one_line
-from ortplugin.modelcheck import walk_nodes
+from ortplugin.graph.messages import walk_nodes
 
 from .evaluate import OURS
 from .generate import Case

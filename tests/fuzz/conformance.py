@@ -211,7 +211,7 @@ def wrong(variant: str, verdicts: dict[str, Verdict]) -> dict[str, Verdict]:
     }
 
 
-def judge_all(of: Iterator[tuple[str, Case]], jobs: int = 2) -> dict[str, Verdict]:
+def judge_all(cases: Iterator[tuple[str, Case]], jobs: int = 2) -> dict[str, Verdict]:
     """The verdicts by name, in `jobs` processes."""
     verdicts: dict[str, Verdict] = {}
     lock = threading.Lock()
@@ -221,7 +221,7 @@ def judge_all(of: Iterator[tuple[str, Case]], jobs: int = 2) -> dict[str, Verdic
         try:
             while True:
                 with lock:
-                    name, case = next(of, ("", None))
+                    name, case = next(cases, ("", None))
                 if case is None:
                     return
                 verdicts[name] = worker.ask(case)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterator
 import onnx
 from onnx import TensorProto, helper
 
-from ortplugin.modelcheck import walk_nodes
+from ortplugin.graph.messages import walk_nodes
 
 from .emulate import respelled
 from .evaluate import CONTRIB

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
-from ortplugin.graph.annotate import LIKE_FIRST_INPUT
+from ortplugin.model.annotate import LIKE_FIRST_INPUT
 from ortplugin.ops import TensorType, find
 
 from .evaluate import OURS, UnfitError

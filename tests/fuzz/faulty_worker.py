@@ -26,7 +26,7 @@ import onnx
 import onnx.parser
 import onnxruntime
 
-from ortplugin.modelcheck import walk_nodes
+from ortplugin.graph.messages import walk_nodes
 
 from .providers import LostError, Provider
 from .worker import main

@@ -8,7 +8,7 @@ a child process whose memory and time are limited. A case fails where the child
 
 - is killed, runs out of memory or time, or uses more than `RESIDENT` of memory;
 - prints anything on stderr but one line of one of our own errors, or a character that a terminal obeys;
-- says that it succeeded and wrote what `ortplugin.storage.load` refuses.
+- says that it succeeded and wrote what `ortplugin.model.storage.load` refuses.
 
 The seed and the number of a case determine it; what fails is written as <seed>-<number>-<model>.onnx with a .txt.
 """
@@ -380,7 +380,7 @@ def _child(source: Path, target: Path, errors: Path, options: list[str]) -> None
         resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         from ortplugin.cli import main
-        from ortplugin.storage import load
+        from ortplugin.model.storage import load
 
         code = main([str(source), "-o", str(target), "--no-verify", *options])
         if code == 0:

@@ -101,9 +101,9 @@ class Graph:
         """True in this share of the cases."""
         return self.rng.random() < share
 
-    def choice(self, of: Iterable[Any]) -> Any:
+    def choice(self, options: Iterable[Any]) -> Any:
         """One of them."""
-        return self.rng.choice(list(of))
+        return self.rng.choice(list(options))
 
     def fresh(self, prefix: str = "v") -> str:
         """A name that nothing has. The last step gives all values other names."""

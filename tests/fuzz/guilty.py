@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from ortplugin.model.upgrade import opset
 from ortplugin.ops.decompose import MINIMUM_OPSET
-from ortplugin.upgrade import opset
 
 from .generate import Case
 from .judge import optimize

@@ -10,7 +10,7 @@ import onnx
 
 import ortplugin
 from ortplugin.errors import ModelError, OrtPluginError, one_line
-from ortplugin.modelcheck import walk_nodes
+from ortplugin.graph.messages import walk_nodes
 
 from .definite import definite
 from .evaluate import OURS, UnfitError

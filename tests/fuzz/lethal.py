@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from ortplugin.modelcheck import walk_nodes
+from ortplugin.graph.messages import walk_nodes
 
 _FAULTS = {
     "GRU": "a GRU of no steps",

@@ -5,8 +5,8 @@ An output agrees at once where
     |got - wanted| <= t (|wanted| + scale)
 
 with t of a few roundings of the dtype and `scale` the largest finite magnitude of the output, as in
-ortplugin/compare.py. `wanted` is the original's with ONNX Runtime's optimizations off; for fp16 and bf16 that of the
-graph one precision wider.
+ortplugin/check/compare.py. `wanted` is the original's with ONNX Runtime's optimizations off; for fp16 and bf16 that
+of the graph one precision wider.
 
 Where that fails, the condition of each element is measured: the original runs some times with every value that it
 computes or is given off by up to two units in the last place, at random (Monte Carlo arithmetic: Parker, 1997; values
@@ -26,7 +26,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
-from ortplugin.modelcheck import walk_nodes
+from ortplugin.graph.messages import walk_nodes
 
 from .evaluate import Array, make_session, run
 from .graph import DOUBLE, FLOAT

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from ortplugin.compare import compare
+from ortplugin.check.compare import compare
 
 from . import lethal, oracle
 from .doubles import in_double, in_float, through_double
@@ -88,7 +88,7 @@ class Reference:
 
     def feeds_of(self, made: onnx.ModelProto) -> dict[str, Any]:
         """The feeds in the dtypes that the optimized model takes."""
-        from ortplugin.inputs import as_wanted
+        from ortplugin.check.inputs import as_wanted
 
         return as_wanted(self.case.narrowed(self.feeds), made)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 import onnx
 from onnx import helper, numpy_helper
 
-from ortplugin.modelcheck import walk_nodes
+from ortplugin.graph.messages import walk_nodes
 
 ONE_DIMENSION = 3  # scales or sizes of [N, C, W]
 

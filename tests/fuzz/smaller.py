@@ -154,13 +154,13 @@ def sizes_of(case: Case) -> set[int]:
 def resized(case: Case, size: int, smaller: int, how: int) -> Case | None:
     """Each axis of this size gets a smaller one. `how`: 0 numbers too, 1 attributes as well, 2 shapes alone."""
 
-    def array(of: Array) -> Array:
-        for axis, length in enumerate(of.shape):
+    def array(values: Array) -> Array:
+        for axis, length in enumerate(values.shape):
             if length == size:
-                of = np.take(of, range(smaller), axis)
-        if how < 2 and of.dtype == np.int64 and of.size <= 8:
-            of = np.where(of == size, smaller, of)
-        return np.ascontiguousarray(of)
+                values = np.take(values, range(smaller), axis)
+        if how < 2 and values.dtype == np.int64 and values.size <= 8:
+            values = np.where(values == size, smaller, values)
+        return np.ascontiguousarray(values)
 
     model = copy(case)
     for tensor in tensors(model.graph):
@@ -204,8 +204,8 @@ def ones(case: Case, name: str) -> Case | None:
 
 
 def rounded(case: Case, digits: int) -> Case:
-    def array(of: Array) -> Array:
-        return np.round(of, digits) + 0.0 if of.dtype.kind == "f" else of
+    def array(values: Array) -> Array:
+        return np.round(values, digits) + 0.0 if values.dtype.kind == "f" else values
 
     model = copy(case)
     for tensor in tensors(model.graph):

@@ -17,9 +17,9 @@ from pathlib import Path
 import onnx
 
 import ortplugin
-from ortplugin.inputs import CANDIDATES, generate, shifted
-from ortplugin.judge import Side, make_session
-from ortplugin.replays import GraphSession
+from ortplugin.check.inputs import CANDIDATES, generate, shifted
+from ortplugin.check.judge import Side, make_session
+from ortplugin.check.replays import GraphSession
 from ortplugin.session import CUDA
 
 REPLAYS = 6

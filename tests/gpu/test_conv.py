@@ -25,11 +25,10 @@ from threads import in_threads
 import ortplugin
 from gpu.device import at_offset, host, make, python, run, run_bound, same_bits
 from gpu.sessions import Trial, check_capture, check_graph, check_threads
-from ortplugin.ops.base import TensorType
+from ortplugin.graph.shapes import TensorType
 from ortplugin.ops.conv import OPERATOR, reference
 from ortplugin.ops.conv.algorithms import device_variants
-from ortplugin.ops.decompose import NUMPY_DTYPES, ONNX_DTYPES
-from ortplugin.program import parse
+from ortplugin.program import NUMPY_DTYPES, ONNX_DTYPES, parse
 
 cupy = pytest.importorskip("cupy")
 

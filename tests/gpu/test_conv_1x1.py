@@ -105,9 +105,9 @@ def test_transposed(library: Path, capfd: pytest.CaptureFixture[str], number: in
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_infinite_elements_stay_where_they_are(library: Path, value: float) -> None:
     for x, filters in (SHAPES[2], SHAPES[3], SHAPES[6]):
-        the = own(Conv(BARE, "float16", "NHWC", x, filters, (1, 1), constant=False, attributes={}))
+        given = own(Conv(BARE, "float16", "NHWC", x, filters, (1, 1), constant=False, attributes={}))
         for name, element in (("x", 5), ("x", -3), ("w", 7), ("w", -1)):
-            check_infinite(the, name, element, value)
+            check_infinite(given, name, element, value)
 
 
 def test_infinite_pixels_of_a_transposed_one_stay_where_they_are(library: Path) -> None:

@@ -15,7 +15,7 @@ from node_cases import UNIT_ROUNDOFF, typed
 import ortplugin
 from gpu.device import at_offset, make, run, run_bound, same_bits
 from gpu.sessions import Trial, check_capture, check_graph, check_threads, permuted, trial
-from ortplugin.ops.base import TensorType
+from ortplugin.graph.shapes import TensorType
 from ortplugin.ops.conv_grad import OPERATOR
 
 cupy = pytest.importorskip("cupy")

@@ -16,7 +16,7 @@ from node_cases import typed
 
 from gpu.device import at_offset, make, run, run_bound, same_bits
 from gpu.sessions import check_graph, permuted
-from ortplugin.ops.base import TensorType
+from ortplugin.graph.shapes import TensorType
 from ortplugin.ops.conv_transpose import OPERATOR
 
 cupy = pytest.importorskip("cupy")

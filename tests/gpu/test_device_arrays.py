@@ -18,9 +18,9 @@ from fuzz.judge import optimize
 from onnx import TensorProto, helper
 
 import ortplugin
-from ortplugin import device
 from ortplugin.errors import UsageError
 from ortplugin.ops import OPERATORS
+from ortplugin.session import device
 
 cupy = pytest.importorskip("cupy")
 

@@ -31,7 +31,7 @@ from threads import in_threads
 import ortplugin
 from gpu.device import at_offset, host, make, need_memory, python, run, run_bound, same_bits
 from gpu.sessions import Trial, check_capture, check_graph, check_stream, check_threads, trial
-from ortplugin.ops.decompose import ONNX_DTYPES
+from ortplugin.program import ONNX_DTYPES
 
 cupy = pytest.importorskip("cupy")
 

@@ -16,7 +16,7 @@ from pool_cases import CASES, LARGE_CASES, Case, by_name, check, frozen, in_layo
 import ortplugin
 from gpu.device import at_offset, host, make, need_memory, run, run_bound, same_bits
 from gpu.sessions import Trial, check_capture, check_graph, check_threads, trial
-from ortplugin.ops import DOMAIN
+from ortplugin.graph.domains import DOMAIN
 
 cupy = pytest.importorskip("cupy")
 

@@ -29,7 +29,7 @@ from threads import in_threads
 
 from gpu.device import make, need_memory
 from gpu.sessions import check_graph, trial
-from ortplugin.ops import DOMAIN
+from ortplugin.graph.domains import DOMAIN
 
 cupy = pytest.importorskip("cupy")
 

@@ -72,10 +72,10 @@ def test_equals_the_reference(library: Path, capfd: pytest.CaptureFixture[str], 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_infinite_elements_stay_where_they_are(library: Path, value: float) -> None:
     for number in (1, 7, 8):
-        the = replace(case(number, BARE), constant=False)
-        padded = "pads" in the.attributes  # with zeros, whose product with an infinite weight is NaN
+        given = replace(case(number, BARE), constant=False)
+        padded = "pads" in given.attributes  # with zeros, whose product with an infinite weight is NaN
         for name, element in (("x", 5), ("x", -3), *(() if padded else (("w", 7), ("w", -1)))):
-            check_infinite(the, name, element, value)
+            check_infinite(given, name, element, value)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -86,22 +86,24 @@ def test_maxima_of_nan(library: Path, number: int, dtype: str) -> None:
 
 @pytest.mark.parametrize("number", [1, 7])
 def test_tensors_may_start_anywhere(library: Path, number: int) -> None:
-    the = replace(case(number, BARE), constant=False)
-    arrays = the.arrays()
-    (wanted,) = host(ortplugin.run(make(the.model(arrays)), the.feeds(arrays)))
-    inputs = [at_offset(arrays[each], 1) for each in the.node().input]
+    given = replace(case(number, BARE), constant=False)
+    arrays = given.arrays()
+    (wanted,) = host(ortplugin.run(make(given.model(arrays)), given.feeds(arrays)))
+    inputs = [at_offset(arrays[each], 1) for each in given.node().input]
     outputs = [at_offset(np.full_like(wanted, np.nan), 3)]
-    run_bound(make(the.model(arrays)), inputs, outputs)
+    run_bound(make(given.model(arrays)), inputs, outputs)
     np.testing.assert_array_equal(cupy.asnumpy(outputs[0]), wanted)
 
 
 def test_it_is_taken_where_it_is_fast(library: Path) -> None:
     """`auto` gives the bits of `own` for few pixels; for many that are no known gain `--tune` times it all the same."""
     for number in (2, 5, 11):
-        the = case(number, RELU)
-        auto = replace(the, attributes={name: value for name, value in the.attributes.items() if name != "algorithm"})
-        arrays = the.arrays()
-        found = [host(ortplugin.run(make(each.model(arrays)), each.feeds(arrays))) for each in (the, auto)]
+        given = case(number, RELU)
+        auto = replace(
+            given, attributes={name: value for name, value in given.attributes.items() if name != "algorithm"}
+        )
+        arrays = given.arrays()
+        found = [host(ortplugin.run(make(each.model(arrays)), each.feeds(arrays))) for each in (given, auto)]
         assert same_bits(*found)
     many = Conv(RELU, "float16", "NHWC", (32, 64, 56, 56), 64, (3, 3), attributes=SAME)
     assert "own" in algorithms(many, many.arrays())

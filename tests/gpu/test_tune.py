@@ -11,7 +11,7 @@ from node_cases import UNIT_ROUNDOFF, typed
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import ortplugin
-from ortplugin import tune
+from ortplugin.check import tune
 from ortplugin.session import CUDA
 
 cupy = pytest.importorskip("cupy")

@@ -20,15 +20,15 @@ from threads import in_threads
 
 import ortplugin
 from gpu.device import python, same_bits
-from ortplugin import judge, tune
+from ortplugin.check import judge, tune
+from ortplugin.check.cuda_driver import Gpu
+from ortplugin.check.inputs import shifted, without_weights
+from ortplugin.check.judge import Judge, Question, Side
+from ortplugin.check.replays import GraphSession, compare_replays
 from ortplugin.cli import main
-from ortplugin.cuda_driver import Gpu
 from ortplugin.errors import ModelError, UsageError
-from ortplugin.inputs import shifted, without_weights
-from ortplugin.judge import Judge, Question, Side
+from ortplugin.graph.shapes import TensorType
 from ortplugin.ops import find
-from ortplugin.ops.base import TensorType
-from ortplugin.replays import GraphSession, compare_replays
 from ortplugin.report import GRAPH, PLAIN
 from ortplugin.session import CUDA, gpu_count
 

@@ -21,13 +21,14 @@ from onnx import helper
 import ortplugin
 from gpu.device import python
 from gpu.faulty import Faulty, planting
-from ortplugin import judge, optimizer, tune
+from ortplugin import optimizer
+from ortplugin.check import judge, tune
+from ortplugin.check.cuda_driver import CudaError, Gpu
+from ortplugin.check.inputs import shifted, without_weights
+from ortplugin.check.judge import Judge, Question, Side, make_session
+from ortplugin.check.replays import REPLAYS, GraphSession, NotCaptured, Replayed, compare_replays
 from ortplugin.cli import main
-from ortplugin.cuda_driver import CudaError, Gpu
-from ortplugin.inputs import shifted, without_weights
-from ortplugin.judge import Judge, Question, Side, make_session
 from ortplugin.ops import OPERATORS
-from ortplugin.replays import REPLAYS, GraphSession, NotCaptured, Replayed, compare_replays
 from ortplugin.report import GRAPH, GRAPH_TF32, PLAIN
 from ortplugin.session import CUDA
 
@@ -361,7 +362,7 @@ def test_benchmarks_judge_the_same_way(
 
     real = GraphSession
     monkeypatch.setattr(
-        "ortplugin.replays.GraphSession",
+        "ortplugin.check.replays.GraphSession",
         lambda make, device_id: real(lambda options: Faulty(make(options), "bit", options), device_id),
     )
     record = timing.replayed_outputs(model.SerializeToString(), feeds, plugin=True)

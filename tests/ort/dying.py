@@ -11,9 +11,9 @@ from typing import Any
 
 import onnx
 
+from ortplugin.check.judge import Judge, Question, Side, Step
+from ortplugin.check.replays import Replayed
 from ortplugin.errors import UsageError
-from ortplugin.judge import Judge, Question, Side, Step
-from ortplugin.replays import Replayed
 from ortplugin.report import GRAPH
 
 

@@ -30,7 +30,7 @@ from onnx import helper
 from threads import in_threads
 
 from ort.host import CPU_ONLY, options
-from ortplugin.ops import DOMAIN
+from ortplugin.graph.domains import DOMAIN
 
 # Cases of <operator>_cases.py: every way that a CPU kernel has of doing its work, and every width of a float that NumPy
 # has. A new operator adds its own; test_endurance.py fails without.
@@ -100,13 +100,13 @@ def _beside(models: Iterable[onnx.ModelProto]) -> bytes:
     return whole.SerializeToString()
 
 
-def feeds(of: int = 0) -> dict[str, Array]:
-    """What a run is given. `of`: a number of a thread, which has floats of its own."""
-    rng = np.random.default_rng(of)
+def feeds(thread: int = 0) -> dict[str, Array]:
+    """What a run is given. `thread`: a number of a thread, which has floats of its own."""
+    rng = np.random.default_rng(thread)
     given = {}
     for number, case in enumerate(cases()):
         for name, array in case.feeds().items():
-            is_moved = of and array.dtype.kind == "f"
+            is_moved = thread and array.dtype.kind == "f"
             given[f"{number}/{name}"] = rng.permutation(array.reshape(-1)).reshape(array.shape) if is_moved else array
     return given
 

@@ -17,10 +17,10 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, num
 from ort.host import make
 from ortplugin.cli import main
 from ortplugin.errors import ModelError
-from ortplugin.normalise import normalised
+from ortplugin.model.normalise import normalised
+from ortplugin.model.storage import load, save_model
+from ortplugin.model.upgrade import upgrade
 from ortplugin.optimizer import optimize
-from ortplugin.storage import load, save_model
-from ortplugin.upgrade import upgrade
 
 SHAPE = [2, 4]
 node = helper.make_node

@@ -21,8 +21,8 @@ from mistakes import check_mistake
 from onnx import TensorProto, helper, numpy_helper
 
 import ortplugin
-from ortplugin import optimizer
 from ortplugin.cli import main
+from ortplugin.optimizer import api, pipeline
 from ortplugin.passes.base import Change, NearMiss, PassResult
 
 BERT = DATA / "bert_torchscript_opset17_dynamic.onnx"
@@ -217,7 +217,7 @@ def test_the_users_inputs_and_shapes(library: Path, tmp_path: Path, run: Run) ->
 def test_a_wrong_rewrite_is_found_named_and_not_written(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(optimizer, "PIPELINE", (Rename("rename", renamed), Rename("fuse-wrongly", broken)))
+    monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed), Rename("fuse-wrongly", broken)))
     source, out, report_path = save(two_adds(), tmp_path / "in.onnx"), tmp_path / "out.onnx", tmp_path / "r.json"
     out.write_bytes(b"the old output")
     status, text, errors = run(source, "-o", out, "--report", report_path)
@@ -248,7 +248,7 @@ def unknown(node: gs.Node) -> bool:
 def test_guilty_rewrites_can_be_dropped(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that makes the model fail to load, one whose outputs differ, and one that is right."""
     steps = Rename("rename", renamed), Rename("fuse-into-nothing", unknown), Rename("fuse-wrongly", broken)
-    monkeypatch.setattr(optimizer, "PIPELINE", steps)
+    monkeypatch.setattr(pipeline, "TABLE", steps)
     source, out, report_path = save(two_adds(), tmp_path / "in.onnx"), tmp_path / "out.onnx", tmp_path / "r.json"
     status, text, errors = run(source, "-o", out, "--drop-guilty", "--report", report_path)
     assert (status, errors) == (0, "")
@@ -274,8 +274,8 @@ def test_bodies_of_functions_can_be_to_blame(tmp_path: Path, run: Run, monkeypat
         result.graph.node[0].op_type = "Neg"
         return result, {"local::f": 2}, []
 
-    monkeypatch.setattr(optimizer, "inline_functions", wrong)
-    monkeypatch.setattr(optimizer, "PIPELINE", (Rename("rename", renamed),))
+    monkeypatch.setattr(api, "inline_functions", wrong)
+    monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed),))
     source, out, report_path = save(two_adds(), tmp_path / "in.onnx"), tmp_path / "out.onnx", tmp_path / "r.json"
     status, _, errors = run(source, "-o", out, "--report", report_path)
     assert status == 1
@@ -291,7 +291,7 @@ def test_bodies_of_functions_can_be_to_blame(tmp_path: Path, run: Run, monkeypat
 def test_a_rewrite_that_makes_the_model_fail_to_load_is_found(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(optimizer, "PIPELINE", (Rename("rename", renamed), Rename("fuse-into-nothing", unknown)))
+    monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed), Rename("fuse-into-nothing", unknown)))
     status, _, errors = run(save(two_adds(), tmp_path / "in.onnx"), "-o", tmp_path / "out.onnx")
     assert status == 1
     assert "fuse-into-nothing" in errors
@@ -306,7 +306,7 @@ def test_tolerances_decide(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyP
         node.op = "Identity"
         return True
 
-    monkeypatch.setattr(optimizer, "PIPELINE", (Rename("drop-abs", nudge),))
+    monkeypatch.setattr(pipeline, "TABLE", (Rename("drop-abs", nudge),))
     source, out = save(two_adds(), tmp_path / "in.onnx"), tmp_path / "out.onnx"
     assert run(source, "-o", out)[0] == 1
     assert run(source, "-o", out, "--atol", "100")[0] == 0
@@ -314,7 +314,7 @@ def test_tolerances_decide(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyP
 
 
 def test_random_outputs_are_compared_by_shape(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimizer, "PIPELINE", (Rename("rename", renamed),))
+    monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed),))
     model = model_of(
         [helper.make_node("RandomNormalLike", ["x"], ["r"], "random"), helper.make_node("Add", ["x", "r"], ["y"], "a")],
         {"x": (FLOAT, ["n", 4])},
@@ -327,7 +327,7 @@ def test_random_outputs_are_compared_by_shape(tmp_path: Path, run: Run, monkeypa
 
 
 def test_sequences_and_maps_are_compared(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimizer, "PIPELINE", (Rename("rename", renamed),))
+    monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed),))
     sequence = helper.make_tensor_sequence_value_info("s", FLOAT, None)
     mapping = onnx.ValueInfoProto(name="m")
     inner = mapping.type.sequence_type.elem_type.map_type
@@ -348,7 +348,7 @@ def test_sequences_and_maps_are_compared(tmp_path: Path, run: Run, monkeypatch: 
 
 
 def test_bfloat16_models_are_compared(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimizer, "PIPELINE", (Rename("rename", renamed),))
+    monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed),))
     kind = TensorProto.BFLOAT16
     model = model_of(
         [
@@ -366,7 +366,7 @@ def test_bfloat16_models_are_compared(tmp_path: Path, run: Run, monkeypatch: pyt
 
 
 def test_a_model_that_can_not_be_fed_asks_for_inputs(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimizer, "PIPELINE", (Rename("rename", renamed),))
+    monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", renamed),))
     model = model_of(
         [helper.make_node("Reshape", ["x", "shape"], ["y"], "reshape")],
         {"x": (FLOAT, [6]), "shape": (TensorProto.INT64, [2])},

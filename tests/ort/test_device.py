@@ -13,6 +13,7 @@ from fake_cupy import DeviceSession, FakeCupy
 import ortplugin
 from ort.host import CPU_ONLY
 from ortplugin.errors import UsageError
+from ortplugin.session import device
 
 MODEL = """<ir_version: 8, opset_import: ["" : 18]>
     g (float[2,6] x, int64[K] shape) => (float[?,?] y) { d = Add (x, x)  y = Reshape (d, shape) }"""
@@ -23,7 +24,7 @@ UP, DOWN = ("upload", (2, 6)), ("download", (2,))
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
     made = FakeCupy()
-    monkeypatch.setattr("ortplugin.device.cupy_module", lambda: made)
+    monkeypatch.setattr(device, "cupy_module", lambda: made)
     return made
 
 
@@ -91,7 +92,7 @@ def test_what_the_host_makes_is_bound_there(cupy: FakeCupy) -> None:
 
 
 def test_a_replay_holds_its_feeds(cupy: FakeCupy) -> None:
-    from ortplugin.device import replay
+    from ortplugin.session.device import replay
 
     made = session(True)
     replayed = replay(made, {"x": X, "shape": shape(3, 4)})

@@ -11,7 +11,8 @@ import pytest
 from fuzz.worker import TESTS, environment
 
 from ort.endurance import cases
-from ortplugin.ops import DOMAIN, OPERATORS
+from ortplugin.graph.domains import DOMAIN
+from ortplugin.ops import OPERATORS
 
 RESIDENT = 4 << 20  # bytes that a process may hold more in the end, whatever for
 

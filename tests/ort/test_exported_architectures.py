@@ -20,8 +20,8 @@ from exported import architectures
 
 import ortplugin
 from models.packed import ARCHIVE
-from ortplugin.compare import Tolerance, compare, compare_form
-from ortplugin.modelcheck import walk_nodes
+from ortplugin.check.compare import Tolerance, compare, compare_form
+from ortplugin.graph.messages import walk_nodes
 
 ENTRIES: dict[str, dict[str, Any]] = json.loads(ARCHIVE.with_name("architectures.json").read_text())
 VARIANTS: dict[str, dict[str, str]] = {"fp16": {"precision": "fp16"}, "nhwc": {"layout": "nhwc"}}

@@ -18,11 +18,12 @@ import pytest
 from exported import DATA
 
 import ortplugin
+from ortplugin.graph.convert import import_model
 from ortplugin.graph.facts import scopes
 from ortplugin.graph.labels import label
-from ortplugin.graph.model import annotate, import_model
 from ortplugin.graph.shape_values import shape_values
-from ortplugin.passes.fuse_pointwise import find_members
+from ortplugin.model.annotate import annotate
+from ortplugin.passes.pointwise.fuse_pointwise import find_members
 
 EXPECTED: dict[str, dict[str, Any]] = json.loads((DATA / "expected.json").read_text())
 NUMPY_DTYPES = {"float": np.float32, "float16": np.float16, "int64": np.int64, "bool": np.bool_, "index": np.int64}

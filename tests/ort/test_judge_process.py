@@ -18,13 +18,14 @@ import onnx_graphsurgeon as gs
 import pytest
 
 from ort import dying
-from ortplugin import judge_process, optimizer, verify
-from ortplugin.child import Child, free_memory
+from ortplugin.check import judge_process, verify
+from ortplugin.check.child import Child, free_memory
+from ortplugin.check.inputs import CANDIDATES, generate, without_weights
+from ortplugin.check.judge import Question, Side
+from ortplugin.check.judge_process import JudgeProcess
 from ortplugin.cli import main
 from ortplugin.errors import UsageError, VerificationError
-from ortplugin.inputs import CANDIDATES, generate, without_weights
-from ortplugin.judge import Question, Side
-from ortplugin.judge_process import JudgeProcess
+from ortplugin.optimizer import pipeline
 from ortplugin.passes.base import Change, PassResult
 from ortplugin.report import PLAIN, ProviderVerification
 from ortplugin.session import CPU
@@ -206,7 +207,7 @@ def test_the_callers_program_is_not_run_again(tmp_path: Path) -> None:
         f"""
 import sys; sys.path[:] = {sys.path!r}
 print("once")
-from ortplugin.verify import Verifier
+from ortplugin.check.verify import Verifier
 import onnx
 model = onnx.load({str(tmp_path / "m.onnx")!r})
 verifier = Verifier(model, providers=["cpu"])
@@ -258,7 +259,7 @@ def test_the_rewrite_that_makes_onnx_runtime_die_is_named(
 ) -> None:
     monkeypatch.setattr(verify, "JudgeProcess", partial(JudgeProcess, judge=dying.Dying))
     steps = Rename("rename-right", "Abs", "fine"), Rename("rename-wrong", "Neg", fault)
-    monkeypatch.setattr(optimizer, "PIPELINE", steps)
+    monkeypatch.setattr(pipeline, "TABLE", steps)
     saved(tmp_path, "neg", "in.onnx")
     command = [str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), "--provider", "cpu"]
     assert main(command) == 1
@@ -275,7 +276,7 @@ def test_an_original_that_makes_onnx_runtime_die(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(verify, "JudgeProcess", partial(JudgeProcess, judge=dying.Dying))
-    monkeypatch.setattr(optimizer, "PIPELINE", (Rename("rename", "Abs", "fine"),))
+    monkeypatch.setattr(pipeline, "TABLE", (Rename("rename", "Abs", "fine"),))
     saved(tmp_path, "segmentation", "in.onnx")
     assert main([str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx")]) == 1
     error = capsys.readouterr().err

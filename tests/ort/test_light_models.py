@@ -11,8 +11,8 @@ import pytest
 
 from models.light import NAMES, path, randomized
 from ortplugin import optimize
+from ortplugin.check.verify import Verifier
 from ortplugin.cli import main
-from ortplugin.verify import Verifier
 
 # What has to be gone, and what may remain: ConstantOfShape of weights beyond the budget of constant folding (1 MiB).
 GONE = ("Sum", "Unsqueeze", "Dropout", "Mul", "BatchNormalization", "Conv")

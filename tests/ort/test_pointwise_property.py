@@ -31,8 +31,8 @@ from pointwise_programs import (
 
 import ortplugin
 from ortplugin.errors import ModelError
-from ortplugin.ops.decompose import NUMPY_DTYPES, to_onnx
-from ortplugin.program import DTYPES, INTEGERS, Program, parse
+from ortplugin.ops.decompose import to_onnx
+from ortplugin.program import DTYPES, INTEGERS, NUMPY_DTYPES, Program, parse
 
 GIVEN = os.environ.get("ORTPLUGIN_PROPERTY_EXAMPLES")
 EXAMPLES = int(GIVEN or 1500)

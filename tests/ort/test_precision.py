@@ -18,13 +18,13 @@ from onnx import TensorProto, helper, numpy_helper
 import ortplugin
 from models.light import randomized
 from ort.host import make, run
+from ortplugin.check.compare import Tolerance
+from ortplugin.check.verify import computed_in
 from ortplugin.cli import main
-from ortplugin.compare import Tolerance
 from ortplugin.errors import VerificationError
 from ortplugin.precision import PRECISIONS
 from ortplugin.precision.ranges import measure
 from ortplugin.program import parse
-from ortplugin.verify import computed_in
 
 # Which of tests/data, and how many Casts there may be in the result: one for each floating input and output, and those
 # between integers or bools and what computes with them. `None`: of kept operators there are some.

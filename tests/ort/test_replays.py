@@ -15,7 +15,7 @@ import pytest
 from fake_gpu import Arrays, CapturingSession, FakeGpu, Spoil
 from onnx import TensorProto, helper
 
-from ortplugin.replays import REPLAYS, GraphSession, NotCaptured, Replayed, Result, compare_replays
+from ortplugin.check.replays import REPLAYS, GraphSession, NotCaptured, Replayed, Result, compare_replays
 
 TWO_SUMS = """<ir_version: 8, opset_import: ["": 17]>
 g (float[4,8] a, float[8] b) => (float[4,8] y, float[4,8] z) { y = Add(a, b) z = Mul(a, b) }"""

@@ -23,7 +23,8 @@ from threads import in_threads
 
 import ortplugin
 from ort.host import CPU_ONLY, make, options
-from ortplugin.ops import DOMAIN, find
+from ortplugin.graph.domains import DOMAIN
+from ortplugin.ops import find
 from ortplugin.session import element_type
 
 

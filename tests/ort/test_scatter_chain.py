@@ -30,16 +30,16 @@ def model(graph: str) -> onnx.ModelProto:
 
 
 def run(
-    of: onnx.ModelProto, feeds: Mapping[str, np.ndarray], folder: Path
+    model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], folder: Path
 ) -> tuple[list[np.ndarray], dict[str, float]]:
     """The outputs, and the median time of each node that made a value, by the value's name."""
     options = onnxruntime.SessionOptions()
     ortplugin.register(options)
     options.enable_profiling = True
     options.profile_file_prefix = str(folder / "profile")
-    for node in of.graph.node:
+    for node in model.graph.node:
         node.name = node.output[0]
-    session = onnxruntime.InferenceSession(of.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     for _ in range(RUNS):
         outputs = session.run(None, dict(feeds))
     times: dict[str, list[float]] = {}

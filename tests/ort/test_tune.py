@@ -15,10 +15,11 @@ from exported import DATA
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 import ortplugin
-from ortplugin import optimizer, tune
+from ortplugin.check import tune
 from ortplugin.cli import main
 from ortplugin.errors import UsageError, VerificationError
 from ortplugin.ops.conv_grad import OPERATOR as CONV_GRAD
+from ortplugin.optimizer import loop, tuning
 from ortplugin.passes.base import Change
 from ortplugin.session import CPU, CUDA, run_on_host
 
@@ -113,10 +114,10 @@ def test_what_is_fastest_by_chance_is_not_taken(monkeypatch: pytest.MonkeyPatch)
     model, feeds = two_scatters()
 
     def time(model: ModelProto, job: Any, names: Sequence[str], place: tune.Place) -> dict[str, float | None]:
-        def of(name: str) -> float:
+        def measured(name: str) -> float:
             return 1.0 if len(names) > 1 or algorithm(job.candidates[name]) != "sorting" else 0.5
 
-        return {name: of(name) for name in names}
+        return {name: measured(name) for name in names}
 
     monkeypatch.setattr(tune, "_time", time)
     tuned, report = tune.tune(model, feeds, CPU)
@@ -140,7 +141,7 @@ def test_what_gives_other_outputs_is_not_taken(monkeypatch: pytest.MonkeyPatch) 
     def compare(name: str, expected: Any, actual: Any, tolerance: Any) -> Any:
         compared.append(name)
         actual = actual + 1 if len(compared) == 1 else actual
-        return ortplugin.compare.compare(name, expected, actual, tolerance)
+        return ortplugin.check.compare.compare(name, expected, actual, tolerance)
 
     monkeypatch.setattr(tune, "compare", compare)
     tuned, report = tune.tune(model, feeds, CPU)
@@ -307,7 +308,7 @@ def test_it_measures() -> None:
 
 
 def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimizer, "available_providers", lambda: (CPU,))
+    monkeypatch.setattr(tuning, "available_providers", lambda: (CPU,))
     with pytest.raises(UsageError, match=r"NVIDIA GPU.*'cpu'"):
         ortplugin.optimize(two_scatters()[0], tune=True)
 
@@ -319,13 +320,13 @@ def test_a_wrong_choice_is_blamed_on_the_tuning(monkeypatch: pytest.MonkeyPatch)
         tuned.graph.node[-1].input[0] = "data"
         return tuned, [tune.TunedNode("three", "wrong", {})]
 
-    monkeypatch.setattr(optimizer, "tune_nodes", wrong)
-    real = optimizer.run_passes
+    monkeypatch.setattr(tuning, "tune_nodes", wrong)
+    real = loop.run_passes
 
     def one_change(model: ModelProto, *rest: Any) -> Any:
         return real(model, *rest)[0], [Change("nothing", (), "")], []
 
-    monkeypatch.setattr(optimizer, "run_passes", one_change)
+    monkeypatch.setattr(loop, "run_passes", one_change)
     model, feeds = two_scatters()
     with pytest.raises(VerificationError, match="from the tuning on"):
         ortplugin.optimize(model, tune=True, verify=True, providers=["cpu"], inputs=feeds)

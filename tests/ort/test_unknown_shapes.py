@@ -12,7 +12,8 @@ from node_cases import Array, model_with
 from onnx import TensorProto, helper
 
 from ort.host import make
-from ortplugin.ops import DOMAIN, OPERATORS
+from ortplugin.graph.domains import DOMAIN
+from ortplugin.ops import OPERATORS
 
 # Each operator's inputs, the attributes, and how many outputs it has. The first input's shape is not known.
 IMAGE, WEIGHTS, GRADIENT = (2, 3, 5, 5), (4, 3, 3, 3), (2, 4, 3, 3)

@@ -16,15 +16,16 @@ import onnx_graphsurgeon as gs
 import pytest
 from fake_gpu import Arrays, CapturingSession, FakeGpu
 
-from ortplugin import judge, optimizer, tune, verify
+from ortplugin.check import judge, tune, verify
+from ortplugin.check.inputs import shifted
+from ortplugin.check.judge import Judge, Side
+from ortplugin.check.replays import REPLAYS, GraphSession
+from ortplugin.check.verify import Verifier
 from ortplugin.cli import main
-from ortplugin.inputs import shifted
-from ortplugin.judge import Judge, Side
+from ortplugin.optimizer import pipeline, tuning
 from ortplugin.passes.base import Change, PassResult
-from ortplugin.replays import REPLAYS, GraphSession
 from ortplugin.report import GRAPH, GRAPH_TF32, PLAIN, ProviderVerification
 from ortplugin.session import CPU, CUDA
-from ortplugin.verify import Verifier
 
 MODEL = """<ir_version: 8, opset_import: ["": 17]>
 g (float[4,8] x) => (float[4,8] y, float[4,8] z) { a = Abs(x) y = Neg(a) e = Exp(x) z = Sqrt(e) }"""
@@ -72,7 +73,7 @@ class Machine:
         monkeypatch.setattr(judge, "GraphSession", graphs)
         monkeypatch.setattr(judge, "_runner", lambda session, provider, *rest: lambda: None)
         monkeypatch.setattr(verify, "JudgeProcess", HereJudge)
-        for module in (verify, optimizer):
+        for module in (verify, tuning):
             monkeypatch.setattr(module, "resolve_provider", lambda name: CUDA)
             monkeypatch.setattr(module, "check_device", lambda *rest: None)
 
@@ -254,7 +255,7 @@ def test_the_rewrite_that_makes_replays_differ_is_named(
 
     machine.spoil = spoil
     passes = tuple(Rename(f"rename-{name.lower()}", name) for name in ("Abs", "Neg", "Exp", "Sqrt"))
-    monkeypatch.setattr(optimizer, "PIPELINE", passes)
+    monkeypatch.setattr(pipeline, "TABLE", passes)
     onnx.save(parsed(), tmp_path / "in.onnx")
     report = tmp_path / "r.json"
     command = [str(tmp_path / "in.onnx"), "-o", str(tmp_path / "out.onnx"), "--provider", "cuda", "--device", "2"]

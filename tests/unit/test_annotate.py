@@ -10,9 +10,10 @@ import onnx.parser
 import onnx_graphsurgeon as gs
 import pytest
 
-from ortplugin.graph import annotate as module
 from ortplugin.graph.certainty import DECLARED, INFERRED, PROVED, Certainty
-from ortplugin.graph.model import annotate, import_model
+from ortplugin.graph.convert import import_model
+from ortplugin.model import annotate as module
+from ortplugin.model.annotate import annotate
 from ortplugin.optimizer import run_passes, select_passes
 
 ROUNDS = 20  # far more than the graphs of one test need

@@ -18,6 +18,7 @@ from onnx import TensorProto, helper
 import ortplugin
 from ortplugin import optimizer
 from ortplugin.cli import main
+from ortplugin.optimizer import loop, pipeline
 from ortplugin.passes.base import NearMiss, PassResult
 
 BERT = DATA / "bert_torchscript_opset17_dynamic.onnx"
@@ -118,7 +119,7 @@ def test_passes_are_listed_and_chosen(tmp_path: Path, run: Run) -> None:
 
 
 def test_near_misses_are_explained(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimizer, "PIPELINE", (Misses(),))
+    monkeypatch.setattr(pipeline, "TABLE", (Misses(),))
     source = small_file(tmp_path)
     _, text, _ = run(source, "--dry-run")
     assert "it is no Add" not in text
@@ -130,7 +131,7 @@ def test_near_misses_are_explained(tmp_path: Path, run: Run, monkeypatch: pytest
 def test_an_internal_error_is_one_line_and_debug_shows_where(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(optimizer, "PIPELINE", (Misses(ZeroDivisionError("oh")),))
+    monkeypatch.setattr(pipeline, "TABLE", (Misses(ZeroDivisionError("oh")),))
     assert main([str(BERT), "-o", str(tmp_path / "o.onnx")]) == 1
     errors = capsys.readouterr().err
     assert errors.count("\n") == 1
@@ -148,7 +149,7 @@ def test_interruptions_and_exhaustion_are_one_line(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(optimizer, "run_passes", fail)
+    monkeypatch.setattr(loop, "run_passes", fail)
     got, text, errors = run(BERT, "-o", tmp_path / "o.onnx")
     assert (got, text, errors.strip().count("\n")) == (status, "", 0)  # click ends the line that shows ^C
     assert "nothing was written" in errors
@@ -168,7 +169,7 @@ def test_a_hostile_name_reaches_no_terminal(
     onnx.save(model, source)
     for debug in ([], ["--debug"]):
         assert main([str(source), "--dry-run", *debug]) == 1
-    monkeypatch.setattr(optimizer, "PIPELINE", (Misses(ValueError("\x1b[2Jvalue")),))
+    monkeypatch.setattr(pipeline, "TABLE", (Misses(ValueError("\x1b[2Jvalue")),))
     assert main([str(BERT), "--dry-run", "--debug"]) == 1
     captured = capsys.readouterr()
     assert all(each.isprintable() or each == "\n" for each in captured.out + captured.err)

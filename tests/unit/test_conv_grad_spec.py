@@ -14,7 +14,8 @@ from node_cases import Array, typed
 from onnx import helper
 
 from ortplugin.errors import ModelError
-from ortplugin.ops import DOMAIN, TensorType, find
+from ortplugin.graph.domains import DOMAIN
+from ortplugin.ops import TensorType, find
 from ortplugin.ops.conv_grad import OPERATOR
 from ortplugin.ops.conv_grad.reference import Window, gather, scatter
 
@@ -28,7 +29,7 @@ def test_it_is_in_the_table() -> None:
 def forward(case: Case, x: Array, w: Array) -> Array:
     """The convolution of which the case has the gradients, channels first, in float64."""
     gradient = case.gradient
-    window = Window(gradient.strides, gradient.dilations, gradient.begin, gradient.group)
+    window = Window(gradient.strides, gradient.dilations, gradient.pad_begin, gradient.group)
     sizes = case.geometry.shapes(case.transposed)[2][2:]
     return scatter(x, w, sizes, window) if case.transposed else gather(x, w, sizes, window)
 

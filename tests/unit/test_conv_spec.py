@@ -15,11 +15,12 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from ortplugin.errors import ModelError
+from ortplugin.graph.conv_geometry import first, last, out_shape, read_attributes, windows
+from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.shapes import Shape
-from ortplugin.ops import DOMAIN, TensorType, find
+from ortplugin.ops import TensorType, find
 from ortplugin.ops.conv import OPERATOR, attributes_of
 from ortplugin.ops.conv.reference import convolution
-from ortplugin.ops.conv_geometry import first, last, out_shape, read_attributes, windows
 
 HALF = np.dtype(np.float16)
 
@@ -173,7 +174,7 @@ def test_padding_is_split_as_onnx_says() -> None:
     def pads(size: int, kernel: int, stride: int, auto_pad: str, transposed: bool = False) -> tuple[int, int, int]:
         node = helper.make_node("FusedConv", ["X", "W"], ["Y"], auto_pad=auto_pad, strides=[stride])
         (window,) = windows(read_attributes(node, transposed), (1, 1, size), (1, 1, kernel))
-        return window.begin, window.end, window.out
+        return window.pad_begin, window.pad_end, window.out
 
     assert pads(8, 4, 1, "SAME_UPPER") == (1, 2, 8)
     assert pads(8, 4, 1, "SAME_LOWER") == (2, 1, 8)

@@ -13,7 +13,8 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from ortplugin.errors import ModelError
-from ortplugin.ops import DOMAIN, TensorType, find
+from ortplugin.graph.domains import DOMAIN
+from ortplugin.ops import TensorType, find
 from ortplugin.ops.conv_transpose import attributes_of
 from ortplugin.ops.conv_transpose.reference import transposed_convolution
 

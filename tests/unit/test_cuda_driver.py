@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ortplugin import cuda_driver
-from ortplugin.cuda_driver import CudaError, Gpu
+from ortplugin.check import cuda_driver
+from ortplugin.check.cuda_driver import CudaError, Gpu
 
 
 @pytest.fixture

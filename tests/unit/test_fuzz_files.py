@@ -43,7 +43,7 @@ FAULTS = {
     "two lines": ("import sys; print('hello', file=sys.stderr)", "on stderr: hello"),
     "an escape sequence": ("import os; os.write(2, b'optimize-model: \\x1b[2J\\n'); os._exit(1)",
  "control characters"),
-    "an invalid output": ("import ortplugin.storage as s; s.check_structure = None", "the output is invalid"),
+    "an invalid output": ("import ortplugin.model.storage as s; s.check_structure = None", "the output is invalid"),
 }  # fmt: skip
 
 
@@ -52,7 +52,7 @@ def test_a_fault_is_found(fault: str, tmp_path: Path, monkeypatch: pytest.Monkey
     statement, words = FAULTS[fault]
     monkeypatch.setattr(files, "SECONDS", 2 if fault == "no end" else 60)
     monkeypatch.setattr(files, "RESIDENT", 1 << 27)
-    monkeypatch.setattr("ortplugin.optimizer.check_result", lambda _: exec(statement))
+    monkeypatch.setattr("ortplugin.optimizer.api.check_result", lambda _: exec(statement))
     outcome = files.run_case(files.models()["functions"], [], tmp_path)
     assert outcome.kind == "failed"
     assert words in outcome.failure

@@ -8,9 +8,10 @@ import onnx.parser
 import pytest
 from onnx.reference import ReferenceEvaluator
 
+from ortplugin.graph.convert import import_model
 from ortplugin.graph.facts import Scope, scopes
-from ortplugin.graph.model import annotate, import_model
 from ortplugin.graph.pointwise import NotPointwiseError, Writer, is_pointwise, write
+from ortplugin.model.annotate import annotate
 from ortplugin.ops.pointwise_reference import rounded, values
 from ortplugin.program import Parameter, Program, parse
 

@@ -20,7 +20,7 @@ from onnx import AttributeProto, ModelProto, TensorProto, helper, numpy_helper
 
 from ortplugin.graph import inference
 from ortplugin.graph.bounds import Bound, result_bound
-from ortplugin.modelcheck import skeleton
+from ortplugin.model.checks import skeleton
 
 ADDRESSES = 3 << 30  # bytes that the child may ask for
 MEMORY = 300 << 10  # KiB that it may use; importing everything takes 60 MiB

@@ -10,13 +10,14 @@ from ml_dtypes import bfloat16
 from onnx import helper
 
 from ortplugin.errors import ModelError
-from ortplugin.ops import DOMAIN, OPERATORS, TensorType, find
-from ortplugin.ops.decompose import NUMPY_DTYPES, ONNX_DTYPES, to_onnx
+from ortplugin.graph.domains import DOMAIN
+from ortplugin.ops import OPERATORS, TensorType, find
+from ortplugin.ops.decompose import to_onnx
 from ortplugin.ops.layer_norm import OPERATOR
 from ortplugin.ops.layer_norm.reference import layer_norm
 from ortplugin.ops.pointwise_reference import POINTWISE, evaluate
+from ortplugin.program import NUMPY_DTYPES, ONNX_DTYPES, parse
 from ortplugin.program import OPERATORS as POINTWISE_OPERATORS
-from ortplugin.program import parse
 
 TOLERANCES = {"float16": (2e-3, 2e-3), "float": (1e-5, 1e-5), "double": (1e-12, 1e-12)}
 

@@ -16,8 +16,9 @@ import pytest
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.convert import opset_of
-from ortplugin.graph.model import annotate, export_model, import_model, lighten, put_back
+from ortplugin.graph.convert import import_model, lighten, opset_of, put_back
+from ortplugin.graph.export import export_model
+from ortplugin.model.annotate import annotate
 
 
 def parse(text: str, ir: int = 8) -> onnx.ModelProto:
@@ -358,7 +359,7 @@ def test_weights_are_copied_once(tmp_path: Path) -> None:
 import re
 from ortplugin.cli import main
 used = lambda: int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) << 10  # of this program alone
-import ortplugin.optimizer, ortplugin.render, ortplugin.storage
+import ortplugin.optimizer, ortplugin.render, ortplugin.model.storage
 before = used()
 status = main([{str(tmp_path / "in.onnx")!r}, "-o", {str(tmp_path / "out.onnx")!r}, "--no-verify"])
 print((used() - before) / {model.ByteSize()})

@@ -22,7 +22,8 @@ import pytest
 import scatter_cases
 import sum_to_cases
 
-from ortplugin.ops import DOMAIN, OPERATORS, Operator, TensorType, find
+from ortplugin.graph.domains import DOMAIN
+from ortplugin.ops import OPERATORS, Operator, TensorType, find
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

@@ -16,9 +16,10 @@ from onnx import TensorProto, helper, numpy_helper
 import ortplugin
 from ortplugin import optimizer
 from ortplugin.errors import ModelError, UsageError, VerificationError
-from ortplugin.input_shapes import fix_input_shapes
+from ortplugin.model.input_shapes import fix_input_shapes
+from ortplugin.optimizer import api
+from ortplugin.optimizer import pipeline as table
 from ortplugin.passes.base import Change, NearMiss, PassResult
-from ortplugin.passes.fuse_pointwise import FUSE_POINTWISE
 from ortplugin.report import CONVERSION, Dropped, Report
 
 
@@ -56,6 +57,9 @@ def chain(*types: str, dims: tuple[Any, ...] = ("n", 4)) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+FUSE_POINTWISE = next(step for step in optimizer.PIPELINE if step.name == "fuse-pointwise")
+
+
 def types_of(model: onnx.ModelProto) -> list[str]:
     return [node.op_type for node in model.graph.node]
 
@@ -63,7 +67,7 @@ def types_of(model: onnx.ModelProto) -> list[str]:
 @pytest.fixture
 def pipeline(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Replace, ...]]:
     def install(*passes: Any) -> tuple[Any, ...]:
-        monkeypatch.setattr(optimizer, "PIPELINE", passes)
+        monkeypatch.setattr(table, "TABLE", passes)
         return passes
 
     return install
@@ -89,7 +93,7 @@ def test_passes_run_in_order_until_nothing_changes(pipeline: Callable[..., tuple
 def test_the_last_passes_wait_until_the_others_are_done(pipeline: Callable[..., tuple[Replace, ...]]) -> None:
     """What they fuse is hidden from a pass that would take it in a later round."""
     taker, opener, last = pipeline(Replace("taker", "Exp", "Tanh"), Replace("opener", "Abs", "Exp"), FUSE_POINTWISE)
-    assert last in optimizer.LAST
+    assert last.stage == optimizer.Stage.QUIET_ROUND
     model, report = ortplugin.optimize(chain("Abs", "Neg", "Softmax", "Neg"))
     assert types_of(model) == ["FusedPointwise", "Softmax", "Neg"]
     assert [change.rewrite for change in report.changes] == ["opener", "taker", "fuse-pointwise"]
@@ -228,20 +232,20 @@ def test_guilty_passes_are_dropped_one_by_one(monkeypatch: pytest.MonkeyPatch) -
         Report(guilty=Change("allow-tf32", ("c (Conv)",), "c (Conv)")),
         Report(guilty=Change(CONVERSION, ("'m' (Mul)",), "")),
     ]
-    asked: list[tuple[list[str], tuple[str, ...]]] = []
+    asked: list[tuple[Any, Any]] = []
 
-    def failing(model: onnx.ModelProto, *, only: list[str], skip: list[str], **rest: Any) -> None:
-        asked.append((only, tuple(skip)))
+    def failing(model: onnx.ModelProto, options: optimizer.Options) -> None:
+        asked.append((options.only, options.skip))
         error = VerificationError(f"trial {len(asked)}; a remedy")
         error.report = trials[len(asked) - 1]
         raise error
 
-    monkeypatch.setattr(optimizer, "_optimize", failing)
+    monkeypatch.setattr(api, "_optimize_once", failing)
     given: dict[str, Any] = {"only": iter(["fuse-x", "fuse-y"]), "skip": ["fuse-z"]}
     with pytest.raises(VerificationError, match="trial 4") as failed:
         optimizer.optimize(onnx.ModelProto(), **given, verify=True, drop_guilty=True)
     skipped = ("fuse-z", "fuse-x", "inline-functions", "allow-tf32")
-    assert asked == [(["fuse-x", "fuse-y"], skipped[:count]) for count in (1, 2, 3, 4)]
+    assert asked == [(("fuse-x", "fuse-y"), skipped[:count]) for count in (1, 2, 3, 4)]
     assert failed.value.report is not None
     assert failed.value.report.dropped == [
         Dropped("fuse-x", ("a (Add)",), "trial 1"),

@@ -13,7 +13,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ortplugin import restore
-from ortplugin.graph.model import annotate, import_model
+from ortplugin.graph.convert import import_model
+from ortplugin.model.annotate import annotate
 from ortplugin.optimizer import run_passes, select_passes
 
 Case = tuple[dict[str, Any], list[np.ndarray]]  # attributes; the inputs after x
@@ -47,9 +48,16 @@ def assert_as_computed(op: str, opset: int, shape: tuple[int, ...], cases: list[
 
 
 def pools(size: int, dilated: bool) -> Iterator[Case]:
-    for kernel, stride, begin, end, dilation, ceil in product((2, 3), (1, 2, 3), (0, 1), (0, 1), (1, 2), (0, 1)):
-        if size + begin + end > dilation * (kernel - 1) and (dilated or dilation == 1):
-            attributes = {"kernel_shape": [kernel], "strides": [stride], "ceil_mode": ceil, "pads": [begin, end]}
+    for kernel, stride, pad_begin, pad_end, dilation, ceil in product(
+        (2, 3), (1, 2, 3), (0, 1), (0, 1), (1, 2), (0, 1)
+    ):
+        if size + pad_begin + pad_end > dilation * (kernel - 1) and (dilated or dilation == 1):
+            attributes = {
+                "kernel_shape": [kernel],
+                "strides": [stride],
+                "ceil_mode": ceil,
+                "pads": [pad_begin, pad_end],
+            }
             yield {**attributes, **({"dilations": [dilation]} if dilated else {})}, []
     for kernel, stride, dilation, ceil, auto_pad in product(
         (2, 3), (1, 2, 3), (1, 2), (0, 1), ("SAME_UPPER", "SAME_LOWER", "VALID")
@@ -73,10 +81,17 @@ def test_pools(op: str, opset: int, size: int) -> None:
 
 
 def transposed(size: int) -> Iterator[Case]:
-    for kernel, stride, begin, end, dilation, padding in product((2, 3), (1, 2, 3), (0, 1), (0, 1), (1, 2), (0, 1, 2)):
-        whole = (size - 1) * stride + dilation * (kernel - 1) + 1 + padding - begin - end
+    for kernel, stride, pad_begin, pad_end, dilation, padding in product(
+        (2, 3), (1, 2, 3), (0, 1), (0, 1), (1, 2), (0, 1, 2)
+    ):
+        whole = (size - 1) * stride + dilation * (kernel - 1) + 1 + padding - pad_begin - pad_end
         if padding < stride and whole > 0:
-            pads = {"pads": [begin, end], "output_padding": [padding], "dilations": [dilation], "strides": [stride]}
+            pads = {
+                "pads": [pad_begin, pad_end],
+                "output_padding": [padding],
+                "dilations": [dilation],
+                "strides": [stride],
+            }
             yield pads, [np.ones((1, 1, kernel), np.float32)]
     for kernel, stride, dilation, padding, auto_pad in product(
         (1, 2, 3, 4), (1, 2, 3), (1, 2), (0, 1, 2), ("SAME_UPPER", "SAME_LOWER", "VALID")

@@ -10,11 +10,12 @@ import pytest
 from onnx import helper
 
 from ortplugin.errors import ModelError
+from ortplugin.graph.convert import import_model
 from ortplugin.graph.facts import Scope, scopes
-from ortplugin.graph.model import annotate, import_model
 from ortplugin.graph.order import topological_order
 from ortplugin.graph.pattern import Match, Pattern, any_of, matches, maybe, maybe_cast, number, op, value
 from ortplugin.graph.shapes import broadcast, broadcasts_to, element_count, equal
+from ortplugin.model.annotate import annotate
 
 
 def graph_of(text: str, opset: int = 17) -> gs.Graph:

@@ -13,9 +13,21 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from ortplugin.errors import ModelError
-from ortplugin.ops.decompose import NUMPY_DTYPES, ONNX_DTYPES, Builder, to_onnx
+from ortplugin.ops.decompose import Builder, to_onnx
 from ortplugin.ops.pointwise_reference import values
-from ortplugin.program import DTYPES, INTEGERS, OPERATORS, UNSIGNED, Program, Statement, integer_range, parse, sum_axes
+from ortplugin.program import (
+    DTYPES,
+    INTEGERS,
+    NUMPY_DTYPES,
+    ONNX_DTYPES,
+    OPERATORS,
+    UNSIGNED,
+    Program,
+    Statement,
+    integer_range,
+    parse,
+    sum_axes,
+)
 
 Array = npt.NDArray[np.generic]
 

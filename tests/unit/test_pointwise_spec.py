@@ -14,7 +14,8 @@ from onnx.reference import ReferenceEvaluator
 from pointwise_cases import CASES, LERP, SILU, SUM_RELU, Case, by_name, check, expect, model_of, node_of
 
 from ortplugin.errors import ModelError
-from ortplugin.ops import DOMAIN, TensorType, find
+from ortplugin.graph.domains import DOMAIN
+from ortplugin.ops import TensorType, find
 from ortplugin.ops.pointwise import OPERATOR
 from ortplugin.ops.pointwise.reference import pointwise
 from ortplugin.program import parse

@@ -14,7 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import ortplugin
 from ortplugin.errors import UsageError
-from ortplugin.graph.model import annotate, export_model, import_model
+from ortplugin.graph.convert import import_model
+from ortplugin.graph.export import export_model
+from ortplugin.model.annotate import annotate
 from ortplugin.passes.base import NearMiss
 from ortplugin.precision import PRECISIONS, resolve
 from ortplugin.precision.convert import ConvertPrecision

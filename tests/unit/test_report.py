@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from rich.console import Console
 
+from ortplugin.check.tune import TunedNode
 from ortplugin.errors import OrtPluginError, one_line, printable
 from ortplugin.passes.base import Change, NearMiss
 from ortplugin.render import print_report
@@ -23,7 +24,6 @@ from ortplugin.report import (
     Report,
     count_operators,
 )
-from ortplugin.tune import TunedNode
 
 
 def full_report() -> Report:

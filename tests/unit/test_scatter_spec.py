@@ -15,7 +15,8 @@ from onnx.reference import ReferenceEvaluator
 from scatter_cases import CASES, INPUTS, ONNX_DTYPES, Case, by_name, elements, expect, nd, window
 
 from ortplugin.errors import ModelError
-from ortplugin.ops import DOMAIN, TensorType, find
+from ortplugin.graph.domains import DOMAIN
+from ortplugin.ops import TensorType, find
 from ortplugin.ops.scatter import (
     ALGORITHMS,
     ARITHMETIC,
@@ -139,18 +140,22 @@ def test_integers_wrap() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
 def test_minimum_and_maximum_are_ieee_754s(dtype: Any) -> None:
-    def of(old: float, new: float, reduction: str) -> np.ndarray:
+    def fold(old: float, new: float, reduction: str) -> np.ndarray:
         return scatter_nd(np.array([old], dtype), np.array([[0]]), np.array([new], dtype), reduction)
 
     for old, new in itertools.permutations((0.0, -0.0)):
-        assert np.signbit(of(old, new, "min").astype(np.float64))
-        assert not np.signbit(of(old, new, "max").astype(np.float64))
+        assert np.signbit(fold(old, new, "min").astype(np.float64))
+        assert not np.signbit(fold(old, new, "max").astype(np.float64))
     for other in (1.0, np.inf, -np.inf, np.nan):
         for reduction in ("min", "max"):
-            for got in (of(np.nan, other, reduction), of(other, np.nan, reduction), of(-np.nan, other, reduction)):
+            for got in (
+                fold(np.nan, other, reduction),
+                fold(other, np.nan, reduction),
+                fold(-np.nan, other, reduction),
+            ):
                 assert bits(got)[0] == bits(np.array([np.nan], dtype))[0]
-    assert of(-np.inf, 3, "min") == -np.inf
-    assert of(-np.inf, 3, "max") == 3
+    assert fold(-np.inf, 3, "min") == -np.inf
+    assert fold(-np.inf, 3, "max") == 3
 
 
 def test_elements_without_an_update_keep_their_bits() -> None:

@@ -21,10 +21,8 @@ import pytest
 from onnx import TensorProto, helper
 
 import ortplugin
-from ortplugin import device
 from ortplugin.errors import RuntimeMissingError, UsageError
-
-core = sys.modules["ortplugin.session"]  # the module; ortplugin.session is the function
+from ortplugin.session import core, device, elements
 
 
 @pytest.fixture
@@ -86,8 +84,8 @@ except Exception as error:
 
 
 def test_the_public_names_stay_functions() -> None:
+    import ortplugin.model.restore
     import ortplugin.optimizer
-    import ortplugin.restore
     import ortplugin.session
 
     for name in ortplugin.__all__:
@@ -209,11 +207,11 @@ def test_sessions_never_fall_back_silently(library_file: Path, monkeypatch: pyte
 
 
 def test_element_types_are_onnxs() -> None:
-    for name, (number, dtype) in core._ELEMENTS.items():
+    for name, (number, dtype) in elements._ELEMENTS.items():
         assert TensorProto.DataType.Name(number) == name.upper()
         assert np.dtype(helper.tensor_dtype_to_np_dtype(number)) == dtype
-    assert core.element_type("seq(tensor(float))") is None
-    assert core.element_type("tensor(unheard)") is None
+    assert elements.element_type("seq(tensor(float))") is None
+    assert elements.element_type("tensor(unheard)") is None
 
 
 # ------------------------------------------------------------------------------- device arrays, with a CuPy of NumPy
@@ -312,7 +310,7 @@ class Session:
 
     def __init__(self, graph: bool = False, dtype: str = "float") -> None:
         self.graph = graph
-        self.dtype = core._ELEMENTS[dtype][1]
+        self.dtype = elements._ELEMENTS[dtype][1]
         self.type = f"tensor({dtype})"
         self.runs: list[tuple[str | None, int, int]] = []
 

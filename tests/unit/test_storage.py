@@ -19,9 +19,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ortplugin import storage
 from ortplugin.errors import ModelError, OrtPluginError, StorageError, UsageError
-from ortplugin.modelcheck import check_structure, check_tensors
+from ortplugin.model import storage
+from ortplugin.model.checks import check_structure, check_tensors
 
 WEIGHT = np.arange(1024, dtype=np.float32).reshape(32, 32)
 
@@ -491,7 +491,7 @@ KILLED = """
     import numpy as np
     sys.path.insert(0, sys.argv[1])
     from test_storage import small_model
-    from ortplugin import storage
+    from ortplugin.model import storage
 
     path, external, moment = sys.argv[2], sys.argv[3] == "True", int(sys.argv[4])
     calls = 0

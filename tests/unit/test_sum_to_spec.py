@@ -14,7 +14,8 @@ from onnx.reference import ReferenceEvaluator
 from sum_to_cases import BOTH, CASES, LERP_GRAD, Case, by_name, check, expect, model_of, node_of, summed
 
 from ortplugin.errors import ModelError
-from ortplugin.ops import DOMAIN, TensorType, find
+from ortplugin.graph.domains import DOMAIN
+from ortplugin.ops import TensorType, find
 from ortplugin.ops.sum_to import OPERATOR
 from ortplugin.ops.sum_to.reference import sum_to
 from ortplugin.program import parse

@@ -11,8 +11,8 @@ import pytest
 from onnx import helper
 
 from ortplugin.errors import ModelError
+from ortplugin.model.upgrade import BFLOAT16_OPSET, upgrade
 from ortplugin.optimizer import optimize
-from ortplugin.upgrade import BFLOAT16_OPSET, upgrade
 
 IMAGE = "g (float[2,3,4,5] x) => (float[A,B,C,D] y) "
 KERNEL = "g (float[2,3,4,5] x, float[3,2,3,3] w) => (float[A,B,C,D] y) "
@@ -273,10 +273,10 @@ def test_the_report_says_so_and_the_original_is_what_is_compared_with() -> None:
 
 def test_a_wrong_upgrade_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """As onnx.version_converter alone would make it: half a pixel beside."""
-    import ortplugin.upgrade
+    import ortplugin.model.upgrade
     from ortplugin.errors import VerificationError
 
-    monkeypatch.setattr(ortplugin.upgrade, "_put_resize_right", lambda *arguments: None)
+    monkeypatch.setattr(ortplugin.model.upgrade, "_put_resize_right", lambda *arguments: None)
     model = parse(IMAGE + '{ a = Identity (x)  y = Upsample<mode = "linear", scales = [1.0, 1.0, 2.0, 2.0]> (a) }', 8)
     with pytest.raises(VerificationError, match="from the upgrade of opset 8 to 11 on"):
         optimize(model, verify=True, providers=["cpu"])

@@ -13,10 +13,10 @@ import onnx.parser
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ortplugin.compare import Tolerance, compare, compare_form
+from ortplugin.check.compare import Tolerance, compare, compare_form
+from ortplugin.check.inputs import CANDIDATES, Sizes, generate, load_inputs, required_inputs
+from ortplugin.check.judge import median_times
 from ortplugin.errors import UsageError
-from ortplugin.inputs import CANDIDATES, Sizes, generate, load_inputs, required_inputs
-from ortplugin.judge import median_times
 from ortplugin.optimizer import find_guilty
 
 SIZES = Sizes(batch=2, sequence=16, past=3, image=64, other=4)
@@ -136,7 +136,7 @@ def test_integers_beyond_the_precision_of_a_double() -> None:
 @pytest.mark.parametrize("dtype", [*FLOATS, np.uint8, np.int64, np.uint64])
 def test_what_lies_beyond_the_first_block_is_compared(dtype: type, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large outputs are compared block by block; scale, masks and the worst element are those of the whole."""
-    monkeypatch.setattr("ortplugin.compare._BLOCK", 16)
+    monkeypatch.setattr("ortplugin.check.compare._BLOCK", 16)
     values = (np.arange(99) % 7 + 1).reshape(9, 11).astype(dtype)
     assert passed(values, values.copy())
     wrong = values.copy()
@@ -490,7 +490,7 @@ def test_a_small_file_with_large_arrays_is_refused(tmp_path: Path, monkeypatch: 
     path = tmp_path / "data.npz"
     np.savez_compressed(path, x=np.zeros((2**18, 3), np.float32), i=np.ones((1, 2), np.int64))
     assert path.stat().st_size < 2**14
-    monkeypatch.setattr("ortplugin.inputs.free_memory", lambda: 4 * 2**20)
+    monkeypatch.setattr("ortplugin.check.inputs.free_memory", lambda: 4 * 2**20)
     with pytest.raises(UsageError, match="too much for this machine's memory"):
         load_inputs(path, two_inputs())
     monkeypatch.undo()

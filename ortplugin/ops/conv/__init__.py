@@ -43,12 +43,13 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from ortplugin.graph.shapes import Shape
-from ortplugin.ops.base import DOMAIN, Operator, TensorType
+from ortplugin.graph.conv_geometry import ConvAttributes, out_shape, read_attributes
+from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph.shapes import Shape, TensorType
+from ortplugin.ops.base import Operator
 from ortplugin.ops.conv import reference as reference_module
 from ortplugin.ops.conv.algorithms import device_variants
 from ortplugin.ops.conv_epilogue import check_attributes, decompose_around, infer_results, read_epilogue
-from ortplugin.ops.conv_geometry import ConvAttributes, out_shape, read_attributes
 from ortplugin.ops.decompose import Builder
 from ortplugin.program import Program
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import onnx
 
-from ortplugin.ops.base import TensorType
+from ortplugin.graph.conv_geometry import AUTO_PADS, read_attributes
+from ortplugin.graph.shapes import TensorType
 from ortplugin.ops.conv_epilogue import read_epilogue
-from ortplugin.ops.conv_geometry import AUTO_PADS, read_attributes
 from ortplugin.ops.list_algorithms import ask, known_shapes, lists
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ortplugin.graph.conv_geometry import ConvAttributes, windows
 from ortplugin.ops import pointwise_reference
-from ortplugin.ops.conv_geometry import ConvAttributes, windows
 from ortplugin.program import Program
 
 Array = npt.NDArray[Any]
@@ -58,7 +58,7 @@ def convolution(attributes: ConvAttributes, x: Array, w: Array) -> Wide:
             x = np.moveaxis(x, -1, 1)
     axes = windows(attributes, x.shape, w.shape)
     batch, group, rows = x.shape[0], attributes.group, w.shape[0]
-    padded = np.pad(x, [(0, 0), (0, 0), *((each.begin, each.end) for each in axes)])
+    padded = np.pad(x, [(0, 0), (0, 0), *((each.pad_begin, each.pad_end) for each in axes)])
     out = tuple(each.out for each in axes)
     columns = w.shape[1]
     weights = np.moveaxis(w.reshape(group, rows // group, *w.shape[1:]), (1, 2), (-2, -1))  # of a tap: its matrices

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx
 
-from ortplugin.ops.base import TensorType
+from ortplugin.graph.shapes import TensorType
+from ortplugin.ops.conv_grad.gradient import Gradient
 from ortplugin.ops.list_algorithms import ask, known_shapes, lists
 from ortplugin.program import FLOATING
-
-if TYPE_CHECKING:
-    from ortplugin.ops.conv_grad import Gradient
 
 ATTRIBUTES = {"dX": "data_algorithm", "dW": "weight_algorithm"}
 
@@ -34,7 +32,7 @@ def variants(
     numbers += [int(name in gradient.operands) for name in ("X", "W")]
     numbers += [int(gradient.transposed), int(gradient.channels_last), int(given.get("allow_tf32", 0))]
     numbers += [gradient.group, FLOATING.index(gradient.weight_dtype)]
-    windows = (gradient.kernel_shape, gradient.strides, gradient.dilations, gradient.begin, gradient.end,
+    windows = (gradient.kernel_shape, gradient.strides, gradient.dilations, gradient.pad_begin, gradient.pad_end,
                gradient.output_padding)  # fmt: skip
     numbers += [*lists(windows), len(shapes), *lists(shapes)]
     where = f"node '{node.name}' ({node.op_type})"
@@ -43,6 +41,6 @@ def variants(
     return [
         {name: text}
         for name in wanted
-        for text in ("auto", *(text for of, _, text in lines if of == name))
+        for text in ("auto", *(text for listed, _, text in lines if listed == name))
         if text != given.get(name, b"auto").decode()
     ]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from ortplugin.ops.conv_grad.gradient import Gradient
 from ortplugin.ops.decompose import Builder
-
-if TYPE_CHECKING:
-    from ortplugin.ops.conv_grad import Gradient
 
 INT64 = np.dtype(np.int64)
 
@@ -33,7 +31,7 @@ def append(b: Builder, gradient: Gradient, dz: str, operands: Mapping[str, str],
 class _Parts:
     def __init__(self, b: Builder, gradient: Gradient) -> None:
         self.b, self.gradient, self.rank = b, gradient, gradient.rank
-        self.pads = [*gradient.begin, *gradient.end]
+        self.pads = [*gradient.pad_begin, *gradient.pad_end]
 
     def first(self, x: str) -> str:
         """Channels first."""

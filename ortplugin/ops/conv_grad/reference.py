@@ -27,11 +27,11 @@ Index = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Window:
-    """How kernel positions meet the large tensor: one number for each spatial axis; `begin` is the padding before."""
+    """How kernel positions meet the large tensor: one number for each spatial axis."""
 
     strides: Sequence[int]
     dilations: Sequence[int]
-    begin: Sequence[int]
+    pad_begin: Sequence[int]  # the padding before
     group: int
 
     def views(
@@ -41,7 +41,7 @@ class Window:
         for at in product(*(range(size) for size in kernel)):
             ours, theirs = [], []
             for axis, k in enumerate(at):
-                stride, offset = self.strides[axis], k * self.dilations[axis] - self.begin[axis]
+                stride, offset = self.strides[axis], k * self.dilations[axis] - self.pad_begin[axis]
                 first = max(0, -(offset // stride))  # the first o with o * stride + offset >= 0
                 last = min(small[axis], (large[axis] - 1 - offset) // stride + 1)
                 if last <= first:

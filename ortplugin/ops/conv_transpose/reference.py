@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ortplugin.graph.conv_geometry import ConvAttributes, windows
 from ortplugin.ops.conv.reference import epilogue
-from ortplugin.ops.conv_geometry import ConvAttributes, windows
 from ortplugin.ops.conv_grad.reference import Window, scatter
 from ortplugin.program import Program
 
@@ -38,6 +38,6 @@ def transposed_convolution(attributes: ConvAttributes, x: Array, w: Array) -> np
         x, w = np.moveaxis(x, -1, 1), np.moveaxis(w, -1, 1)
     axes = windows(attributes, x.shape, w.shape)
     strides, dilations = [each.stride for each in axes], [each.dilation for each in axes]
-    window = Window(strides, dilations, [each.begin for each in axes], attributes.group)
+    window = Window(strides, dilations, [each.pad_begin for each in axes], attributes.group)
     y = scatter(np.asarray(x), np.asarray(w), [each.out for each in axes], window)
     return np.ascontiguousarray(np.moveaxis(y, 1, -1)) if channels_last else y

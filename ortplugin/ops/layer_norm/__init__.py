@@ -27,11 +27,12 @@ import numpy.typing as npt
 import onnx
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.shapes import broadcast
-from ortplugin.ops.base import DOMAIN, Operator, TensorType
-from ortplugin.ops.decompose import NUMPY_DTYPES, Builder, to_onnx
+from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph.shapes import TensorType, broadcast
+from ortplugin.ops.base import Operator
+from ortplugin.ops.decompose import Builder, to_onnx
 from ortplugin.ops.layer_norm import reference as reference_module
-from ortplugin.program import Program, Statement, parse
+from ortplugin.program import NUMPY_DTYPES, Program, Statement, parse
 
 NAME = "FusedLayerNorm"
 

@@ -36,9 +36,10 @@ import onnx
 from onnx import AttributeProto
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.shapes import Dim, Shape
-from ortplugin.ops.base import DOMAIN, Operator, TensorType
-from ortplugin.ops.conv_geometry import AUTO_PADS, MOST_SPATIAL
+from ortplugin.graph.conv_geometry import AUTO_PADS, MOST_SPATIAL
+from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph.shapes import Dim, Shape, TensorType
+from ortplugin.ops.base import Operator
 from ortplugin.ops.decompose import Builder
 from ortplugin.ops.pool import node_attributes as nodes
 from ortplugin.ops.pool.layout import as_channels_first, global_over_channels_last
@@ -148,22 +149,22 @@ def window_of(pool: Pool, axis: int, size: int) -> Window:
         return Window(size, 1, size, 1, 1, 0, 0)
     kernel, stride, dilation = pool.kernel_shape[axis], pool.strides[axis], pool.dilations[axis]
     extent = (kernel - 1) * dilation + 1
-    begin, end = pool.pads[axis], pool.pads[axis + len(pool.kernel_shape)]
+    pad_begin, pad_end = pool.pads[axis], pool.pads[axis + len(pool.kernel_shape)]
     if pool.auto_pad.startswith("SAME"):
         total = max((-(-size // stride) - 1) * stride + extent - size, 0)
-        begin, end = total // 2, total - total // 2
+        pad_begin, pad_end = total // 2, total - total // 2
         if pool.auto_pad == "SAME_LOWER":
-            begin, end = end, begin
-    room = size + begin + end - extent  # below 0 ONNX Runtime rounds toward 0, and refuses less than no window
+            pad_begin, pad_end = pad_end, pad_begin
+    room = size + pad_begin + pad_end - extent  # below 0 ONNX Runtime rounds toward 0, and refuses less than no window
     out = (-(-room // stride) if pool.ceil_mode or room < 0 else room // stride) + 1
     if out < 0:
         raise ModelError(
             f"{pool.where}: the kernel spans {extent} elements on spatial axis {axis}, but the padded input has only "
-            f"{size + begin + end}"
+            f"{size + pad_begin + pad_end}"
         )
-    if pool.ceil_mode and (out - 1) * stride >= size + begin:  # it would begin in the padding
+    if pool.ceil_mode and (out - 1) * stride >= size + pad_begin:  # it would begin in the padding
         out -= 1
-    return Window(size, out, kernel, stride, dilation, begin, end)
+    return Window(size, out, kernel, stride, dilation, pad_begin, pad_end)
 
 
 def out_shape(pool: Pool, shape: Shape) -> Shape:

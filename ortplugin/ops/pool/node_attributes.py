@@ -9,8 +9,8 @@ import onnx
 from onnx import AttributeProto
 
 from ortplugin.errors import ModelError, near_names
+from ortplugin.graph.conv_geometry import LARGEST, LAYOUTS, MOST_SPATIAL
 from ortplugin.graph.shapes import Shape
-from ortplugin.ops.conv_geometry import LARGEST, LAYOUTS, MOST_SPATIAL
 
 
 def where_is(node: onnx.NodeProto) -> str:

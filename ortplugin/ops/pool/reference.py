@@ -23,8 +23,8 @@ class Window:
     kernel: int
     stride: int
     dilation: int
-    begin: int  # padding
-    end: int
+    pad_begin: int  # padding
+    pad_end: int
 
 
 def _computing(x: Array) -> Array:
@@ -47,9 +47,9 @@ def pooled(x: Array, windows: Sequence[Window], is_max: bool, count_include_pad:
     total = np.full(shape, lowest if is_max else 0, values.dtype)
     counts = np.zeros(shape[2:])
     for offsets in itertools.product(*(range(each.kernel) for each in windows)):
-        at = [np.arange(w.out) * w.stride + k * w.dilation - w.begin for w, k in zip(windows, offsets, strict=True)]
+        at = [np.arange(w.out) * w.stride + k * w.dilation - w.pad_begin for w, k in zip(windows, offsets, strict=True)]
         inside = _all_of([(i >= 0) & (i < w.size) for i, w in zip(at, windows, strict=True)])
-        padded = _all_of([i < w.size + w.end for i, w in zip(at, windows, strict=True)])
+        padded = _all_of([i < w.size + w.pad_end for i, w in zip(at, windows, strict=True)])
         clipped = [np.clip(i, 0, w.size - 1) for i, w in zip(at, windows, strict=True)]
         taken = values
         for axis, i in enumerate(clipped, start=2):

@@ -36,9 +36,10 @@ import onnx
 from onnx import AttributeProto
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.shapes import Dim, Shape
-from ortplugin.ops.base import DOMAIN, Operator, TensorType
-from ortplugin.ops.conv_geometry import LARGEST, MOST_SPATIAL
+from ortplugin.graph.conv_geometry import LARGEST, MOST_SPATIAL
+from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph.shapes import Dim, Shape, TensorType
+from ortplugin.ops.base import Operator
 from ortplugin.ops.decompose import Builder
 from ortplugin.ops.pool import BYTES, FLOATING
 from ortplugin.ops.pool import node_attributes as nodes

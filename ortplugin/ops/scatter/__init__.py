@@ -32,7 +32,9 @@ import onnx
 from onnx import AttributeProto
 
 from ortplugin.errors import ModelError, near_names
-from ortplugin.ops.base import DOMAIN, Operator, TensorType
+from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph.shapes import TensorType
+from ortplugin.ops.base import Operator
 from ortplugin.ops.decompose import MINIMUM_OPSET, Builder
 from ortplugin.ops.scatter import reference as formulas
 

@@ -107,9 +107,9 @@ def update_slice(
     have data's size or 1 there. Raises ValueError where shapes don't fit.
     """
     steps = list(steps) or [1] * len(axes)
-    begin = [int(start) for start in np.asarray(starts).reshape(-1)]
-    if not len(axes) == len(steps) == len(begin):
-        raise ValueError(f"{len(axes)} axes, {len(steps)} steps and {len(begin)} starts are not equally many")
+    given = [int(start) for start in np.asarray(starts).reshape(-1)]
+    if not len(axes) == len(steps) == len(given):
+        raise ValueError(f"{len(axes)} axes, {len(steps)} steps and {len(given)} starts are not equally many")
     if updates.ndim != data.ndim or any(not 0 <= axis < data.ndim for axis in axes):
         raise ValueError(f"updates of the shape {updates.shape} on the axes {axes} of data of the shape {data.shape}")
     picked = [np.arange(size) for size in data.shape]
@@ -120,7 +120,7 @@ def update_slice(
             raise ValueError(f"{updates.shape[axis]} elements at step {step} are beyond axis {axis} of {data.shape}")
     if data.size == 0 or updates.size == 0:
         return out
-    for axis, start, step in zip(axes, begin, steps, strict=True):
+    for axis, start, step in zip(axes, given, steps, strict=True):
         size, count = data.shape[axis], updates.shape[axis]
         first = start + size if start < 0 else start
         positions = first + step * np.arange(count)

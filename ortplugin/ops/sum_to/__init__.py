@@ -29,12 +29,13 @@ import numpy.typing as npt
 import onnx
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.shapes import Shape, broadcast
-from ortplugin.ops.base import DOMAIN, Operator, TensorType
-from ortplugin.ops.decompose import NUMPY_DTYPES, Builder, to_onnx
+from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph.shapes import Shape, TensorType, broadcast
+from ortplugin.ops.base import Operator
+from ortplugin.ops.decompose import Builder, to_onnx
 from ortplugin.ops.node_program import read_program
 from ortplugin.ops.sum_to import reference as reference_module
-from ortplugin.program import Program, Statement, sum_axes
+from ortplugin.program import NUMPY_DTYPES, Program, Statement, sum_axes
 
 NAME = "FusedSumTo"
 
@@ -46,9 +47,9 @@ _WIDE = {"float16": "float", "bfloat16": "float", "uint32": "int64", "uint64": "
 def program_of(node: onnx.NodeProto) -> Program:
     """The node's program, checked against its inputs and outputs. Raises ModelError that names the node."""
     program = read_program(node)
-    problem = why_no_sum(program)
-    if problem:
-        raise ModelError(f"node '{node.name}' ({NAME}): {problem}")
+    reason = why_no_sum(program)
+    if reason:
+        raise ModelError(f"node '{node.name}' ({NAME}): {reason}")
     return program
 
 

@@ -7,8 +7,8 @@ import onnx
 from pass_helpers import assert_same_outputs, model, operators, run_pass
 
 from ortplugin.passes.base import PassResult
-from ortplugin.passes.channels_last import CHANNELS_LAST_ALWAYS
-from ortplugin.passes.fuse_conv import FUSE_CONV
+from ortplugin.passes.conv.fuse_conv import FUSE_CONV
+from ortplugin.passes.layout.channels_last import CHANNELS_LAST_ALWAYS
 
 VALUES = np.array([((7 * i) % 13 - 6) / 8 for i in range(144)])
 W = "float[4,4,3,3] w = {" + ", ".join(map(str, VALUES)) + "}"

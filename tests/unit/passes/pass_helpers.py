@@ -11,7 +11,9 @@ import onnx.parser
 import onnxruntime
 from ml_dtypes import bfloat16
 
-from ortplugin.graph.model import annotate, export_model, import_model
+from ortplugin.graph.convert import import_model
+from ortplugin.graph.export import export_model
+from ortplugin.model.annotate import annotate
 from ortplugin.ops import find
 from ortplugin.passes.base import Pass, PassResult
 
@@ -101,15 +103,15 @@ def _restore(graph: onnx.GraphProto, opset: int) -> None:
     graph.node.extend(nodes)
 
 
-def operators(of: onnx.ModelProto | onnx.GraphProto) -> list[str]:
+def operators(model: onnx.ModelProto | onnx.GraphProto) -> list[str]:
     """The operators in order, Constants left out."""
-    graph = of.graph if isinstance(of, onnx.ModelProto) else of
+    graph = model.graph if isinstance(model, onnx.ModelProto) else model
     return [node.op_type for node in graph.node if node.op_type != "Constant"]
 
 
-def programs(of: onnx.ModelProto | onnx.GraphProto) -> list[str]:
+def programs(model: onnx.ModelProto | onnx.GraphProto) -> list[str]:
     """The programs of the fused nodes in order."""
-    graph = of.graph if isinstance(of, onnx.ModelProto) else of
+    graph = model.graph if isinstance(model, onnx.ModelProto) else model
     return [a.s.decode() for node in graph.node for a in node.attribute if a.name == "program"]
 
 
@@ -118,11 +120,11 @@ def lines(program: str) -> list[str]:
     return [line.strip() for line in program.splitlines()[1:-1]]
 
 
-def random_feeds(of: onnx.ModelProto, rng: np.random.Generator, **lengths: int) -> dict[str, np.ndarray]:
+def random_feeds(model: onnx.ModelProto, rng: np.random.Generator, **lengths: int) -> dict[str, np.ndarray]:
     """Random values for every input that has no initializer. `lengths` of dimensions override LENGTHS."""
-    given = {each.name for each in of.graph.initializer}
+    given = {each.name for each in model.graph.initializer}
     feeds = {}
-    for each in of.graph.input:
+    for each in model.graph.input:
         if each.name in given:
             continue
         tensor = each.type.tensor_type
@@ -139,12 +141,12 @@ def random_feeds(of: onnx.ModelProto, rng: np.random.Generator, **lengths: int) 
     return feeds
 
 
-def run(of: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+def run(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
     """The outputs in ONNX Runtime on the CPU, with its own optimizations off."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(of.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     outputs: list[np.ndarray] = session.run(None, dict(feeds))
     return outputs
 

@@ -11,8 +11,8 @@ from pass_helpers import assert_same_outputs, operators
 
 from ortplugin import optimize
 from ortplugin.errors import ModelError
-from ortplugin.inline import inline_functions
-from ortplugin.modelcheck import HEAVY
+from ortplugin.model.checks import HEAVY
+from ortplugin.model.inline import inline_functions
 
 NORM = """<domain: "local", opset_import: ["" : 17, "local" : 1]>
 norm <eps: float = 0.5, axis> (x, w) => (y) {

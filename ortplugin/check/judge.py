@@ -1,0 +1,479 @@
+"""Runs original and optimized in ONNX Runtime and compares outputs: what verify.py asks, provider by provider.
+
+Both sides run with ONNX Runtime's default graph optimizations, on the same inputs: generated ones in two sets of sizes
+if there are dynamic dimensions, and the user's. On CUDA, sessions that are compared run without TF32, whose rounding
+of fp32 products to 10 bits would hide errors; sessions that are timed run as a user's would.
+
+On CUDA each case comes a second time with its values shifted, and after the plain runs the model is captured in a CUDA
+graph and replayed on both (replays.py). A model with float32 weights is replayed with TF32 too, which has kernels of
+its own, and must then give what the same session gives without a graph.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto
+
+from ortplugin.check.compare import Tolerance, compare, compare_form
+from ortplugin.check.cuda_driver import CudaError, Gpu
+from ortplugin.check.inputs import CANDIDATES, Case, cast_floating, generate, shifted
+from ortplugin.check.replays import Arrays, GraphSession, NotCaptured, Replayed, compare_replays
+from ortplugin.errors import OrtPluginError, RuntimeMissingError, VerificationError, one_line
+from ortplugin.model.input_shapes import Shapes
+from ortplugin.report import GRAPH, GRAPH_TF32, PLAIN, InputComparison, OutputComparison, ProviderVerification
+from ortplugin.session import CPU, CUDA, element_type, library_path, onnxruntime, register, run_on_host
+
+_SILENT = 4  # ONNX Runtime's log level that shows fatal errors only; its errors are reported as ours
+_WARM_UP, _MIN_ROUNDS, _MAX_ROUNDS, _SECONDS = 2, 5, 50, 1.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is done next.
+
+    Attributes:
+        text: in a few words.
+        of_original: whether the original runs, so that nothing of it is the optimized model's fault.
+        mode: how it runs, as in InputComparison.
+        is_timing: whether both run, to be timed.
+    """
+
+    text: str
+    of_original: bool = False
+    mode: str = PLAIN
+    is_timing: bool = False
+
+
+Tell = Callable[[Step], None]
+
+
+@dataclass(frozen=True)
+class Side:
+    """A model on disk.
+
+    Attributes:
+        path: of the file.
+        plugin: whether it needs the library.
+        float_weights: whether it has weights that TF32 rounds.
+    """
+
+    path: Path
+    plugin: bool
+    float_weights: bool = False
+
+
+@dataclass(frozen=True)
+class Question:
+    """What all comparisons of one verification share.
+
+    Attributes:
+        original: the model to compare with.
+        light: the same without its large weights (inputs.without_weights), serialized, to generate inputs from.
+        user_case: the user's inputs, or None.
+        shapes: input name to shape, for the generated inputs.
+        tolerance: the user's.
+        device_id: of the GPU, on CUDA.
+        original_refused: why the original is not to be captured in CUDA graphs; empty to try.
+    """
+
+    original: Side
+    light: bytes
+    user_case: Case | None = None
+    shapes: Shapes | None = None
+    tolerance: Tolerance = field(default_factory=Tolerance)
+    device_id: int = 0
+    original_refused: str = ""
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """The original on one provider: each case with its outputs, and the outputs that differ from run to run."""
+
+    session: Any
+    cases: tuple[tuple[Case, Arrays], ...]
+    random_outputs: frozenset[str]
+
+    @property
+    def names(self) -> list[str]:
+        """The outputs."""
+        return list(self.cases[0][1])
+
+    def pairs(self) -> list[list[tuple[Case, Arrays]]]:
+        """The cases, those of the same shapes together: what one captured graph can be replayed on."""
+        found: dict[tuple[Any, ...], list[tuple[Case, Arrays]]] = {}
+        for case, outputs in self.cases:
+            key = tuple((name, np.shape(value)) for arrays in (case.feeds, outputs) for name, value in arrays.items())
+            found.setdefault(key, []).append((case, outputs))
+        return list(found.values())
+
+
+class Judge:
+    """Compares models with one original. It keeps the sessions of the original.
+
+    Args:
+        question: what is compared.
+        tell: called before each step.
+
+    Attributes:
+        is_lost: whether a CUDA error left the GPU unusable to this process.
+    """
+
+    def __init__(self, question: Question, tell: Tell = lambda _: None) -> None:
+        self._question = question
+        self._original = ModelProto.FromString(question.light)
+        self._tell = tell
+        self.is_lost = False
+        self._references: dict[str, _Reference] = {}
+        self._graphs: tuple[list[Replayed], str] | None = None
+
+    def load_original(self, provider: str) -> None:
+        """Runs the original on `provider`, once; VerificationError where that can't be done."""
+        try:
+            self._reference(provider)
+        except VerificationError:
+            self._check_gpu(provider)
+            raise
+
+    def lacking_kernels(self, provider: str, side: Side) -> str:
+        """Why a model converted to bfloat16 can't be compared here: ONNX Runtime has few such kernels on the CPU."""
+        if self._question.tolerance.precision != "bf16" or provider != CPU:
+            return ""
+        self._tell(Step(f"loading the optimized model on {short(provider)}"))
+        try:
+            make_session(side, provider)
+        except OrtPluginError:
+            raise
+        except Exception as error:  # as below
+            if "NOT_IMPLEMENTED" in str(error):
+                return (
+                    f"ONNX Runtime lacks bfloat16 kernels on the CPU ({one_line(error)[-160:]}); "
+                    "verify where there is a GPU, or skip the check with --no-verify"
+                )
+        return ""
+
+    def verify(self, provider: str, side: Side, timed: bool) -> ProviderVerification:
+        """The comparison on one provider, plain and under CUDA graphs, and times if they are wanted and it passed."""
+        comparisons, session = self._compare_plain(provider, side)
+        result = ProviderVerification(provider, tuple(comparisons))
+        if result.passed and provider == CUDA:
+            session = None  # graphs need its memory
+            result = self._verify_graphs(result, side)
+        if timed and result.passed:
+            result = self._time(result, side, session)
+        if not result.passed:
+            self._check_gpu(provider)
+        return result
+
+    def agrees(self, provider: str, side: Side) -> bool:
+        """Whether a model agrees with the original on every case, plain and, where it can be captured, in graphs."""
+        return self.verify(provider, side, timed=False).passed
+
+    def _check_gpu(self, provider: str) -> None:
+        if provider == CUDA:
+            try:
+                with Gpu(self._question.device_id) as gpu:
+                    gpu.check()
+            except CudaError:
+                self.is_lost = True
+
+    # --------------------------------------------------------------------------------------------------- the original
+
+    def _reference(self, provider: str) -> _Reference:
+        if provider not in self._references:
+            self._references[provider] = self._make_reference(provider)
+        return self._references[provider]
+
+    def _make_reference(self, provider: str) -> _Reference:
+        self._tell(Step(f"loading the original on {short(provider)}", of_original=True))
+        try:
+            session = self._make(self._question.original, provider)
+        except OrtPluginError:
+            raise
+        except Exception as error:  # ONNX Runtime's own classes have no common base
+            raise VerificationError(
+                f"the original can't be loaded on {short(provider)}: {one_line(error)}; "
+                "choose another --provider, or skip the check with --no-verify"
+            ) from error
+        self._tell(Step(f"running the original on {short(provider)}", of_original=True))
+        names = [value.name for value in session.get_outputs()]
+        cases: list[tuple[Case, Arrays]] = []
+        user_case = self._question.user_case
+        if user_case is not None:
+            try:
+                cases.append((user_case, run_on_host(session, user_case.feeds, names)))
+            except Exception as error:  # as above
+                raise VerificationError(f"the original does not run on {user_case.name}: {one_line(error)}") from error
+        cases += self._generated_cases(session, names, needed=user_case is None)
+        first, outputs = cases[0]
+        again = run_on_host(session, first.feeds, names)
+        random_outputs = frozenset(name for name in names if not _same(outputs[name], again[name]))
+        if provider == CUDA:
+            cases = [each for case in cases for each in (case, *self._shifted(session, names, *case))]
+        return _Reference(session, tuple(cases), random_outputs)
+
+    def _generated_cases(self, session: Any, names: Sequence[str], needed: bool) -> list[tuple[Case, Arrays]]:
+        """Up to two generated cases on which the original runs; `needed`: an error if there is none."""
+        found: list[tuple[Case, Arrays]] = []
+        failure: BaseException | None = None
+        for sizes in CANDIDATES:
+            try:
+                case = generate(self._original, sizes, self._question.shapes)
+                if all(case.name != other.name for other, _ in found):
+                    found.append((case, run_on_host(session, case.feeds, names)))
+            except Exception as error:  # as above
+                failure = failure or error
+            if len(found) == 2 or (found and found[0][0].name == "generated"):
+                break
+        if not found and needed:
+            raise VerificationError(
+                f"the original does not run on generated inputs: {one_line(failure or '')}; "
+                "give its inputs with --inputs data.npz, their shapes with --input-shape, or --no-verify"
+            ) from failure
+        return found
+
+    def _shifted(self, session: Any, names: Sequence[str], case: Case, outputs: Arrays) -> list[tuple[Case, Arrays]]:
+        """The case with its values shifted, if that gives outputs of the same shapes."""
+        other = Case(f"{case.name}, shifted", shifted(case.feeds))
+        try:
+            found = run_on_host(session, other.feeds, names)
+        except Exception:  # what a model takes, it need not take in another order: there is one case less
+            return []
+        same = all(np.shape(outputs[name]) == np.shape(found[name]) for name in names)
+        return [(other, found)] if same else []
+
+    # --------------------------------------------------------------------------------------------------- comparisons
+
+    def _make(self, side: Side, provider: str, tf32: bool = False, **options: str) -> Any:
+        device = {"device_id": str(self._question.device_id)} if provider == CUDA else {}
+        return make_session(side, provider, tf32, {**device, **options})
+
+    def _compare_plain(self, provider: str, side: Side) -> tuple[list[InputComparison], Any]:
+        """(the comparison of each case, the session of `side` or None if it could not be made)."""
+        reference = self._reference(provider)
+        self._tell(Step(f"loading the optimized model on {short(provider)}"))
+        try:
+            session = self._make(side, provider)
+        except RuntimeMissingError:
+            raise
+        except Exception as error:  # as above
+            return [_failure("loading", f"the optimized model can't be loaded: {one_line(error)}")], None
+        self._tell(Step(f"running the optimized model on {short(provider)}"))
+        results = []
+        for case, expected in reference.cases:
+            try:
+                actual = run_on_host(session, _as_taken(case.feeds, session), reference.names)
+            except Exception as error:  # as above
+                results.append(_failure(case.name, f"the optimized model does not run: {one_line(error)}"))
+                continue
+            outputs = tuple(
+                compare_form(name, expected[name], actual[name])
+                if name in reference.random_outputs
+                else compare(name, expected[name], actual[name], self._question.tolerance)
+                for name in reference.names
+            )
+            results.append(InputComparison(case.name, outputs))
+        return results, session
+
+    def _replay(self, side: Side, tf32: bool = False) -> tuple[list[Replayed], str]:
+        """Replays of one model on each pair of cases, as far as it can be captured, and why not on the others.
+
+        Raises the error of a run.
+        """
+        found: list[Replayed] = []
+        try:
+            make = partial(self._make, side, CUDA, tf32)
+            with GraphSession(lambda options: make(**options), self._question.device_id) as graphs:
+                for pair in self._reference(CUDA).pairs():
+                    found.append(graphs.replay([_as_taken(case.feeds, graphs) for case, _ in pair]))
+        except NotCaptured as error:
+            return found, str(error)
+        return found, ""
+
+    def _original_graphs(self) -> tuple[list[Replayed], str]:
+        if self._graphs is None and self._question.original_refused:
+            self._graphs = [], self._question.original_refused
+        if self._graphs is None:
+            self._tell(Step("replaying the original in a CUDA graph", of_original=True, mode=GRAPH))
+            try:
+                self._graphs = self._replay(self._question.original)
+            except Exception as error:  # what the original can't do is no fault of the optimized model
+                self._graphs = [], one_line(error)
+        return self._graphs
+
+    def _verify_graphs(self, plain: ProviderVerification, side: Side) -> ProviderVerification:
+        """The result of the plain runs with that of replays added, or with the reason why there are none."""
+        pairs = self._reference(CUDA).pairs()
+        originals, original_refused = self._original_graphs()
+        rows: list[InputComparison] = []
+        notes: list[str] = []
+        made: list[Replayed] = []
+        skipped = ""
+        for mode in (GRAPH, GRAPH_TF32) if side.float_weights else (GRAPH,):
+            self._tell(Step(f"replaying the optimized model in a CUDA {mode}", mode=mode))
+            try:
+                replayed, refused = self._replay(side, tf32=mode == GRAPH_TF32)
+            except Exception as error:  # as above
+                rows.append(_failure("replays", f"the optimized model does not run: {one_line(error)}", mode))
+                break
+            made += replayed
+            for number, found in enumerate(replayed):
+                before = originals[number] if number < len(originals) else None
+                for index, (case, expected) in enumerate(pairs[number]):
+                    rows.append(self._compare_graph(mode, case.name, index, found, before, expected))
+            if refused:
+                where = f" on {pairs[len(replayed)][0][0].name}" if replayed else ""
+                skipped = f"the optimized model can't be captured{where}: {refused}"
+                if len(originals) > len(replayed):
+                    notes.append(f"the original can be captured in a CUDA graph, {skipped}")
+                elif original_refused:
+                    skipped += "; nor can the original"
+                break
+        if not all(each.queued for each in made):
+            notes.append("this ONNX Runtime waits for each replay, so none was queued behind another")
+        return replace(
+            plain,
+            inputs=(*plain.inputs, *rows),
+            replays=sum(each.count for each in made),
+            graph_skipped=skipped,
+            notes=tuple(notes),
+        )
+
+    def _compare_graph(
+        self, mode: str, name: str, index: int, found: Replayed, before: Replayed | None, expected: Arrays
+    ) -> InputComparison:
+        """One case's replays; `before` are those of the original."""
+        reference, tolerance = self._reference(CUDA), self._question.tolerance
+        free, unsteady = set(reference.random_outputs), set()
+        if before is not None:
+            unsteady = {output for output in expected if before.differing(output)}
+            own = compare_replays(before, index, expected, tolerance, reference.random_outputs, frozenset(unsteady))
+            free |= {output.name for output in own if not output.passed}
+        if mode == GRAPH_TF32:
+            expected = {output: found.plain[index][output] for output in expected}
+            free = set(reference.random_outputs)
+        outputs = compare_replays(found, index, expected, tolerance, frozenset(free), frozenset(unsteady))
+        return InputComparison(name, outputs, mode)
+
+    # ----------------------------------------------------------------------------------------------------------- time
+
+    def _time(self, result: ProviderVerification, side: Side, session: Any) -> ProviderVerification:
+        provider = result.provider
+        self._tell(Step(f"timing on {short(provider)}", is_timing=True))
+        reference = self._reference(provider)
+        case, outputs = reference.cases[0]
+        try:
+            sessions = [reference.session, session]
+            if provider == CUDA:
+                sessions = [self._make(each, provider, tf32=True) for each in (self._question.original, side)]
+            original, optimized = (
+                _runner(each, provider, self._question.device_id, _as_taken(case.feeds, each), list(outputs))
+                for each in sessions
+            )
+            times = median_times(original, optimized)
+        except Exception:  # memory for two more sessions may lack; times are not the verdict
+            return result
+        return replace(result, original_ms=times[0], optimized_ms=times[1])
+
+
+def _as_taken(feeds: Mapping[str, Any], session: Any) -> dict[str, Any]:
+    """The feeds in the dtypes that the session takes, which a conversion may have changed."""
+    taken = {value.name: element_type(value.type) for value in session.get_inputs()}
+    dtypes = {name: element[1] for name, element in taken.items() if element is not None}
+    return {name: cast_floating(value, dtypes.get(name)) for name, value in feeds.items()}
+
+
+def short(provider: str) -> str:
+    """'CUDA' for 'CUDAExecutionProvider'."""
+    return provider.removesuffix("ExecutionProvider")
+
+
+def _failure(case: str, message: str, mode: str = "plain") -> InputComparison:
+    return InputComparison(case, (OutputComparison("", False, message=message),), mode)
+
+
+def make_session(side: Side, provider: str, tf32: bool = False, options: Mapping[str, str] | None = None) -> Any:
+    """A silent session on one provider, with the CPU behind it.
+
+    Args:
+        side: the model; where it does not need the library, that is registered if it is there.
+        provider: full name.
+        tf32: on CUDA, let fp32 products round to TF32, which is ONNX Runtime's default.
+        options: more options of the provider.
+    """
+    ort = onnxruntime()
+    session_options = ort.SessionOptions()
+    session_options.log_severity_level = _SILENT
+    if side.plugin or _library_present():
+        register(session_options)
+    settings = [{**({"use_tf32": "1" if tf32 else "0"} if provider == CUDA else {}), **(options or {})}]
+    providers = [provider]
+    if provider != CPU:
+        providers.append(CPU)
+        settings.append({})
+    session = ort.InferenceSession(
+        str(side.path), session_options, providers=providers, provider_options=settings, enable_fallback=0
+    )
+    if provider not in session.get_providers():
+        raise RuntimeMissingError(
+            f"ONNX Runtime could not start {provider}; install its libraries (`pip install ortplugin[gpu]`) "
+            "or choose another --provider"
+        )
+    return session
+
+
+def _library_present() -> bool:
+    try:
+        library_path()
+    except RuntimeMissingError:
+        return False
+    return True
+
+
+def _same(first: Any, second: Any) -> bool:
+    """Whether two runs of one session gave the same, up to the noise of a parallel sum."""
+    return compare("", first, second).passed
+
+
+def _runner(
+    session: Any, provider: str, device_id: int, feeds: Mapping[str, Any], names: Sequence[str]
+) -> Callable[[], object]:
+    """A function that runs the session once; on CUDA, with inputs and outputs on the device."""
+    plain = all(isinstance(array, np.ndarray) and array.dtype.kind in "fiub" for array in feeds.values())
+    plain = plain and all(array.dtype.isnative and array.dtype.num < 24 for array in feeds.values())
+    if provider != CUDA or not plain:
+        return lambda: run_on_host(session, feeds, names)
+    ort = onnxruntime()
+    binding = session.io_binding()
+    values = {
+        name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), "cuda", device_id)
+        for name, array in feeds.items()
+    }
+    for name, value in values.items():
+        binding.bind_ortvalue_input(name, value)
+    for name in names:
+        binding.bind_output(name, "cuda", device_id)
+    return lambda: session.run_with_iobinding(binding)
+
+
+def median_times(first: Callable[[], object], second: Callable[[], object]) -> tuple[float, float]:
+    """Median milliseconds of two functions, run in turns after a warm-up so that both meet the same conditions."""
+    for _ in range(_WARM_UP):
+        first()
+        second()
+    times: tuple[list[float], list[float]] = ([], [])
+    begun = time.perf_counter()
+    while len(times[0]) < _MIN_ROUNDS or (len(times[0]) < _MAX_ROUNDS and time.perf_counter() - begun < _SECONDS):
+        order = ((first, 0), (second, 1)) if len(times[0]) % 2 == 0 else ((second, 1), (first, 0))
+        for function, index in order:
+            start = time.perf_counter()
+            function()
+            times[index].append((time.perf_counter() - start) * 1e3)
+    return statistics.median(times[0]), statistics.median(times[1])

@@ -1,0 +1,81 @@
+"""Back to standard ONNX: every operator of domain `ortplugin` becomes its decomposition; the model runs anywhere."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
+
+
+def restore(model_or_path: ModelProto | str | os.PathLike[str]) -> ModelProto:
+    """The model with each `ortplugin` operator replaced by its decomposition into standard ONNX.
+
+    Its import of the domain is dropped. The values between are computed in the model's own dtypes, so a float16 model
+    rounds more often than its fused form. Raises ModelError on an operator that this version does not know.
+
+    Args:
+        model_or_path: a model (not changed) or the path of one.
+    """
+    from onnx import ModelProto
+
+    from ortplugin.graph.domains import DOMAIN
+    from ortplugin.model.checks import check_structure, check_tensors
+    from ortplugin.model.normalise import normalised
+    from ortplugin.model.storage import load_model
+
+    result = ModelProto()
+    if isinstance(model_or_path, ModelProto):
+        check_tensors(model_or_path)
+        result.CopyFrom(normalised(model_or_path))
+        check_structure(result)
+    else:
+        result = load_model(model_or_path)
+    _restore_nodes(result.graph, _opset(result))
+    for function in result.functions:
+        _restore_nodes(function, _opset(function))
+        _drop_import(function, DOMAIN)
+    _drop_import(result, DOMAIN)
+    check_structure(result)
+    return result
+
+
+def _opset(holder: ModelProto | FunctionProto) -> int:
+    return next((entry.version for entry in holder.opset_import if entry.domain in ("", "ai.onnx")), 0)
+
+
+def _drop_import(holder: ModelProto | FunctionProto, domain: str) -> None:
+    for index in reversed(range(len(holder.opset_import))):
+        if holder.opset_import[index].domain == domain:
+            del holder.opset_import[index]
+
+
+def _restore_nodes(holder: GraphProto | FunctionProto, opset: int) -> None:
+    """Replaces the fused nodes of a graph or function, and those of the bodies in it, in place."""
+    from ortplugin.errors import ModelError
+    from ortplugin.graph.domains import DOMAIN
+    from ortplugin.ops import OPERATORS, find
+
+    result: list[NodeProto] = []
+    for node in holder.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                _restore_nodes(attribute.g, opset)
+            for body in attribute.graphs:
+                _restore_nodes(body, opset)
+        if node.domain != DOMAIN:
+            result.append(node)
+            continue
+        operator = find(node.domain, node.op_type)
+        if operator is None:
+            raise ModelError(
+                f"node '{node.name}' is of type {DOMAIN}::{node.op_type}, which this version does not know "
+                f"(it knows {', '.join(each.name for each in OPERATORS)}); upgrade ortplugin"
+            )
+        result += operator.decompose(node, opset)
+    if any(node.domain == DOMAIN for node in holder.node):
+        restored = type(holder)()
+        restored.node.extend(result)  # copies, since the next line frees the old ones
+        del holder.node[:]
+        holder.node.extend(restored.node)

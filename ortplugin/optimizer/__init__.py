@@ -1,0 +1,32 @@
+"""The optimizer: `optimize`, and the pipeline that it runs.
+
+pipeline      the table of passes, and which of them run
+loop          passes in rounds until nothing changes
+options       what a caller asks for
+api           `optimize` itself; tuning and verification: what it does with check/; bisection: which change is to blame
+"""
+
+from __future__ import annotations
+
+from ortplugin.optimizer.api import optimize
+from ortplugin.optimizer.bisection import find_guilty
+from ortplugin.optimizer.loop import MAX_ROUNDS, PassError, run_passes, run_stages
+from ortplugin.optimizer.options import Options
+from ortplugin.optimizer.pipeline import BESIDES, LAYOUTS, PIPELINE, Stage, Step, make_stages, select_passes
+
+__all__ = [
+    "BESIDES",
+    "LAYOUTS",
+    "MAX_ROUNDS",
+    "PIPELINE",
+    "Options",
+    "PassError",
+    "Stage",
+    "Step",
+    "find_guilty",
+    "make_stages",
+    "optimize",
+    "run_passes",
+    "run_stages",
+    "select_passes",
+]

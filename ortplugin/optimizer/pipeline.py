@@ -1,0 +1,205 @@
+"""The pipeline: one table whose lines give each pass, its stage and the reason for its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import Flag, auto
+
+import onnx_graphsurgeon as gs
+
+from ortplugin.errors import UsageError, near_names
+from ortplugin.model.inline import NAME as INLINE_FUNCTIONS
+from ortplugin.passes.base import Pass, PassResult
+from ortplugin.passes.conv.allow_tf32 import ALLOW_TF32
+from ortplugin.passes.conv.batch_norm_pointwise import BATCH_NORM_POINTWISE
+from ortplugin.passes.conv.conv_epilogue import CONV_EPILOGUE
+from ortplugin.passes.conv.fold_batch_norm import FOLD_BATCH_NORM
+from ortplugin.passes.conv.fold_pad import FOLD_PAD
+from ortplugin.passes.conv.fuse_conv import FUSE_CONV
+from ortplugin.passes.conv.fuse_conv_grad import FUSE_CONV_GRAD
+from ortplugin.passes.conv.gemm_to_conv import GEMM_TO_CONV
+from ortplugin.passes.conv.matmul_to_conv import MATMUL_TO_CONV
+from ortplugin.passes.conv.turn_conv_transpose import TURN_CONV_TRANSPOSE
+from ortplugin.passes.conv.vector_conv_transpose import VECTOR_CONV_TRANSPOSE
+from ortplugin.passes.layout.channel_shuffle import CHANNEL_SHUFFLE
+from ortplugin.passes.layout.channels_last import CHANNELS_LAST, CHANNELS_LAST_ALWAYS
+from ortplugin.passes.layout.fuse_resize import FUSE_RESIZE
+from ortplugin.passes.layout.image_input import IMAGE_INPUT
+from ortplugin.passes.layout.image_output import IMAGE_OUTPUT
+from ortplugin.passes.layout.pool_precision import POOL_PRECISION
+from ortplugin.passes.layout.transpose_views import TRANSPOSE_VIEWS
+from ortplugin.passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
+from ortplugin.passes.norm.fuse_rms_norm import FUSE_RMS_NORM
+from ortplugin.passes.norm.norm_epilogue import NORM_EPILOGUE
+from ortplugin.passes.norm.norm_prologue import NORM_PROLOGUE
+from ortplugin.passes.pointwise.fuse_pointwise import FUSE_POINTWISE
+from ortplugin.passes.pointwise.fuse_sum_to import FUSE_SUM_TO
+from ortplugin.passes.pointwise.lone_pointwise import LONE_POINTWISE
+from ortplugin.passes.pointwise.pointwise_views import POINTWISE_VIEWS
+from ortplugin.passes.scatter.fuse_scatter import FUSE_SCATTER
+from ortplugin.passes.scatter.masked_fill import MASKED_FILL
+from ortplugin.passes.scatter.scatter_transpose import SCATTER_TRANSPOSE
+from ortplugin.passes.scatter.update_slice import UPDATE_SLICE
+from ortplugin.passes.simplify.cast_like import CAST_LIKE
+from ortplugin.passes.simplify.common_subexpressions import COMMON_SUBEXPRESSIONS
+from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
+from ortplugin.passes.simplify.fold_constants import FOLD_CONSTANTS
+from ortplugin.passes.simplify.inline_if import INLINE_IF
+from ortplugin.passes.simplify.narrow_concat import NARROW_CONCAT
+from ortplugin.passes.simplify.nested_slices import NESTED_SLICES
+from ortplugin.passes.simplify.remove_identities import REMOVE_IDENTITIES
+from ortplugin.passes.simplify.shape_arithmetic import SHAPE_ARITHMETIC
+from ortplugin.passes.simplify.sum_to_add import SUM_TO_ADD
+from ortplugin.precision.convert import ConvertPrecision
+from ortplugin.precision.plan import Request
+
+
+class Stage(Flag):
+    """When a pass runs, besides its place in the order. What has no flag runs in every round.
+
+    BEFORE_PRECISION: before a conversion of precision too, in the model's own dtypes. What these passes compute, they
+    compute with all its bits, and what they fuse takes any dtype and accumulates in float32. The others see the
+    converted model alone.
+
+    QUIET_ROUND: only in a round in which nothing before it changes anything, because what it fuses is hidden from the
+    other passes.
+
+    TF32: with `--precision tf32` alone.
+    """
+
+    EVERY_ROUND = 0
+    BEFORE_PRECISION = auto()
+    QUIET_ROUND = auto()
+    TF32 = auto()
+
+
+@dataclass(frozen=True)
+class Step:
+    """A line of the table; itself a pass."""
+
+    rewrite: Pass
+    stage: Stage
+    reason: str
+    """Why it stands where it stands."""
+
+    @property
+    def name(self) -> str:
+        """The pass's."""
+        return self.rewrite.name
+
+    @property
+    def summary(self) -> str:
+        """The pass's."""
+        return self.rewrite.summary
+
+    def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
+        """Runs the pass."""
+        return self.rewrite(graph, limit)
+
+
+EVERY_ROUND, BEFORE_PRECISION, QUIET_ROUND, TF32 = (
+    Stage.EVERY_ROUND, Stage.BEFORE_PRECISION, Stage.QUIET_ROUND, Stage.TF32
+)  # fmt: skip
+
+# Each pass in its place. To add a rewrite, add a line.
+TABLE: tuple[Pass, ...] = (
+    Step(CAST_LIKE, BEFORE_PRECISION, "before Casts are removed and folded"),
+    Step(REMOVE_IDENTITIES, BEFORE_PRECISION, "early: exporters put empty operators between the nodes of patterns"),
+    Step(SHAPE_ARITHMETIC, BEFORE_PRECISION, "before folding, which then removes what hangs on a known Shape"),
+    Step(FOLD_CONSTANTS, BEFORE_PRECISION, "before patterns, which ask for constants: axes, exponents, epsilons"),
+    Step(INLINE_IF, BEFORE_PRECISION, "after folding, which finds conditions; branches fold in the next round"),
+    Step(COMMON_SUBEXPRESSIONS, BEFORE_PRECISION, "after folding: equal constants make equal nodes"),
+    Step(SUM_TO_ADD, EVERY_ROUND, "before the passes that look for an Add"),
+    Step(FOLD_BATCH_NORM, BEFORE_PRECISION, "after folding, for constant factors; before epilogues are drawn in"),
+    Step(FOLD_PAD, BEFORE_PRECISION, "after the norm before a Conv, which goes into it only without pads"),
+    Step(CHANNEL_SHUFFLE, EVERY_ROUND, "before the layout is chosen, which knows a Gather's axis"),
+    Step(FUSE_LAYER_NORM, BEFORE_PRECISION, "before RMS normalisation, whose pattern is a part of this one"),
+    Step(FUSE_RMS_NORM, BEFORE_PRECISION, "after layer normalisation, of whose pattern its own is a part"),
+    Step(NORM_PROLOGUE, EVERY_ROUND, "after the norms, into which it draws bias and residual adds"),
+    Step(NORM_EPILOGUE, EVERY_ROUND, "after the prologue, so that a sum it shares with the norm is an output already"),
+    Step(MASKED_FILL, EVERY_ROUND, "before the scatters are ours: what becomes a Where needs no operator of ours"),
+    Step(UPDATE_SLICE, EVERY_ROUND, "before the other scatters, whose indices shed what shows how long a slice is"),
+    Step(FUSE_SCATTER, EVERY_ROUND, "after the slices, which are scatters too"),
+    Step(SCATTER_TRANSPOSE, EVERY_ROUND, "after the slices and the scatters, since it knows our operators only"),
+    Step(NESTED_SLICES, EVERY_ROUND, "after Transposes between the slices are gone"),
+    Step(NARROW_CONCAT, EVERY_ROUND, "before the layout is chosen, which sees the Concats that run then"),
+    Step(DEAD_NODES, BEFORE_PRECISION, "after what cuts nodes off"),
+    Step(BATCH_NORM_POINTWISE, BEFORE_PRECISION | QUIET_ROUND, "of those that no weights have taken in"),
+    Step(FUSE_CONV, BEFORE_PRECISION | QUIET_ROUND, "after all that looks for a Conv"),
+    Step(ALLOW_TF32, TF32, "before the layout of what TF32 makes fast is chosen"),
+    Step(CHANNELS_LAST, EVERY_ROUND, "before the epilogues, which it lets read what else is NHWC"),
+    Step(POOL_PRECISION, EVERY_ROUND, "of the pools that are NHWC then, before the Casts are drawn into others"),
+    Step(FUSE_RESIZE, QUIET_ROUND, "of the Resizes that stayed NCHW"),
+    Step(MATMUL_TO_CONV, EVERY_ROUND, "once convolutions are NHWC, which it needs beside it"),
+    Step(GEMM_TO_CONV, EVERY_ROUND, "once convolutions are NHWC, which it needs beside it"),
+    Step(IMAGE_INPUT, EVERY_ROUND, "after the layouts are decided, of which it takes a Transpose"),
+    Step(CONV_EPILOGUE, EVERY_ROUND, "before what it draws in is fused on its own"),
+    Step(VECTOR_CONV_TRANSPOSE, EVERY_ROUND, "with its epilogue, which the Reshape after it would keep away"),
+    Step(TURN_CONV_TRANSPOSE, EVERY_ROUND, "with its epilogue, which decides; after what knows a better form of it"),
+    Step(IMAGE_OUTPUT, QUIET_ROUND, "with its epilogue, which it ends"),
+    Step(TRANSPOSE_VIEWS, QUIET_ROUND, "what is left of vectors after the layout is chosen"),
+    Step(FUSE_CONV_GRAD, EVERY_ROUND, "before sums and pointwise operators take what makes a gradient"),
+    Step(FUSE_SUM_TO, QUIET_ROUND, "before other pointwise operators take what makes the summands"),
+    Step(POINTWISE_VIEWS, QUIET_ROUND, "before what it brings together is fused"),
+    Step(FUSE_POINTWISE, QUIET_ROUND, "after all others, which leave it whatever pointwise operators they do not take"),
+    Step(LONE_POINTWISE, QUIET_ROUND, "last: what found no neighbour"),
+)
+
+
+def stage_of(step: Pass) -> Stage:
+    """The stage of a line; of a pass that is in no line every round."""
+    return step.stage if isinstance(step, Step) else EVERY_ROUND
+
+
+# What runs by default, and what `only` and `skip` choose from.
+PIPELINE: tuple[Pass, ...] = tuple(step for step in TABLE if TF32 not in stage_of(step))
+
+# What else can be left out by name, and what it does.
+BESIDES = {
+    INLINE_FUNCTIONS: "calls of local functions become the functions' bodies, before all passes",
+    ALLOW_TF32.name: f"{ALLOW_TF32.summary}, with --precision tf32",
+}
+LAYOUTS = ("auto", "nchw", "nhwc")
+
+
+def select_passes(
+    only: Iterable[str] | None = None, skip: Iterable[str] | None = None, layout: str = "auto", tf32: bool = False
+) -> tuple[Pass, ...]:
+    """The passes of PIPELINE that `only` names (None: all) and `skip` does not. UsageError on an unknown name.
+
+    `skip` may name what stands in BESIDES, too.
+
+    `layout`: of convolutions, one of LAYOUTS: "auto" has them NHWC (channels last) where that is faster, in float16,
+    bfloat16 and TF32; "nchw" leaves out the pass that does it, "nhwc" does it in every dtype.
+
+    `tf32`: with the passes that are for TF32 alone, whatever `only` names.
+    """
+    if layout not in LAYOUTS:
+        raise UsageError(f"there is no layout {layout!r}; it is one of {', '.join(LAYOUTS)}")
+    known = [step.name for step in TABLE if TF32 not in stage_of(step)]
+    chosen = None if only is None else list(only)
+    left_out = list(skip or ())
+    for name in [*(chosen or ()), *(name for name in left_out if name not in BESIDES)]:
+        if name not in known:
+            raise UsageError(f"there is no pass '{name}'{near_names(name, known)} (--list-passes shows them)")
+    left_out += [CHANNELS_LAST.name] * (layout == "nchw")
+
+    def runs(step: Pass) -> bool:
+        wanted = tf32 if TF32 in stage_of(step) else chosen is None or step.name in chosen
+        return wanted and step.name not in left_out
+
+    return tuple(_in_layout(step, layout) for step in TABLE if runs(step))
+
+
+def _in_layout(step: Pass, layout: str) -> Pass:
+    always = isinstance(step, Step) and step.rewrite is CHANNELS_LAST and layout == "nhwc"
+    return replace(step, rewrite=CHANNELS_LAST_ALWAYS) if always else step  # type: ignore[type-var]
+
+
+def make_stages(passes: Sequence[Pass], request: Request, io: bool) -> tuple[tuple[Pass, ...], ...]:
+    """What runs one after the other: passes before a conversion, the conversion, all passes; for TF32 one stage."""
+    if not request.target.sources:
+        return (tuple(passes),)
+    before = tuple(step for step in passes if BEFORE_PRECISION in stage_of(step) and request.target.narrows)
+    return (before, (ConvertPrecision(request, io),), tuple(passes))

@@ -1,0 +1,1 @@
+"""Passes around convolutions, transposed convolutions and their gradients."""

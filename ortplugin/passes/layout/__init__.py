@@ -1,0 +1,1 @@
+"""Passes that decide which operators are NHWC (channels last), and that use what was decided."""

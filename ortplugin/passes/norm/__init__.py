@@ -1,0 +1,1 @@
+"""Passes that make FusedLayerNorm of normalisations and draw what is pointwise around them into it."""

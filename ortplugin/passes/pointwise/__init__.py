@@ -1,0 +1,1 @@
+"""Passes that make FusedPointwise and FusedSumTo of pointwise operators and sums."""

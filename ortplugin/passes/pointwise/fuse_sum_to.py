@@ -1,0 +1,137 @@
+"""ReduceSum and the pointwise operators that make what it sums, or work on the same tensors, become one FusedSumTo.
+
+    a = Sub(1, w); g = Mul(a, dout); dx = ReduceSum(g)
+    dy = Mul(w, dout)                                            become      dx, dy = FusedSumTo(w, dout)
+
+So are the gradients of what broadcasts, and those of biases. Each join removes a tensor that would be written and read,
+or a second reading of one, and a launch. What is joined:
+- a pointwise operator on tensors of the summed shape S that makes what the sum reads, or reads what it reads or makes;
+- one on smaller tensors that only the sum needs, where computing it again for every element costs less
+  (passes/pointwise/cost.py);
+- another sum, over the same axes, or over any of a tensor that then need not be written;
+- a Cast of the sum.
+A lone ReduceSum stays, and so do sums of integers, which wrap here and do not in ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import onnx_graphsurgeon as gs
+
+from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph.facts import Scope
+from ortplugin.graph.labels import label
+from ortplugin.graph.pointwise import NotPointwiseError, is_pointwise
+from ortplugin.graph.shape_values import shape_values
+from ortplugin.graph.shapes import broadcast, element_count
+from ortplugin.ops.pointwise import NAME as POINTWISE
+from ortplugin.ops.sum_to import NAME, axes_of, why_no_sum
+from ortplugin.passes.base import PassResult
+from ortplugin.passes.conditions import unsupported
+from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ortplugin.passes.pointwise.cost import too_dear, work
+from ortplugin.passes.pointwise.fuse_pointwise import compose, member_of
+from ortplugin.passes.pointwise.sets import Member, tensor_bytes
+from ortplugin.passes.pointwise.sums import is_spared, is_whole, read_sum, totals_of
+from ortplugin.program import FLOATING, ProgramError
+
+
+class FuseSumTo:
+    """The pass; see the module."""
+
+    name = "fuse-sum-to"
+    summary = "ReduceSum and the pointwise operators around it become one"
+
+    def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
+        """Joins what can be joined in the graph and its bodies, at most `limit` times."""
+        return RulePass(self.name, self.summary, partial(_grow, shape_values(graph)))(graph, limit)
+
+
+def _grow(left_alone: frozenset[int], scope: Scope, node: gs.Node) -> Outcome:
+    """Joins a sum with the first of its neighbours that it can be joined with."""
+    if unsupported(scope):
+        return None
+    try:
+        sums = read_sum(scope, node)
+    except NotPointwiseError as reason:
+        maker = scope.producer(node.inputs[0])
+        return Missed(label(node), str(reason)) if maker is not None and is_pointwise(scope, maker) else None
+    if sums is None:
+        return None
+    misses: list[Missed] = []
+    for other in _neighbours(scope, sums):
+        try:
+            found = read_sum(scope, other) or member_of(scope, other, left_alone)
+            if found is not None and _gains(scope, sums, found):
+                return _join(scope, sums, found)
+        except (NotPointwiseError, ProgramError) as reason:
+            misses.append(Missed(label(other), str(reason)))
+    return misses
+
+
+def _neighbours(scope: Scope, sums: Member) -> Iterator[gs.Node]:
+    """Who makes what the sums read, who reads what they give out, and who reads what they read."""
+    makers = (scope.producer(tensor) for tensor in sums.inputs)
+    yield from (each for each in makers if each is not None)
+    totals = totals_of(sums)
+    for tensor in (*sums.outputs, *sums.inputs):
+        if any(tensor is each for each in totals) or is_whole(scope, sums, tensor):
+            yield from (each for each in scope.consumers(tensor) if each is not sums.node)
+
+
+def _gains(scope: Scope, sums: Member, other: Member) -> bool:
+    """Whether fewer bytes are moved if the two are one. Raises NotPointwiseError where it is a near miss, and why."""
+    if other.program.core is not None:
+        shared = any(each is tensor for each in other.inputs for tensor in sums.inputs)
+        axes = {axes_of(each)[0] for each in (*sums.program.cores, *other.program.cores)}
+        # Whole in both: an input of shape S that the other one broadcasts to its own, larger S is summed once for each.
+        whole = any(is_whole(scope, sums, each) and is_whole(scope, other, each) for each in other.inputs)
+        return whole and ((shared and len(axes) == 1) or any(is_spared(scope, sums, other, t) for t in other.inputs))
+    if any(tensor is each for tensor in other.inputs for each in totals_of(sums)):
+        return scope.op(other.node) == "Cast" and scope.dtype(other.outputs[0]) in FLOATING
+    made = [tensor for tensor in other.outputs if any(tensor is each for each in sums.inputs)]
+    if not is_whole(scope, sums, other.outputs[0]):
+        # On smaller tensors: worth it only for what nobody else needs.
+        if not made or any(scope.used_beyond(tensor, [sums.node]) for tensor in other.outputs):
+            return False
+        size = tensor_bytes(other.outputs[0])
+        again = work(each.op for each in other.program.statements) + max(0, len(other.inputs) - 1)
+        reason = too_dear(again, size, element_count(broadcast([scope.shape(each) for each in sums.inputs])))
+        if reason:
+            raise NotPointwiseError(f"'{other.outputs[0].name}' is computed apart: {reason}")
+        return True
+    reads_result = any(tensor is each for tensor in other.inputs for each in sums.outputs)
+    # What only shares an input and is followed by pointwise operators belongs to them: fused, they come back here.
+    followed = any(is_pointwise(scope, each) for tensor in other.outputs for each in scope.consumers(tensor))
+    return bool(made) or reads_result or scope.op(other.node) == f"{DOMAIN}::{POINTWISE}" or not followed
+
+
+def _join(scope: Scope, sums: Member, other: Member) -> Applied:
+    """Makes the two one. Raises NotPointwiseError or ProgramError where that would make a cycle or break a limit.
+
+    The shape S of the sums' terms must be the same, surely, before and after: a SumTo adds up over all of S whatever
+    its operand's own shape is. So `_gains` proves it for every kind of neighbour, on both sides.
+    """
+    nodes = [sums.node, other.node]
+    for tensor in (*sums.inputs, *other.inputs):
+        if not any(scope.producer(tensor) is node for node in nodes):
+            for node in nodes:
+                if scope.depends_on(tensor, node):
+                    raise NotPointwiseError(
+                        f"'{tensor.name}', which the one reads, depends on the other, {label(node)}"
+                    )
+    members = sorted([sums, other], key=lambda each: scope.position[id(each.node)])
+    outputs = [tensor for each in members for tensor in each.outputs if scope.used_beyond(tensor, nodes)]
+    program, inputs = compose(members, outputs)
+    reason = why_no_sum(program)
+    if reason:
+        raise NotPointwiseError(reason)
+    new = gs.Node(NAME, sums.node.name, {"program": str(program)}, inputs, [], DOMAIN)
+    labels = tuple(label(each.node) for each in members)
+    scope.replace([each.node for each in members], new, outputs)
+    return Applied(labels, new)
+
+
+FUSE_SUM_TO = FuseSumTo()

@@ -1,0 +1,1 @@
+"""Passes around ScatterND, ScatterElements and UpdateSlice."""

@@ -1,0 +1,1 @@
+"""Passes that turn standard ONNX into simpler standard ONNX."""

@@ -1,0 +1,9 @@
+"""The error of the language."""
+
+from __future__ import annotations
+
+from ortplugin.errors import ModelError
+
+
+class ProgramError(ModelError):
+    """The text or the parts are no valid pointwise program; the message says where and what was expected."""

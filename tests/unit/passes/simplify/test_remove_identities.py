@@ -1,0 +1,128 @@
+"""Nodes that give back their input, and those that only seem to."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass
+
+from ortplugin.passes.simplify.remove_identities import REMOVE_IDENTITIES
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        "b = Identity(a)",
+        "b = Dropout(a)",
+        "b, mask = Dropout(a)",
+        "no = Constant<value = bool {0}> ()  b = Dropout(a, , no)",
+        "b = Cast<to = 1> (a)",
+        "shape = Constant<value = int64[2] {-1, 4}> ()  b = Reshape(a, shape)",
+        "shape = Constant<value = int64[2] {1, 4}> ()  b = Expand(a, shape)",
+        "b = Transpose<perm = [0, 1]> (a)",
+        "b = Concat<axis = 0> (a)",
+        "b = Sum(a)",
+        "b = Mean(a)",
+        "b = Max(a)",
+        "b = Min(a)",
+    ],
+)
+def test_removed(node: str, rng: np.random.Generator) -> None:
+    original = model(f"g (float[3,4] x) => (float[3,4] y) {{ a = Sin(x)  {node}  y = Neg(b) }}")
+    optimized, result = run_pass(original, REMOVE_IDENTITIES)
+    assert operators(optimized) == ["Sin", "Neg"]
+    assert len(result.changes) == 1
+    assert_same_outputs(original, optimized, rng)
+
+
+def test_a_graph_output_keeps_its_name(rng: np.random.Generator) -> None:
+    original = model("g (float[N] x) => (float[N] y, float[N] z) { a = Sin(x)  z = Cos(a)  y = Identity(a) }")
+    optimized, _ = run_pass(original, REMOVE_IDENTITIES)
+    assert operators(optimized) == ["Sin", "Cos"]
+    assert [each.name for each in optimized.graph.output] == ["y", "z"]
+    assert_same_outputs(original, optimized, rng)
+
+
+def test_what_a_body_reads_is_followed(rng: np.random.Generator) -> None:  # RELIABILITY 10
+    original = model("""g (bool c, float[N] x) => (float[N] y) { a = Sin(x)  b = Identity(a)
+        y = If (c) <then_branch = then () => (float[N] t) { t = Neg(b) },
+                    else_branch = otherwise () => (float[N] e) { e = Identity(b) }> }""")
+    optimized, _ = run_pass(original, REMOVE_IDENTITIES)
+    assert operators(optimized) == ["Sin", "If"]
+    assert operators(optimized.graph.node[1].attribute[1].g) == ["Identity"]  # a body's output is not the outer value
+    assert_same_outputs(original, optimized, rng)
+
+
+def test_of_a_constant(rng: np.random.Generator) -> None:
+    original = model("g (float[N] x) => (float[N] y) <float c = {2}> { d = Identity(c)  y = Mul(x, d) }")
+    optimized, _ = run_pass(original, REMOVE_IDENTITIES)
+    assert operators(optimized) == ["Mul"]
+    assert_same_outputs(original, optimized, rng)
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "y = Identity(x)",  # an input that is an output (RELIABILITY 12)
+        "a = Sin(x)  y = Identity(a)  z = Identity(a)",  # two outputs of one value; one has to be copied
+    ],
+)
+def test_an_identity_between_fixed_names_stays(nodes: str, rng: np.random.Generator) -> None:
+    outputs = "float[N] y, float[N] z" if "z =" in nodes else "float[N] y"
+    original = model(f"g (float[N] x) => ({outputs}) {{ {nodes} }}")
+    optimized, _ = run_pass(original, REMOVE_IDENTITIES)
+    assert "Identity" in operators(optimized)
+    assert_same_outputs(original, optimized, rng)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        "zero = Constant<value = float {0.0}> ()  b = Add(a, zero)",  # -0 + 0 is 0 (RELIABILITY 18)
+        "one = Constant<value = float[1,1,1] {1.0}> ()  c = Mul(a, one)  s = Constant<value = int64[1] {0}> ()"
+        "  b = Squeeze(c, s)",
+        "shape = Constant<value = int64[2] {4, 3}> ()  c = Reshape(a, shape)  b = Transpose(c)",
+        "c = Transpose(a)  b = Transpose(c)",
+        "c = Cast<to = 10> (a)  b = Cast<to = 1> (c)",  # rounds (RELIABILITY 17)
+        "b = Concat<axis = 0> (a, a)",
+        "b = Max(a, a)",
+    ],
+)
+def test_kept(node: str) -> None:
+    rows = 6 if "Concat" in node else 3
+    assert_unchanged(model(f"g (float[3,4] x) => (float[{rows},4] y) {{ a = Sin(x)  {node}  y = Neg(b) }}"),
+                     [REMOVE_IDENTITIES])  # fmt: skip
+
+
+def test_training_dropout_stays() -> None:  # RELIABILITY 20
+    assert_unchanged(model("""g (float[N] x) => (float[N] y) { r = Constant<value = float {0.5}> ()
+        t = Constant<value = bool {1}> ()  a = Sin(x)  b = Dropout(a, r, t)  y = Neg(b) }"""),
+        [REMOVE_IDENTITIES])  # fmt: skip
+
+
+def test_a_mask_in_use_keeps_the_dropout() -> None:  # RELIABILITY 14
+    assert_unchanged(model("g (float[N] x) => (float[N] y, bool[N] m) { a = Sin(x)  b, m = Dropout(a)  y = Neg(b) }"),
+                     [REMOVE_IDENTITIES])  # fmt: skip
+
+
+def test_a_reshape_to_an_unknown_shape_stays() -> None:  # RELIABILITY 16
+    assert_unchanged(model("""g (float[N,4] x, int64[2] shape) => (float[A,B] y) {
+        a = Sin(x)  b = Reshape(a, shape)  y = Neg(b) }"""), [REMOVE_IDENTITIES])  # fmt: skip
+
+
+def test_an_overridable_training_mode_stays() -> None:  # RELIABILITY 11
+    assert_unchanged(model("""g (float[N] x, bool t) => (float[N] y) <bool t = {0}> {
+        a = Sin(x)  b = Dropout(a, , t)  y = Neg(b) }"""), [REMOVE_IDENTITIES])  # fmt: skip
+
+
+@pytest.mark.parametrize(("ceil", "left"), [(1, ["AveragePool", "Reshape", "Neg"]), (0, ["AveragePool", "Neg"])])
+def test_a_reshape_that_tells_onnx_runtime_the_shape_stays(
+    ceil: int, left: list[str], rng: np.random.Generator
+) -> None:
+    """Of this pool in ceil_mode onnx infers [1,1,2], and ONNX Runtime, which infers by it, computes [1,1,1]."""
+    original = model(f"""g (float[1,1,2] x) => (float[1,1,1] y) <int64[3] one = {{1, 1, 1}}> {{
+        a = AveragePool<kernel_shape = [1], strides = [3], ceil_mode = {ceil}> (x)  b = Reshape(a, one)
+        y = Neg(b) }}""")
+    optimized, _ = run_pass(original, REMOVE_IDENTITIES)
+    assert operators(optimized) == left
+    assert_same_outputs(original, optimized, rng)
