@@ -19,6 +19,7 @@ import re
 import statistics
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,13 +103,35 @@ def _output(*command: str) -> str:
         return "unknown"
 
 
-def write(name: str, record: Mapping[str, Any], folder: Path = RESULTS) -> Path:
-    """Writes `<folder>/<name>.json`, numbers with six digits, what holds no other object in one line."""
+def write(name: str, record: Mapping[str, Any], folder: Path = RESULTS, *, columns: bool = False) -> Path:
+    """Writes `<folder>/<name>.json`, numbers with six digits, what holds no other object in one line.
+
+    `columns`: of many rows alike the keys stand once, and each row lists its values; `read` reads both forms.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    text = json.dumps(_shortened(record), indent=1)
+    text = json.dumps(_shortened(_in_columns(record) if columns else record), indent=1)
     path.write_text(re.sub(r"[{\[][^{}\[\]]*[}\]]", lambda found: re.sub(r"\s*\n\s*", " ", found[0]), text) + "\n")
     return path
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The record that `write` wrote."""
+    record: dict[str, Any] = json.loads(path.read_text())
+    names = record.pop("columns", None)
+    if names is not None:
+        pairs = (zip(names, row, strict=False) for row in record["rows"])
+        record["rows"] = [{name: value for name, value in each if value is not None} for each in pairs]
+    return record
+
+
+def _in_columns(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Null where a row lacks a column, the rarest of which come last and are left out there."""
+    counts = Counter(name for row in record["rows"] for name in row)
+    names = [name for name, _ in counts.most_common()]
+    last = [max(names.index(name) for name in row) for row in record["rows"]]
+    rows = [[row.get(name) for name in names[: end + 1]] for row, end in zip(record["rows"], last, strict=True)]
+    return {**record, "columns": names, "rows": rows}
 
 
 def merged(
@@ -120,7 +143,7 @@ def merged(
     """
     known = {tuple(row[key] for key in keys): row for row in rows}
     if earlier.exists():
-        record = json.loads(earlier.read_text())
+        record = read(earlier)
         was = record["environment"]
         for key in ("gpu", "driver", "onnxruntime", "torch"):
             if was[key] != environment[key]:

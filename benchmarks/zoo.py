@@ -31,7 +31,6 @@ of memory then, too, or has no time for it is no row: `--missing` tries it again
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import multiprocessing
 import multiprocessing.connection
@@ -520,11 +519,11 @@ def chosen(todo: Sequence[Job], known: Sequence[Mapping[str, Any]], *, missing: 
 
 def merge(paths: Sequence[Path]) -> dict[str, Any]:
     """One record of several: a row of a later file replaces an earlier file's."""
-    record = json.loads(paths[0].read_text())
+    record = timing.read(paths[0])
     for path in paths[1:]:
         with tempfile.TemporaryDirectory() as folder:
-            so_far = timing.write("zoo", record, Path(folder))
-            record = json.loads(path.read_text())
+            so_far = timing.write("zoo", record, Path(folder), columns=True)
+            record = timing.read(path)
             record["rows"] = timing.merged(record["rows"], so_far, record["environment"], *KEYS)
     record["rows"] = in_order(record["rows"])
     return record
@@ -552,7 +551,7 @@ def main() -> None:
     args = timing.arguments(__doc__, options)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends the workers, too
     if args.merge:
-        timing.write("zoo", merge(args.merge), args.out)
+        timing.write("zoo", merge(args.merge), args.out, columns=True)
         args.source = args.out / "zoo.json"
     if args.provider == "cpu":
         record: dict[str, Any] = {"rows": []}
@@ -562,12 +561,12 @@ def main() -> None:
         print(", ".join(f"{count} {each}" for each, count in counts.most_common()))
         return
     if args.source:
-        record = json.loads(args.source.read_text())
+        record = timing.read(args.source)
     else:
         record = {"environment": timing.environment(args.commit), "rows": []}
         for text in measure_all(args, record):
             print(text, flush=True)
-            timing.write("zoo", record, args.out)
+            timing.write("zoo", record, args.out, columns=True)
     print(table(record))
     print(*(line(row) for row in record["rows"] if verdict(row) in BAD), sep="\n")
     if args.readme:
