@@ -298,10 +298,10 @@ def test_what_the_host_makes_is_right_in_every_run(library: Path) -> None:
     case = from_text(text)
     made, _ = optimize(case)
     feeds = case.feeds[0]
-    wanted = ortplugin.run(ortplugin.session(case.model, ["cpu"]), feeds)
+    wanted = ortplugin.run(ortplugin.session(case.model.SerializeToString(), ["cpu"]), feeds)
     others = {name: np.roll(array, 1) for name, array in feeds.items()}
     for _ in range(10):
-        session = ortplugin.session(made, ["cuda"])
+        session = ortplugin.session(made.SerializeToString(), ["cuda"])
         for _ in range(20):
             ortplugin.run(session, others)
             found = {name: cupy.asnumpy(array) for name, array in ortplugin.run(session, feeds).items()}
