@@ -32,31 +32,17 @@ from ortplugin.graph.shapes import TensorType, broadcast
 from ortplugin.ops.base import Operator
 from ortplugin.ops.decompose import Builder, to_onnx
 from ortplugin.ops.layer_norm import reference as reference_module
-from ortplugin.program import NUMPY_DTYPES, Program, Statement, parse
+from ortplugin.ops.node_program import read_program
+from ortplugin.program import NUMPY_DTYPES, Program, Statement
 
 NAME = "FusedLayerNorm"
 
 
 def program_of(node: onnx.NodeProto) -> Program:
     """The node's program, checked against its inputs and outputs. Raises ModelError that names the node."""
-    where = f"node '{node.name}' ({NAME})"
-    texts = [attribute.s for attribute in node.attribute if attribute.name == "program"]
-    if len(texts) != 1:
-        raise ModelError(f"{where}: the attribute 'program' is missing")
-    try:
-        program = parse(texts[0].decode("ascii"))
-    except UnicodeDecodeError as error:
-        raise ModelError(f"{where}: the program holds a character beyond ASCII") from error
-    except ModelError as error:
-        raise ModelError(f"{where}: {error}") from error
+    program = read_program(node)
     if program.core is None or program.core.op not in ("LayerNormalization", "RMSNormalization"):
-        raise ModelError(f"{where}: the program holds no LayerNormalization or RMSNormalization")
-    for what, given, needed in (
-        ("inputs", len(node.input), len(program.parameters)),
-        ("outputs", len(node.output), len(program.results)),
-    ):
-        if given != needed:
-            raise ModelError(f"{where}: {given} {what}, but its program has {needed}")
+        raise ModelError(f"node '{node.name}' ({NAME}): the program holds no LayerNormalization or RMSNormalization")
     return program
 
 
