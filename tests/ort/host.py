@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import onnxruntime
-from node_cases import Array
+import pytest
+from node_cases import Array, bits
 
 import ortplugin
 
@@ -27,3 +31,55 @@ def make(model: bytes, threads: int = 0) -> onnxruntime.InferenceSession:
 
 def run(session: Any, case: Any) -> list[Array]:
     return list(ortplugin.run(session, case.feeds()).values())  # NumPy lacks bfloat16, so not session.run
+
+
+def assert_refused(wrong: Any, operator: str) -> None:
+    """`wrong`: has a `model`, the shapes to run it on (`fed`; None: the session is not made), and the message's words.
+
+    The message names the node, whose name is "culprit", and its operator.
+    """
+    if wrong.fed is None:
+        with pytest.raises(Exception) as caught:  # noqa: PT011, ONNX Runtime's own kinds
+            make(wrong.model())
+    else:
+        session = make(wrong.model())
+        feeds = {
+            each.name: np.ones(shape, np.float32) for each, shape in zip(session.get_inputs(), wrong.fed, strict=True)
+        }
+        with pytest.raises(Exception) as caught:  # noqa: PT011
+            session.run(None, feeds)
+    message = str(caught.value)
+    assert wrong.words in message
+    assert "culprit" in message
+    assert operator in message
+
+
+def assert_same_bits(got: Sequence[Array], wanted: Sequence[Array]) -> None:
+    for each, other in zip(got, wanted, strict=True):
+        assert (bits(each) == bits(other)).all()
+
+
+def assert_threads_change_nothing(case: Any, threads: int) -> None:
+    """However many threads work on one run, it gives the same bits."""
+    assert_same_bits(run(make(case.model(), threads), case), run(make(case.model()), case))
+
+
+def assert_runs_repeat(session: Any, case: Any, check: Callable[[Any, list[Array]], None], times: int = 10) -> None:
+    """The right outputs, and the same bits in each of so many more runs."""
+    first = run(session, case)
+    check(case, first)
+    for _ in range(times):
+        assert_same_bits(run(session, case), first)
+
+
+def assert_sessions_come_and_go(case: Any, check: Callable[..., None], expected: Any, times: int) -> None:
+    """Some sessions stay while others are made and go: all are right. `check`: (case, outputs, expected)."""
+    model = case.model()
+    kept = [make(model) for _ in range(3)]
+    for _ in range(times):
+        session = make(model)
+        check(case, run(session, case), expected)
+        del session
+    gc.collect()
+    for session in kept:
+        check(case, run(session, case), expected)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,12 +12,12 @@ import onnx
 import onnxruntime
 import pytest
 from conv_cases import BIAS_RELU, CASES, GEOMETRIES, RESIDUAL_RELU, Case, by_name, check, expect, made, model_of
-from node_cases import OPSET, bits, typed
+from node_cases import OPSET, typed
 from onnx import TensorProto, helper, numpy_helper
 from tampering import PROGRAM, tampered
 from threads import in_threads
 
-from ort.host import CPU_ONLY, make, run
+from ort.host import CPU_ONLY, assert_refused, assert_runs_repeat, assert_sessions_come_and_go, make, run
 from ortplugin.ops.conv import OPERATOR
 
 FLOAT = TensorProto.FLOAT
@@ -282,21 +281,7 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_node_is_refused(library: Path, name: str) -> None:
-    wrong = WRONG[name]
-    if wrong.fed is None:
-        with pytest.raises(Exception) as caught:  # noqa: PT011, ONNX Runtime's own kinds
-            make(wrong.model())
-    else:
-        session = make(wrong.model())
-        feeds = {
-            each.name: np.ones(shape, np.float32) for each, shape in zip(session.get_inputs(), wrong.fed, strict=True)
-        }
-        with pytest.raises(Exception) as caught:  # noqa: PT011
-            session.run(None, feeds)
-    message = str(caught.value)
-    assert wrong.words in message
-    assert "culprit" in message
-    assert "FusedConv" in message
+    assert_refused(WRONG[name], "FusedConv")
 
 
 def test_no_foreign_text_passes_in_a_program(library: Path) -> None:
@@ -340,25 +325,14 @@ def test_many_threads_run_one_session(library: Path) -> None:
 
     def work(number: int) -> None:
         case = replace(first, name=f"thread {number}", shapes=((1 + number, 6, 20 + number, 31), *first.shapes[1:]))
-        wanted = run(session, case)
-        check(case, wanted)
-        for _ in range(10):
-            assert all((bits(a) == bits(b)).all() for a, b in zip(run(session, case), wanted, strict=True))
+        assert_runs_repeat(session, case, check)
 
     in_threads(8, work)
 
 
 def test_sessions_come_and_go(library: Path) -> None:
     case = by_name["constant weights: 3x3, float16, NHWC"]
-    model, expected = case.model(), expect(case)
-    kept = [make(model) for _ in range(3)]
-    for _ in range(20):
-        session = make(model)
-        check(case, run(session, case), expected)
-        del session
-    gc.collect()
-    for session in kept:
-        check(case, run(session, case), expected)
+    assert_sessions_come_and_go(case, check, expect(case), 20)
 
 
 def test_a_chain_of_convolutions(library: Path) -> None:

@@ -3,7 +3,6 @@ happens with nodes, inputs and surroundings that are wrong."""  # fmt: skip
 
 from __future__ import annotations
 
-import gc
 import json
 import re
 import subprocess
@@ -18,12 +17,20 @@ import onnx
 import onnxruntime
 import pytest
 from layer_norm_cases import AFFINE, BARE, CASES, RESIDUAL, Case, by_name, check, expect, model_of
-from node_cases import OPSET, UNIT_ROUNDOFF, bits, typed
+from node_cases import OPSET, UNIT_ROUNDOFF, typed
 from onnx import TensorProto, helper
 from threads import in_threads
 
 import ortplugin
-from ort.host import CPU_ONLY, make, options, run
+from ort.host import (
+    CPU_ONLY,
+    assert_runs_repeat,
+    assert_sessions_come_and_go,
+    assert_threads_change_nothing,
+    make,
+    options,
+    run,
+)
 from ortplugin.errors import RuntimeMissingError
 from ortplugin.ops.layer_norm import OPERATOR
 from ortplugin.session import CUDA, element_type, gpu_count
@@ -370,25 +377,16 @@ def test_many_threads_run_one_session(library: Path) -> None:
 
     def work(number: int) -> None:
         shape = (5 + 40 * number, (33, 768, 1023, 5140)[number % 4])
-        case = Case(f"thread {number}", text, (shape, shape[1:], shape, shape[1:], shape[1:]))
-        feeds = case.feeds()
-        first = session.run(None, feeds)
-        check(case, first)
-        for _ in range(10):
-            for got, wanted in zip(session.run(None, feeds), first, strict=True):
-                assert (bits(got) == bits(wanted)).all()
+        assert_runs_repeat(
+            session, Case(f"thread {number}", text, (shape, shape[1:], shape, shape[1:], shape[1:])), check
+        )
 
     in_threads(8, work)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_threads_inside_a_run_change_nothing(library: Path, threads: int) -> None:
-    case = by_name["bias, residual, sum kept, float16, 1023"]
-    made = options()
-    made.intra_op_num_threads = threads
-    got = run(onnxruntime.InferenceSession(case.model(), made, providers=CPU_ONLY), case)
-    for each, wanted in zip(got, run(make(case.model()), case), strict=True):
-        assert (bits(each) == bits(wanted)).all()
+    assert_threads_change_nothing(by_name["bias, residual, sum kept, float16, 1023"], threads)
 
 
 def test_options_are_registered_twice_and_by_many_threads(library: Path) -> None:
@@ -418,15 +416,7 @@ def test_the_library_itself_bears_being_registered_twice(library: Path) -> None:
 
 def test_sessions_come_and_go(library: Path) -> None:
     case = by_name["bias, residual, sum kept, float, 256"]
-    model, expected = case.model(), expect(case)
-    kept = [make(model) for _ in range(3)]
-    for _ in range(100):
-        session = make(model)
-        check(case, run(session, case), expected)
-        del session
-    gc.collect()
-    for session in kept:
-        check(case, run(session, case), expected)
+    assert_sessions_come_and_go(case, check, expect(case), 100)
 
 
 SESSION = """

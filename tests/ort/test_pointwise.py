@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from node_cases import OPSET, UNIT_ROUNDOFF, bits, typed
+from node_cases import OPSET, UNIT_ROUNDOFF, typed
 from onnx import TensorProto, helper
 from pointwise_cases import (
     CASES,
@@ -29,7 +28,15 @@ from pointwise_cases import (
 )
 from threads import in_threads
 
-from ort.host import CPU_ONLY, make, options, run
+from ort.host import (
+    CPU_ONLY,
+    assert_refused,
+    assert_runs_repeat,
+    assert_sessions_come_and_go,
+    assert_threads_change_nothing,
+    make,
+    run,
+)
 from ortplugin.ops.pointwise import OPERATOR
 from ortplugin.program import INTEGERS
 from ortplugin.session import element_type
@@ -271,21 +278,7 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_node_is_refused(library: Path, name: str) -> None:
-    wrong = WRONG[name]
-    if wrong.fed is None:
-        with pytest.raises(Exception) as caught:  # noqa: PT011, ONNX Runtime's own kinds
-            make(wrong.model())
-    else:
-        session = make(wrong.model())
-        feeds = {
-            each.name: np.ones(shape, np.float32) for each, shape in zip(session.get_inputs(), wrong.fed, strict=True)
-        }
-        with pytest.raises(Exception) as caught:  # noqa: PT011
-            session.run(None, feeds)
-    message = str(caught.value)
-    assert wrong.words in message
-    assert "culprit" in message
-    assert "FusedPointwise" in message
+    assert_refused(WRONG[name], "FusedPointwise")
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -323,38 +316,19 @@ def test_many_threads_run_one_session(library: Path) -> None:
 
     def work(number: int) -> None:
         shape = (5 + 40 * number, (33, 768, 1023, 5140)[number % 4])
-        case = Case(f"thread {number}", text, (shape, shape, shape[1:]))
-        feeds = case.feeds()
-        first = session.run(None, feeds)
-        check(case, first)
-        for _ in range(10):
-            for got, wanted in zip(session.run(None, feeds), first, strict=True):
-                assert (bits(got) == bits(wanted)).all()
+        assert_runs_repeat(session, Case(f"thread {number}", text, (shape, shape, shape[1:])), check)
 
     in_threads(8, work)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_threads_inside_a_run_change_nothing(library: Path, threads: int) -> None:
-    case = by_name["large: channels, float16"]
-    made = options()
-    made.intra_op_num_threads = threads
-    got = run(onnxruntime.InferenceSession(case.model(), made, providers=CPU_ONLY), case)
-    for each, wanted in zip(got, run(make(case.model()), case), strict=True):
-        assert (bits(each) == bits(wanted)).all()
+    assert_threads_change_nothing(by_name["large: channels, float16"], threads)
 
 
 def test_sessions_come_and_go(library: Path) -> None:
     case = by_name["several results, float"]
-    model, expected = case.model(), expect(case)
-    kept = [make(model) for _ in range(3)]
-    for _ in range(50):
-        session = make(model)
-        check(case, run(session, case), expected)
-        del session
-    gc.collect()
-    for session in kept:
-        check(case, run(session, case), expected)
+    assert_sessions_come_and_go(case, check, expect(case), 50)
 
 
 @pytest.mark.parametrize("kind", ["FusedPointwise", "FusedLayerNorm"])

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnxruntime
 import pytest
 from node_cases import OPSET, bits, typed
@@ -15,7 +14,7 @@ from onnx import TensorProto, helper
 from sum_to_cases import BOTH, CASES, LARGE_CASES, LERP_GRAD, Case, by_name, check, expect, model_of, summed
 from threads import in_threads
 
-from ort.host import CPU_ONLY, make, run
+from ort.host import CPU_ONLY, assert_refused, assert_runs_repeat, make, run
 from ortplugin.ops.sum_to import OPERATOR
 
 FLOAT = TensorProto.FLOAT
@@ -149,21 +148,7 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_node_is_refused(library: Path, name: str) -> None:
-    wrong = WRONG[name]
-    if wrong.fed is None:
-        with pytest.raises(Exception) as caught:  # noqa: PT011, ONNX Runtime's own kinds
-            make(wrong.model())
-    else:
-        session = make(wrong.model())
-        feeds = {
-            each.name: np.ones(shape, np.float32) for each, shape in zip(session.get_inputs(), wrong.fed, strict=True)
-        }
-        with pytest.raises(Exception) as caught:  # noqa: PT011
-            session.run(None, feeds)
-    message = str(caught.value)
-    assert wrong.words in message
-    assert "culprit" in message
-    assert "FusedSumTo" in message
+    assert_refused(WRONG[name], "FusedSumTo")
 
 
 # ------------------------------------------------------------------------------------------------------------ threads
@@ -177,10 +162,7 @@ def test_many_threads_run_one_session(library: Path) -> None:
     def work(number: int) -> None:
         shape = (3 + number, 3, (5, 33, 120, 61)[number % 4], 64 + number)
         case = Case(f"thread {number}", text, (shape, (3, 1, shape[3])))
-        wanted = run(session, case)
-        check(case, wanted)
-        for _ in range(10):
-            assert all((bits(a) == bits(b)).all() for a, b in zip(run(session, case), wanted, strict=True))
+        assert_runs_repeat(session, case, check)
 
     in_threads(8, work)
 
