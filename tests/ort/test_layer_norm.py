@@ -3,10 +3,8 @@ happens with nodes, inputs and surroundings that are wrong."""  # fmt: skip
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +29,7 @@ from ort.host import (
     options,
     run,
 )
+from ort.refusals import assert_refused_in_time, python, refusals_of
 from ortplugin.errors import RuntimeMissingError
 from ortplugin.ops.layer_norm import OPERATOR
 from ortplugin.session import CUDA, element_type, gpu_count
@@ -282,60 +281,22 @@ WRONG = {
     ),
 }  # fmt: skip
 
-# Tries each model read from standard input, announcing it first: what ends the process shows in the last line.
-TRY_EACH = """
-import json, sys, numpy, onnxruntime, ortplugin
-for line in sys.stdin:
-    name, model, fed = json.loads(line)
-    print(json.dumps([name, "began", ""]), flush=True)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    ortplugin.register(options)
-    stage = "session"
-    try:
-        session = onnxruntime.InferenceSession(bytes.fromhex(model), options, providers=["CPUExecutionProvider"])
-        stage = "run"
-        if fed is not None:
-            arrays = [numpy.ones(shape, numpy.float32) for shape in fed]
-            session.run(None, dict(zip((each.name for each in session.get_inputs()), arrays)))
-        message = ""
-    except Exception as error:
-        message = str(error)
-    print(json.dumps([name, stage, message]), flush=True)
-"""
-
 
 @pytest.fixture(scope="module")
 def refusals(library: Path) -> dict[str, tuple[str, str]]:
-    """(stage, message) of every wrong node: from other processes, which may crash without ending this one."""
-    found: dict[str, tuple[str, str]] = {}
-    while left := [name for name in WRONG if name not in found]:
-        lines = [json.dumps([name, WRONG[name].model().hex(), WRONG[name].fed]) for name in left]
-        done = python(TRY_EACH, "\n".join(lines))
-        for line in done.stdout.splitlines():
-            name, stage, message = json.loads(line)
-            found[name] = stage, message
-        assert left[0] in found, done.stderr
-    return found
-
-
-def python(code: str, stdin: str = "", env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Runs Python code in a process of its own that imports what this one does."""
-    start = f"import sys; sys.path[:] = {sys.path!r}\n"
-    return subprocess.run(
-        [sys.executable, "-c", start + code], input=stdin, capture_output=True, text=True, timeout=120, env=env
+    """(stage, message) of every wrong node."""
+    return refusals_of(
+        {
+            name: (each.model(), None if each.fed is None else [("float32", shape, None) for shape in each.fed])
+            for name, each in WRONG.items()
+        }
     )
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_node_is_refused(refusals: dict[str, tuple[str, str]], name: str) -> None:
-    stage, message = refusals[name]
-    assert stage != "began", "the process ended"
-    assert message, "it was accepted"
-    assert stage == ("session" if WRONG[name].fed is None else "run"), message
-    assert WRONG[name].words in message
-    assert "culprit" in message
-    assert "FusedLayerNorm" in message
+    wrong = WRONG[name]
+    assert_refused_in_time(refusals[name], at_load=wrong.fed is None, words=wrong.words, operator="FusedLayerNorm")
 
 
 def test_a_good_node_is_accepted() -> None:

@@ -23,6 +23,7 @@ from threads import in_threads
 
 import ortplugin
 from ort.host import CPU_ONLY, make, options
+from ort.refusals import assert_refused_in_time, refusals_of
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.ops import find
 from ortplugin.session import element_type
@@ -588,61 +589,17 @@ WRONG = {
     "the smallest start": start(f"starts[0] is {-(2**63)}", [-(2**63)], (4, 3), (2, 3), axes=[0]),
 }  # fmt: skip
 
-# Tries each model read from standard input, announcing it first: what ends the process shows in the last line.
-TRY_EACH = """
-import json, sys, numpy, onnxruntime, ortplugin
-for line in sys.stdin:
-    name, model, fed = json.loads(line)
-    print(json.dumps([name, "began", ""]), flush=True)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    ortplugin.register(options)
-    stage = "session"
-    try:
-        session = onnxruntime.InferenceSession(bytes.fromhex(model), options, providers=["CPUExecutionProvider"])
-        stage = "run"
-        if fed is not None:
-            arrays = [
-                numpy.zeros(shape, dtype) if values is None else numpy.array(values, dtype).reshape(shape)
-                for dtype, shape, values in fed
-            ]
-            session.run(None, dict(zip((each.name for each in session.get_inputs()), arrays)))
-        message = ""
-    except Exception as error:
-        message = str(error)
-    print(json.dumps([name, stage, message]), flush=True)
-"""
-
 
 @pytest.fixture(scope="module")
 def refusals(library: Path) -> dict[str, tuple[str, str]]:
-    """(stage, message) of every wrong node: from other processes, which may crash without ending this one."""
-    found: dict[str, tuple[str, str]] = {}
-    while left := [name for name in WRONG if name not in found]:
-        lines = [json.dumps([name, WRONG[name].model().hex(), WRONG[name].feeds()]) for name in left]
-        done = subprocess.run(
-            [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{TRY_EACH}"],
-            input="\n".join(lines),
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        for line in done.stdout.splitlines():
-            name, stage, message = json.loads(line)
-            found[name] = stage, message
-        assert left[0] in found, done.stderr
-    return found
+    """(stage, message) of every wrong node."""
+    return refusals_of({name: (each.model(), each.feeds()) for name, each in WRONG.items()})
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_node_or_index_is_refused(refusals: dict[str, tuple[str, str]], name: str) -> None:
-    stage, message = refusals[name]
-    assert stage != "began", "the process ended"
-    assert message, "it was accepted"
-    assert stage == ("session" if WRONG[name].fed is None else "run"), message
-    assert WRONG[name].words in message
-    assert "culprit" in message
-    assert WRONG[name].op in message
+    wrong = WRONG[name]
+    assert_refused_in_time(refusals[name], at_load=wrong.fed is None, words=wrong.words, operator=wrong.op)
 
 
 def test_good_nodes_are_accepted(library: Path) -> None:

@@ -1,0 +1,69 @@
+"""Wrong nodes in processes of their own, which they may end without ending the tests."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Feed = tuple[str, Sequence[int], Sequence[Any] | None]
+"""The dtype, shape and values of an input, in order; None: zeros."""
+
+# Tries each model read from standard input, announcing it first: what ends the process shows in the last line.
+TRY_EACH = """
+import json, sys, numpy, onnxruntime, ortplugin
+for line in sys.stdin:
+    name, model, fed = json.loads(line)
+    print(json.dumps([name, "began", ""]), flush=True)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    ortplugin.register(options)
+    stage = "session"
+    try:
+        session = onnxruntime.InferenceSession(bytes.fromhex(model), options, providers=["CPUExecutionProvider"])
+        stage = "run"
+        if fed is not None:
+            arrays = [
+                numpy.zeros(shape, dtype) if values is None else numpy.array(values, dtype).reshape(shape)
+                for dtype, shape, values in fed
+            ]
+            session.run(None, dict(zip((each.name for each in session.get_inputs()), arrays)))
+        message = ""
+    except Exception as error:
+        message = str(error)
+    print(json.dumps([name, stage, message]), flush=True)
+"""
+
+
+def refusals_of(wrong: Mapping[str, tuple[bytes, Sequence[Feed] | None]]) -> dict[str, tuple[str, str]]:
+    """(stage, message) of each model by name; it runs on the feeds, unless they are None."""
+    found: dict[str, tuple[str, str]] = {}
+    while left := [name for name in wrong if name not in found]:
+        lines = [json.dumps([name, wrong[name][0].hex(), wrong[name][1]]) for name in left]
+        done = python(TRY_EACH, "\n".join(lines))
+        for line in done.stdout.splitlines():
+            name, stage, message = json.loads(line)
+            found[name] = stage, message
+        assert left[0] in found, done.stderr
+    return found
+
+
+def assert_refused_in_time(refusal: tuple[str, str], *, at_load: bool, words: str, operator: str) -> None:
+    """The message names the node, whose name is "culprit", and its operator, and has the words."""
+    stage, message = refusal
+    assert stage != "began", "the process ended"
+    assert message, "it was accepted"
+    assert stage == ("session" if at_load else "run"), message
+    assert words in message
+    assert "culprit" in message
+    assert operator in message
+
+
+def python(code: str, stdin: str = "", env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs Python code in a process of its own that imports what this one does."""
+    start = f"import sys; sys.path[:] = {sys.path!r}\n"
+    return subprocess.run(
+        [sys.executable, "-c", start + code], input=stdin, capture_output=True, text=True, timeout=120, env=env
+    )
