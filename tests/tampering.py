@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from itertools import product
 
+import numpy as np
+
 # Every kind of token that there is: dtypes, names, numbers, flags, words and attributes' dtypes.
 PROGRAM = """(float x, uint8 u) => (float y, uint8 z, bool i) {
   a = Gelu<approximate="tanh">(x)
@@ -34,3 +36,17 @@ def tampered(every: int = 1) -> Iterator[str]:
         instead = f"{PROGRAM[: token.start()]}{payload}{PROGRAM[token.end() :]}"
         if number % every == 0:
             yield from (text for text in (behind, instead) if text != PROGRAM)
+
+
+def mangled(text: str, rng: np.random.Generator) -> str:
+    """The text with characters changed, dropped or doubled at one to three places."""
+    made = list(text)
+    for _ in range(int(rng.integers(1, 4))):
+        at, what = int(rng.integers(len(made))), int(rng.integers(3))
+        if what == 0:
+            made[at] = str(rng.choice(list('"#\\/;{}()<>=,.-+eE09aZ_ \n\0')))
+        elif what == 1:
+            del made[at : at + int(rng.integers(1, 12))]
+        else:
+            made[at:at] = made[at : at + int(rng.integers(1, 30))]
+    return "".join(made)

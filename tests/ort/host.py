@@ -83,3 +83,13 @@ def assert_sessions_come_and_go(case: Any, check: Callable[..., None], expected:
     gc.collect()
     for session in kept:
         check(case, run(session, case), expected)
+
+
+def assert_runs_or_names_the_node(model: bytes, feeds: dict[str, Array]) -> None:
+    """A session runs it, or ONNX Runtime's message names the node, whose name is "culprit"."""
+    message = "culprit"
+    try:
+        make(model).run(["y"], feeds)
+    except Exception as error:  # ONNX Runtime's own kinds
+        message = str(error)
+    assert "culprit" in message
