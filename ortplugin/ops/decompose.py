@@ -19,10 +19,9 @@ import onnx
 from onnx import helper, numpy_helper
 
 from ortplugin.errors import ModelError
-from ortplugin.program import INTEGERS, NUMPY_DTYPES, ONNX_DTYPES, UNSIGNED, Operand, Program, Statement
+from ortplugin.program import ATTRIBUTES, INTEGERS, NUMPY_DTYPES, ONNX_DTYPES, UNSIGNED, Operand, Program, Statement
 
 MINIMUM_OPSET = 11
-_INTEGER_ATTRIBUTES = ("fmod", "detect_negative", "detect_positive")
 
 
 class Builder:
@@ -174,7 +173,7 @@ def _takes(op: str, opset: int, dtype: str) -> bool:
 
 def _emit(builder: Builder, statement: Statement, dtype: str, operands: Sequence[str], output: str) -> str:
     op = statement.op
-    attributes = {name: int(value) if name in _INTEGER_ATTRIBUTES and not isinstance(value, str) else value
+    attributes = {name: int(value) if ATTRIBUTES[name].kind == "Flag" and not isinstance(value, str) else value
                   for name, value in statement.attributes}  # fmt: skip
     if op == "Cast":
         return builder.cast(operands[0], str(attributes["to"]), output)
