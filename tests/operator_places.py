@@ -17,7 +17,7 @@ from pointwise_cases import CASES
 
 from ortplugin.errors import ModelError
 from ortplugin.ops.decompose import MINIMUM_OPSET, to_onnx
-from ortplugin.ops.pointwise_reference import evaluate
+from ortplugin.ops.pointwise_reference import values
 from ortplugin.passes.pointwise.cost import WORK
 from ortplugin.program import (
     ATTRIBUTES,
@@ -58,14 +58,13 @@ def dtypes_of(spec: OperatorSpec) -> tuple[str, ...]:
 
 def has_reference(spec: OperatorSpec) -> bool:
     """Whether the reference evaluates it in every dtype."""
-    try:
-        for dtype in dtypes_of(spec):
-            program = example(spec, dtype)
-            kept = np.float64 if dtype in FLOATING else NUMPY_DTYPES[dtype]
-            operands = [np.ones(2, np.bool_ if p.dtype == "bool" else kept) for p in program.parameters]
-            evaluate(program.statements[0], operands)
-    except KeyError:
-        return False
+    for dtype in dtypes_of(spec):
+        program = example(spec, dtype)
+        inputs = [np.ones(2, NUMPY_DTYPES[each.dtype]) for each in program.parameters]
+        try:
+            values(program, inputs)
+        except KeyError:
+            return False
     return True
 
 
@@ -120,7 +119,7 @@ for _case in CASES:
         _PARITY.setdefault(_statement.op, set()).add(_case.program.operand_dtype(_statement))
 
 
-_DOCS = "docs/programs.md"
+DOCS = "docs/programs.md"
 _DOCS_TYPES = {"F": FLOATING, "I": INTEGERS, "U": UNSIGNED, "N": NUMBERS, "A": DTYPES, "": FLOATING,
                "F, int32, int64, uint32, uint64": SUMS}  # fmt: skip
 _DOCS_LETTERS = {"T": "T", "bool": "B", "attribute's": "C"}
@@ -128,7 +127,7 @@ _DOCS_LETTERS = {"T": "T", "bool": "B", "attribute's": "C"}
 
 def docs_rows() -> Iterator[tuple[OperatorSpec, str]]:
     """The operators as the table of docs/programs.md has them, each with the text of its attributes."""
-    table = text_of(_DOCS).split("## Operators\n", 1)[1].split("|---|---|---|\n", 1)[1].split("\n\n", 1)[0]
+    table = text_of(DOCS).split("## Operators\n", 1)[1].split("|---|---|---|\n", 1)[1].split("\n\n", 1)[0]
     for line in table.splitlines():
         types, signature, operators = (cell.strip() for cell in line.strip("|").split("|"))
         signature = signature.removesuffix(" with attributes")
@@ -170,7 +169,7 @@ PLACES: dict[str, Callable[[OperatorSpec], bool]] = {
         "ortplugin/runtime/cudnn/pointwise.cc"
     ),
     "the cost: WORK in ortplugin/passes/pointwise/cost.py": lambda spec: spec.name in WORK,
-    f"the table of {_DOCS}": is_in_docs,
+    f"the table of {DOCS}": is_in_docs,
 }
 
 

@@ -47,7 +47,9 @@ COMPARISONS: Final = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual
 TABLE: Final = Path(__file__).with_name("operators.def")
 _TYPES: Final = {"F": FLOATING, "I": INTEGERS, "U": UNSIGNED, "N": NUMBERS, "S": SUMS, "A": DTYPES}
 _ROW: Final = re.compile(r'(POINTWISE|CORE)\((\w+), "([\w, ]+) -> (\w+)"((?:, \w+\([^()]*\))*)\)\Z')
-_ATTRIBUTE: Final = re.compile(r', (\w+)\("(\w+)"((?:, [^(),]+)*)\)')
+_MUST_BE_GIVEN: Final = ("RequiredWord", "TargetDType", "Axes")
+_KINDS: Final = ("Number", "Flag", "Axis", "Word", *_MUST_BE_GIVEN)
+_ATTRIBUTE: Final = re.compile(rf', ({"|".join(_KINDS)})\("(\w+)"((?:, [^(),]+)*)\)')
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,9 @@ class AttributeSpec:
     @property
     def default(self) -> AttributeValue | None:
         """What it is where a text leaves it out; None: it must be given."""
-        if self.kind == "Word":
-            return self.given[0]
-        return float(self.given[0]) if self.kind in ("Number", "Flag", "Axis") else None
+        if self.kind in _MUST_BE_GIVEN:
+            return None
+        return self.given[0] if self.kind == "Word" else float(self.given[0])
 
 
 def rows(text: str) -> Iterator[tuple[OperatorSpec, tuple[AttributeSpec, ...]]]:
@@ -72,8 +74,8 @@ def rows(text: str) -> Iterator[tuple[OperatorSpec, tuple[AttributeSpec, ...]]]:
         if not line or line.startswith("//"):
             continue
         row = _ROW.match(line)
-        if row is None:
-            raise ValueError(f"{TABLE.name}, line {number}: '{line}' is no row")
+        if row is None or _ATTRIBUTE.sub("", row[5]) or len(_ATTRIBUTE.findall(row[5])) > 2:
+            raise ValueError(f"{TABLE.name}, line {number}: '{line}' is no row; the lines above say what one is")
         macro, name, operands, result, attributes = row.groups()
         letters = [*operands.split(", "), result]
         types = set(letters) - {"bool", "to"}
@@ -85,10 +87,8 @@ def rows(text: str) -> Iterator[tuple[OperatorSpec, tuple[AttributeSpec, ...]]]:
             for kind, attribute, given in _ATTRIBUTE.findall(attributes)
         )
         defaults = tuple((each.name, each.default) for each in found)
-        yield (
-            OperatorSpec(name, signature, defaults, _TYPES[types.pop()] if types else FLOATING, macro == "CORE"),
-            found,
-        )
+        takes = _TYPES[types.pop()] if types else FLOATING
+        yield OperatorSpec(name, signature, defaults, takes, macro == "CORE"), found
 
 
 _ROWS: Final = tuple(rows(TABLE.read_text(encoding="ascii")))
