@@ -1,7 +1,8 @@
 """Where every operator of pointwise programs must be, beside its line in ortplugin/program/operators.def.
 
 `missing()` names each operator and place that a line lacks. Run as a script it prints them, which is how the test sees
-what a new line asks for. The evaluator, which needs the library, is asked in ort/test_program_operators.py.
+what a new line asks for. A new part of the language that must know every operator gets an entry here. The evaluator,
+which needs the library, is asked in ort/test_program_operators.py.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def has_decomposition(spec: OperatorSpec) -> bool:
 
 
 def check_decomposition(program: Program, opset: int) -> None:
-    """Raises what ONNX's checkers raise where a node is none of the standard's, or has a dtype that it does not take."""
+    """Raises what ONNX's checkers raise of a node that the standard lacks, or has in other dtypes."""
     names = [each.name for each in program.parameters]
     inputs = [helper.make_tensor_value_info(each.name, ONNX_DTYPES[each.dtype], [3]) for each in program.parameters]
     output = helper.make_tensor_value_info("y", ONNX_DTYPES[program.results[0].dtype], [3])
@@ -169,7 +170,7 @@ def _is_number(text: str, number: float) -> bool:
 
 POINTWISE_PLACES: dict[str, Callable[[OperatorSpec], bool]] = {
     "the reference: POINTWISE in ortplugin/ops/pointwise_reference.py": has_reference,
-    "the decomposition: _REWRITTEN in ortplugin/ops/decompose.py, unless ONNX has it from opset 11 on": has_decomposition,
+    "the decomposition: _REWRITTEN in ortplugin/ops/decompose.py, where the standard lacks it": has_decomposition,
     "the CUDA function: op_<name> in ortplugin/device/pointwise.cuh": has_cuda,
     "the instructions of a GPU: Weight in ortplugin/ops/pointwise/pointwise_cuda.cc": has_case(
         "ortplugin/ops/pointwise/pointwise_cuda.cc"
