@@ -231,6 +231,12 @@ SHIFTS = """(T x, T y) => (T l, T r) {
   r = BitShift<direction="RIGHT">(x, y)
 }"""
 
+OTHERS = """(T x, T y, bool b) => (T a, T n, T s, T r, T m, T p, T w, T k, bool i, bool o, bool e) {
+  a = Abs(x) n = Neg(x) s = Sign(x) r = Relu(x) m = Min(x, y) p = Pow(x, 2)
+  g = Greater(x, y) h = GreaterOrEqual(x, y) l = LessOrEqual(x, y)
+  i = And(g, b) o = Or(l, b) e = Equal(i, b) v = Where(b, o, h) w = Where(v, x, y) k = Cast<to=T>(b)
+}"""
+
 
 def _integers() -> list[Case]:
     cases = []
@@ -239,6 +245,7 @@ def _integers() -> list[Case]:
             shapes = ((4, 33), (33,), (4, 1))
             cases.append(Case(f"whole numbers, {dtype}, {values}", typed(WHOLE, dtype), shapes, values))
             cases.append(Case(f"bits, {dtype}, {values}", typed(BITS, dtype), ((4, 33), (33,)), values))
+        cases.append(Case(f"others, {dtype}", typed(OTHERS, dtype), ((4, 33), (33,), (4, 1))))
         if dtype.startswith("u"):
             cases.append(Case(f"shifts, {dtype}", typed(SHIFTS, dtype), ((4, 33), (33,))))
         info = np.iinfo(NUMPY_DTYPES[dtype])

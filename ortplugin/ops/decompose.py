@@ -19,10 +19,9 @@ import onnx
 from onnx import helper, numpy_helper
 
 from ortplugin.errors import ModelError
-from ortplugin.program import INTEGERS, NUMPY_DTYPES, ONNX_DTYPES, UNSIGNED, Operand, Program, Statement
+from ortplugin.program import ATTRIBUTES, INTEGERS, NUMPY_DTYPES, ONNX_DTYPES, UNSIGNED, Operand, Program, Statement
 
 MINIMUM_OPSET = 11
-_INTEGER_ATTRIBUTES = ("fmod", "detect_negative", "detect_positive")
 
 
 class Builder:
@@ -161,20 +160,19 @@ def _input(builder: Builder, operand: Operand, dtype: str, names: dict[str, str]
 
 
 def _takes(op: str, opset: int, dtype: str) -> bool:
-    """Whether the standard has `op` at this opset, for tensors of this dtype."""
+    """Whether the standard has `op` at this opset, for tensors of this dtype in every operand."""
     try:
         schema = onnx.defs.get_schema(op, opset, "")
     except onnx.defs.SchemaError:
         return False
-    variable = schema.inputs[0].type_str if op != "Where" else schema.inputs[1].type_str
-    text = f"tensor({dtype})"
-    allowed = next((c.allowed_type_strs for c in schema.type_constraints if c.type_param_str == variable), [variable])
-    return text in allowed
+    variables = {each.type_str for each in schema.inputs[1 if op == "Where" else 0 :]}  # Pow has two, of T and T1
+    allowed = {each.type_param_str: each.allowed_type_strs for each in schema.type_constraints}
+    return all(f"tensor({dtype})" in allowed.get(variable, [variable]) for variable in variables)
 
 
 def _emit(builder: Builder, statement: Statement, dtype: str, operands: Sequence[str], output: str) -> str:
     op = statement.op
-    attributes = {name: int(value) if name in _INTEGER_ATTRIBUTES and not isinstance(value, str) else value
+    attributes = {name: int(value) if ATTRIBUTES[name].kind == "Flag" and not isinstance(value, str) else value
                   for name, value in statement.attributes}  # fmt: skip
     if op == "Cast":
         return builder.cast(operands[0], str(attributes["to"]), output)
@@ -269,6 +267,8 @@ def _swish(b: Builder, statement: Statement, dtype: str, x: str, output: str) ->
 
 
 def _mish(b: Builder, statement: Statement, dtype: str, x: str, output: str) -> str:  # x tanh(log(1 + e^x))
+    if not _takes("Softplus", b.opset, dtype):
+        return b.cast(_mish(b, statement, "float", b.cast(x, "float"), ""), dtype, output)
     return b.op("Mul", x, b.op("Tanh", b.op("Softplus", x)), output=output)
 
 

@@ -32,13 +32,14 @@ from ortplugin.program.dtypes import (
 )
 from ortplugin.program.errors import ProgramError
 from ortplugin.program.limits import MAX_CHARACTERS, MAX_NAME, MAX_PARAMETERS, MAX_RESULTS, MAX_STATEMENTS, MAX_SUM_AXIS
-from ortplugin.program.operators import COMPARISONS, OPERATORS, AttributeValue, OperatorSpec
+from ortplugin.program.operators import ATTRIBUTES, COMPARISONS, OPERATORS, AttributeSpec, AttributeValue, OperatorSpec
 from ortplugin.program.parser import parse
 from ortplugin.program.printing import Operand, number_text, operand_text
 from ortplugin.program.program import Program, drop_unused, fresh_name
 from ortplugin.program.statement import Parameter, Statement
 
 __all__ = [
+    "ATTRIBUTES",
     "COMPARISONS",
     "DTYPES",
     "DTYPE_NAMES",
@@ -57,6 +58,7 @@ __all__ = [
     "SIGNED",
     "SUMS",
     "UNSIGNED",
+    "AttributeSpec",
     "AttributeValue",
     "Operand",
     "OperatorSpec",

@@ -12,10 +12,8 @@ import numpy as np
 from ortplugin.program.dtypes import DTYPES
 from ortplugin.program.errors import ProgramError
 from ortplugin.program.limits import MAX_SUM_AXIS
-from ortplugin.program.operators import OPERATORS, AttributeValue
+from ortplugin.program.operators import ATTRIBUTES, OPERATORS, AttributeValue
 
-_WHOLE: Final = ("axis", "fmod", "detect_negative", "detect_positive", "keepdims")  # attributes without fraction
-_WORDS: Final = {"approximate": ("none", "tanh"), "direction": ("LEFT", "RIGHT")}
 _AXES: Final = re.compile(r"(?:0|[1-9][0-9]*)(?: (?:0|[1-9][0-9]*))*\Z")
 
 
@@ -47,7 +45,7 @@ def complete_attributes(
         if value_ is None:
             raise ProgramError(f"statement '{statement}': {op} needs the attribute '{name}'")
         _check_attribute(op, name, value_, statement)
-        if name in _WHOLE and value_ == 0:
+        if ATTRIBUTES[name].kind in ("Axis", "Flag") and value_ == 0:
             value_ = 0.0  # no -0
         completed.append((name, as_attribute(value_)))
     return tuple(completed)
@@ -58,19 +56,21 @@ def _check_attribute(op: str, name: str, value: AttributeValue, statement: str) 
         if not good:
             raise ProgramError(f"statement '{statement}': {op}'s {name} is {value!r}; it must be {expected}")
 
-    if name == "to":
+    kind = ATTRIBUTES[name].kind
+    if kind == "TargetDType":
         require(value in DTYPES, f"one of {', '.join(DTYPES)}")
-    elif name in _WORDS:
-        require(value in _WORDS[name], " or ".join(f'"{word}"' for word in _WORDS[name]))
-    elif name == "axes":
+    elif kind in ("Word", "RequiredWord"):
+        words = ATTRIBUTES[name].given
+        require(value in words, " or ".join(f'"{word}"' for word in words))
+    elif kind == "Axes":
         expected = f'numbers from 0 to {MAX_SUM_AXIS}, ascending, with one space between them, such as "0 2 3"'
         require(isinstance(value, str) and sum_axes(value) is not None, expected)
     else:
         require(not isinstance(value, str), "a number")
-        if name == "axis":
+        if kind == "Axis":
             number = float(value)
             require(abs(number) <= 1024 and number == int(number), "an integer from -1024 to 1024")
-        elif name in _WHOLE:
+        elif kind == "Flag":
             require(value in (0, 1), "0 or 1")
         elif not isinstance(value, str) and math.isfinite(value):
             require(math.isfinite(float(as_attribute(value))), "within the range of float")

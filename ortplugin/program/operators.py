@@ -1,9 +1,14 @@
-"""The table of operators of pointwise programs (docs/programs.md). C++ has the same in runtime/program/program.cc."""
+"""The operators of pointwise programs, as the table that Python and C++ share has them: operators.def beside this file.
+
+The tests hold docs/programs.md and every implementation against it; "Adding an operator" there says what a line needs.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
@@ -39,42 +44,54 @@ class OperatorSpec:
 
 COMPARISONS: Final = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
 
-
-def _rows() -> Iterator[OperatorSpec]:
-    unary = (
-        "Reciprocal Sqrt Exp Log Floor Ceil Round Sin Cos Tan Asin Acos Atan Sinh Cosh Tanh Asinh Acosh Atanh Erf "
-        "Sigmoid Softplus Softsign HardSwish Mish"
-    )
-    yield from (OperatorSpec(name, "TT", types=NUMBERS) for name in ("Abs", "Neg", "Sign", "Relu"))
-    yield from (OperatorSpec(name, "TT") for name in unary.split())
-    yield OperatorSpec("LeakyRelu", "TT", (("alpha", 0.01),))
-    yield OperatorSpec("Elu", "TT", (("alpha", 1.0),))
-    yield OperatorSpec("Celu", "TT", (("alpha", 1.0),))
-    yield OperatorSpec("Selu", "TT", (("alpha", 1.67326319217681884765625), ("gamma", 1.05070102214813232421875)))
-    yield OperatorSpec("HardSigmoid", "TT", (("alpha", 0.2), ("beta", 0.5)))
-    yield OperatorSpec("ThresholdedRelu", "TT", (("alpha", 1.0),))
-    yield OperatorSpec("Shrink", "TT", (("bias", 0.0), ("lambd", 0.5)))
-    yield OperatorSpec("Swish", "TT", (("alpha", 1.0),))
-    yield OperatorSpec("QuickGelu", "TT", (("alpha", 1.702),))
-    yield OperatorSpec("Gelu", "TT", (("approximate", "none"),))
-    yield from (OperatorSpec(name, "TTT", types=NUMBERS) for name in ("Add", "Sub", "Mul", "Div", "Pow"))
-    yield from (OperatorSpec(name, "TTT", types=NUMBERS) for name in ("Min", "Max"))
-    yield OperatorSpec("PRelu", "TTT")
-    yield OperatorSpec("Mod", "TTT", (("fmod", 0.0),), NUMBERS)
-    yield from (OperatorSpec(f"Bitwise{name}", "TTT", types=INTEGERS) for name in ("And", "Or", "Xor"))
-    yield OperatorSpec("BitShift", "TTT", (("direction", None),), UNSIGNED)
-    yield OperatorSpec("BitwiseNot", "TT", types=INTEGERS)
-    yield OperatorSpec("Clip", "TTTT", types=NUMBERS)
-    yield from (OperatorSpec(name, "TTB", types=DTYPES if name == "Equal" else NUMBERS) for name in COMPARISONS)
-    yield from (OperatorSpec(name, "BBB") for name in ("And", "Or", "Xor"))
-    yield OperatorSpec("Not", "BB")
-    yield OperatorSpec("Where", "BTTT", types=DTYPES)
-    yield OperatorSpec("IsNaN", "TB")
-    yield OperatorSpec("IsInf", "TB", (("detect_negative", 1.0), ("detect_positive", 1.0)))
-    yield OperatorSpec("Cast", "TC", (("to", None),), DTYPES)
-    for name in ("LayerNormalization", "RMSNormalization"):
-        yield OperatorSpec(name, "TT", (("axis", -1.0), ("epsilon", 1e-05)), core=True)
-    yield OperatorSpec("SumTo", "TT", (("axes", None), ("keepdims", 1.0)), SUMS, core=True)
+TABLE: Final = Path(__file__).with_name("operators.def")
+_TYPES: Final = {"F": FLOATING, "I": INTEGERS, "U": UNSIGNED, "N": NUMBERS, "S": SUMS, "A": DTYPES}
+_ROW: Final = re.compile(r'(POINTWISE|CORE)\((\w+), "([\w, ]+) -> (\w+)"((?:, \w+\([^()]*\))*)\)\Z')
+_MUST_BE_GIVEN: Final = ("RequiredWord", "TargetDType", "Axes")
+_KINDS: Final = ("Number", "Flag", "Axis", "Word", *_MUST_BE_GIVEN)
+_ATTRIBUTE: Final = re.compile(rf', ({"|".join(_KINDS)})\("(\w+)"((?:, [^(),]+)*)\)')
 
 
-OPERATORS: Final[Mapping[str, OperatorSpec]] = MappingProxyType({row.name: row for row in _rows()})
+@dataclass(frozen=True)
+class AttributeSpec:
+    """One attribute of a row. `kind` and `given`: what operators.def calls it, and gives beside its name."""
+
+    name: str
+    kind: str
+    given: tuple[str, ...]
+
+    @property
+    def default(self) -> AttributeValue | None:
+        """What it is where a text leaves it out; None: it must be given."""
+        if self.kind in _MUST_BE_GIVEN:
+            return None
+        return self.given[0] if self.kind == "Word" else float(self.given[0])
+
+
+def rows(text: str) -> Iterator[tuple[OperatorSpec, tuple[AttributeSpec, ...]]]:
+    """The rows of a table in operators.def's form. Raises ValueError that names a line which is none."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line or line.startswith("//"):
+            continue
+        row = _ROW.match(line)
+        if row is None or _ATTRIBUTE.sub("", row[5]) or len(_ATTRIBUTE.findall(row[5])) > 2:
+            raise ValueError(f"{TABLE.name}, line {number}: '{line}' is no row; the lines above say what one is")
+        macro, name, operands, result, attributes = row.groups()
+        letters = [*operands.split(", "), result]
+        types = set(letters) - {"bool", "to"}
+        if len(types) > 1 or not types <= _TYPES.keys():
+            raise ValueError(f"{TABLE.name}, line {number}: {name} must have one of the types {', '.join(_TYPES)}")
+        signature = "".join({"bool": "B", "to": "C"}.get(letter, "T") for letter in letters)
+        found = tuple(
+            AttributeSpec(attribute, kind, tuple(re.findall(r"[^ \",]+", given)))
+            for kind, attribute, given in _ATTRIBUTE.findall(attributes)
+        )
+        defaults = tuple((each.name, each.default) for each in found)
+        takes = _TYPES[types.pop()] if types else FLOATING
+        yield OperatorSpec(name, signature, defaults, takes, macro == "CORE"), found
+
+
+_ROWS: Final = tuple(rows(TABLE.read_text(encoding="ascii")))
+OPERATORS: Final[Mapping[str, OperatorSpec]] = MappingProxyType({spec.name: spec for spec, _ in _ROWS})
+# By name: an attribute's kind is the same in every operator that has it.
+ATTRIBUTES: Final[Mapping[str, AttributeSpec]] = MappingProxyType({a.name: a for _, found in _ROWS for a in found})

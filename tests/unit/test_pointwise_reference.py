@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
+from operator_places import check_decomposition
 
 from ortplugin.errors import ModelError
 from ortplugin.ops.decompose import Builder, to_onnx
@@ -316,3 +317,20 @@ def test_results_have_the_whole_shape(
 def test_a_result_of_the_whole_shape_is_not_expanded() -> None:
     program = parse("(float x, float w) => (float y, float z) { y = Mul(x, w) z = Neg(y) }")
     assert [node.op_type for node in to_onnx(program, ["x", "w"], ["y", "z"], 18, "t")] == ["Mul", "Neg"]
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "opset", "operators"),
+    [
+        ("Mish(x)", "float", 17, ["Softplus", "Tanh", "Mul"]),
+        ("Mish(x)", "float", 18, ["Mish"]),
+        ("Mish(x)", "bfloat16", 20, ["Cast", "Softplus", "Tanh", "Mul", "Cast"]),  # Softplus has bfloat16 from 22 on
+        ("Mish(x)", "bfloat16", 22, ["Mish"]),
+        ("Pow(x, x)", "bfloat16", 13, ["Cast", "Cast", "Pow", "Cast"]),  # its exponent has bfloat16 from 15 on
+        ("Pow(x, x)", "bfloat16", 15, ["Pow"]),
+    ],
+)
+def test_operators_that_the_opset_has_in_part(op: str, dtype: str, opset: int, operators: list[str]) -> None:
+    program = parse(f"({dtype} x) => ({dtype} y) {{ y = {op} }}")
+    assert [node.op_type for node in to_onnx(program, ["x"], ["y"], opset, "t")] == operators
+    check_decomposition(program, opset)

@@ -18,6 +18,7 @@ namespace {
 constexpr int kThreads = 256;  // the most of a block
 
 // Instructions of a statement on one element, about: what an unrolled loop multiplies, and a compiler has to chew.
+// Without a default, so that the compiler asks it of every new operator.
 int Weight(const Program& program, const Statement& statement) {
   const bool is_double = program.value(statement.operands.back()).dtype == DType::kDouble;
   switch (statement.op) {
@@ -68,9 +69,38 @@ int Weight(const Program& program, const Statement& statement) {
     case Op::kCos:
     case Op::kTan:
       return is_double ? 300 : 120;
-    default:
-      return is_double ? 120 : 25;
+    case Op::kReciprocal:
+    case Op::kSqrt:
+    case Op::kExp:
+    case Op::kLog:
+    case Op::kAsin:
+    case Op::kAcos:
+    case Op::kAtan:
+    case Op::kSinh:
+    case Op::kCosh:
+    case Op::kTanh:
+    case Op::kAsinh:
+    case Op::kAcosh:
+    case Op::kAtanh:
+    case Op::kErf:
+    case Op::kSigmoid:
+    case Op::kSoftplus:
+    case Op::kSoftsign:
+    case Op::kMish:
+    case Op::kElu:
+    case Op::kCelu:
+    case Op::kSelu:
+    case Op::kSwish:
+    case Op::kQuickGelu:
+    case Op::kGelu:
+    case Op::kDiv:
+    case Op::kMod:
+    case Op::kLayerNormalization:
+    case Op::kRMSNormalization:
+    case Op::kSumTo:
+      break;
   }
+  return is_double ? 120 : 25;
 }
 
 bool IsLinear(const PointwiseShape& shape, size_t parameter) { return shape.axes.is_linear(parameter); }

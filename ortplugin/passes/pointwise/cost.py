@@ -27,19 +27,26 @@ LAUNCH_BYTES = 8 << 20
 WORK_BYTES = 0.125
 FREE = 4
 
-# Work of one statement, in simple operations. What is not listed is a function of many: EXPENSIVE.
+# Work of one statement, in simple operations: of every operator, core ones included.
 _SIMPLE = """
     Abs Neg Sign Relu LeakyRelu ThresholdedRelu PRelu HardSigmoid HardSwish Shrink Floor Ceil Round Add Sub Mul Min Max
     Clip Equal Less LessOrEqual Greater GreaterOrEqual And Or Xor Not Where IsNaN IsInf Cast BitwiseAnd BitwiseOr
     BitwiseXor BitwiseNot BitShift
 """
-WORK = {**dict.fromkeys(_SIMPLE.split(), 1), **dict.fromkeys(("Div", "Reciprocal", "Sqrt"), 4)}
-EXPENSIVE = 16
+_FUNCTIONS = """
+    Exp Log Sin Cos Tan Asin Acos Atan Sinh Cosh Tanh Asinh Acosh Atanh Erf Sigmoid Softplus Softsign Mish Elu Celu Selu
+    Swish QuickGelu Gelu Pow Mod LayerNormalization RMSNormalization SumTo
+"""
+WORK = {
+    **dict.fromkeys(_SIMPLE.split(), 1),
+    **dict.fromkeys(("Div", "Reciprocal", "Sqrt"), 4),
+    **dict.fromkeys(_FUNCTIONS.split(), 16),
+}
 
 
 def work(operators: Iterable[str]) -> int:
     """The work of these statements for one element."""
-    return sum(WORK.get(op, EXPENSIVE) for op in operators)
+    return sum(WORK[op] for op in operators)
 
 
 def too_dear(added: int, small_bytes: int | None, elements: int | None) -> str | None:

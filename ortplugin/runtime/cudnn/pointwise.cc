@@ -12,8 +12,9 @@ struct Unsupported {
   std::string why;
 };
 
-// The mode of an operator that cuDNN has as it is. Its sine, cosine and tangent are left out: they lose all digits of
-// large angles.
+// The mode of an operator that cuDNN has as it is; none for what Mapper writes with several or with attributes, and for
+// what a program with a convolution of cuDNN's cannot hold. Its sine, cosine and tangent are left out: they lose all
+// digits of large angles. Without a default, so that the compiler asks of every new operator which one it is.
 std::optional<Mode> DirectMode(Op op) {
   switch (op) {
       // clang-format off
@@ -41,10 +42,21 @@ std::optional<Mode> DirectMode(Op op) {
     case Op::kOr: return Mode::kOr;
     case Op::kNot: return Mode::kNot;
     case Op::kWhere: return Mode::kSelect;
-    // clang-format on
-    default:
+    // Mapper::MapStatement has these.
+    case Op::kCast: case Op::kClip: case Op::kPow: case Op::kSwish: case Op::kQuickGelu: case Op::kGelu:
+    case Op::kElu: case Op::kSelu: case Op::kSoftplus: case Op::kMish: case Op::kTanh: case Op::kMin: case Op::kMax:
+    case Op::kLeakyRelu: case Op::kPRelu: case Op::kHardSigmoid: case Op::kHardSwish: case Op::kIsNaN:
       return std::nullopt;
+    // These are refused.
+    case Op::kSign: case Op::kRound: case Op::kSin: case Op::kCos: case Op::kTan: case Op::kAsin: case Op::kAcos:
+    case Op::kAtan: case Op::kSinh: case Op::kCosh: case Op::kAsinh: case Op::kAcosh: case Op::kAtanh:
+    case Op::kSoftsign: case Op::kCelu: case Op::kThresholdedRelu: case Op::kShrink: case Op::kMod:
+    case Op::kBitwiseAnd: case Op::kBitwiseOr: case Op::kBitwiseXor: case Op::kBitShift: case Op::kBitwiseNot:
+    case Op::kXor: case Op::kIsInf: case Op::kLayerNormalization: case Op::kRMSNormalization: case Op::kSumTo:
+      return std::nullopt;
+      // clang-format on
   }
+  return std::nullopt;
 }
 
 bool Commutes(Mode mode) {

@@ -9,6 +9,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <unordered_map>
@@ -39,117 +40,88 @@ enum class Kind : uint8_t { kNone, kNumber, kAxis, kFlag, kWord, kDType, kAxes }
 
 // What a kWord attribute may be: its value is the index.
 using Words = std::array<const char*, 2>;
-constexpr Words kApproximations = {"none", "tanh"};
-constexpr Words kDirections = {"LEFT", "RIGHT"};
 
 struct Attribute {
   const char* name = nullptr;
   Kind kind = Kind::kNone;
   double preset = 0;  // the value when the text leaves it out
-  const Words* words = nullptr;
+  Words words{};
   bool required = false;
 };
 
 struct Row {
   Op op;
   const char* name;
+  bool is_core;
   size_t arity;
   Takes takes;
   Gives gives;
   std::array<Attribute, 2> attributes;
 };
 
-constexpr Attribute Number(const char* name, double preset) { return {name, Kind::kNumber, preset}; }
-constexpr Attribute Flag(const char* name, double preset) { return {name, Kind::kFlag, preset}; }
-
-// clang-format off
-constexpr Row kOperators[] = {
-    {Op::kAbs, "Abs", 1, Takes::kNumber, Gives::kSame, {}},
-    {Op::kNeg, "Neg", 1, Takes::kNumber, Gives::kSame, {}},
-    {Op::kReciprocal, "Reciprocal", 1, Takes::kFloating, Gives::kSame, {}},
-    {Op::kSqrt, "Sqrt", 1, Takes::kFloating, Gives::kSame, {}},
-    {Op::kExp, "Exp", 1, Takes::kFloating, Gives::kSame, {}},
-    {Op::kLog, "Log", 1, Takes::kFloating, Gives::kSame, {}},
-    {Op::kFloor, "Floor", 1, Takes::kFloating, Gives::kSame, {}},
-    {Op::kCeil, "Ceil", 1, Takes::kFloating, Gives::kSame, {}},
-    {Op::kRound, "Round", 1, Takes::kFloating, Gives::kSame, {}},
-    {Op::kSign, "Sign", 1, Takes::kNumber, Gives::kSame, {}},
-    {Op::kSin, "Sin", 1, Takes::kFloating, Gives::kSame, {}},
-    {Op::kCos, "Cos", 1, Takes::kFloating, Gives::kSame, {}},
-    {Op::kTan, "Tan", 1, Takes::kFloating, Gives::kSame, {}},
-    {Op::kAsin, "Asin", 1, Takes::kFloating, Gives::kSame, {}},
-    {Op::kAcos, "Acos", 1, Takes::kFloating, Gives::kSame, {}},
-    {Op::kAtan, "Atan", 1, Takes::kFloating, Gives::kSame, {}},
-    {Op::kSinh, "Sinh", 1, Takes::kFloating, Gives::kSame, {}},
-    {Op::kCosh, "Cosh", 1, Takes::kFloating, Gives::kSame, {}},
-    {Op::kTanh, "Tanh", 1, Takes::kFloating, Gives::kSame, {}},
-    {Op::kAsinh, "Asinh", 1, Takes::kFloating, Gives::kSame, {}},
-    {Op::kAcosh, "Acosh", 1, Takes::kFloating, Gives::kSame, {}},
-    {Op::kAtanh, "Atanh", 1, Takes::kFloating, Gives::kSame, {}},
-    {Op::kErf, "Erf", 1, Takes::kFloating, Gives::kSame, {}},
-    {Op::kRelu, "Relu", 1, Takes::kNumber, Gives::kSame, {}},
-    {Op::kSigmoid, "Sigmoid", 1, Takes::kFloating, Gives::kSame, {}},
-    {Op::kSoftplus, "Softplus", 1, Takes::kFloating, Gives::kSame, {}},
-    {Op::kSoftsign, "Softsign", 1, Takes::kFloating, Gives::kSame, {}},
-    {Op::kHardSwish, "HardSwish", 1, Takes::kFloating, Gives::kSame, {}},
-    {Op::kMish, "Mish", 1, Takes::kFloating, Gives::kSame, {}},
-    {Op::kLeakyRelu, "LeakyRelu", 1, Takes::kFloating, Gives::kSame, {Number("alpha", 0.01)}},
-    {Op::kElu, "Elu", 1, Takes::kFloating, Gives::kSame, {Number("alpha", 1)}},
-    {Op::kCelu, "Celu", 1, Takes::kFloating, Gives::kSame, {Number("alpha", 1)}},
-    {Op::kSelu, "Selu", 1, Takes::kFloating, Gives::kSame,
-        {Number("alpha", 1.67326319217681884765625), Number("gamma", 1.05070102214813232421875)}},
-    {Op::kHardSigmoid, "HardSigmoid", 1, Takes::kFloating, Gives::kSame, {Number("alpha", 0.2), Number("beta", 0.5)}},
-    {Op::kThresholdedRelu, "ThresholdedRelu", 1, Takes::kFloating, Gives::kSame, {Number("alpha", 1)}},
-    {Op::kShrink, "Shrink", 1, Takes::kFloating, Gives::kSame, {Number("bias", 0), Number("lambd", 0.5)}},
-    {Op::kSwish, "Swish", 1, Takes::kFloating, Gives::kSame, {Number("alpha", 1)}},
-    {Op::kQuickGelu, "QuickGelu", 1, Takes::kFloating, Gives::kSame, {Number("alpha", 1.702)}},
-    {Op::kGelu, "Gelu", 1, Takes::kFloating, Gives::kSame, {Attribute{"approximate", Kind::kWord, 0, &kApproximations}}},
-    {Op::kAdd, "Add", 2, Takes::kNumber, Gives::kSame, {}},
-    {Op::kSub, "Sub", 2, Takes::kNumber, Gives::kSame, {}},
-    {Op::kMul, "Mul", 2, Takes::kNumber, Gives::kSame, {}},
-    {Op::kDiv, "Div", 2, Takes::kNumber, Gives::kSame, {}},
-    {Op::kMod, "Mod", 2, Takes::kNumber, Gives::kSame, {Flag("fmod", 0)}},
-    {Op::kPow, "Pow", 2, Takes::kNumber, Gives::kSame, {}},
-    {Op::kMin, "Min", 2, Takes::kNumber, Gives::kSame, {}},
-    {Op::kMax, "Max", 2, Takes::kNumber, Gives::kSame, {}},
-    {Op::kPRelu, "PRelu", 2, Takes::kFloating, Gives::kSame, {}},
-    {Op::kClip, "Clip", 3, Takes::kNumber, Gives::kSame, {}},
-    {Op::kBitwiseAnd, "BitwiseAnd", 2, Takes::kInteger, Gives::kSame, {}},
-    {Op::kBitwiseOr, "BitwiseOr", 2, Takes::kInteger, Gives::kSame, {}},
-    {Op::kBitwiseXor, "BitwiseXor", 2, Takes::kInteger, Gives::kSame, {}},
-    {Op::kBitwiseNot, "BitwiseNot", 1, Takes::kInteger, Gives::kSame, {}},
-    {Op::kBitShift, "BitShift", 2, Takes::kUnsigned, Gives::kSame,
-        {Attribute{"direction", Kind::kWord, 0, &kDirections, true}}},
-    {Op::kEqual, "Equal", 2, Takes::kAny, Gives::kBool, {}},
-    {Op::kLess, "Less", 2, Takes::kNumber, Gives::kBool, {}},
-    {Op::kLessOrEqual, "LessOrEqual", 2, Takes::kNumber, Gives::kBool, {}},
-    {Op::kGreater, "Greater", 2, Takes::kNumber, Gives::kBool, {}},
-    {Op::kGreaterOrEqual, "GreaterOrEqual", 2, Takes::kNumber, Gives::kBool, {}},
-    {Op::kAnd, "And", 2, Takes::kBool, Gives::kSame, {}},
-    {Op::kOr, "Or", 2, Takes::kBool, Gives::kSame, {}},
-    {Op::kXor, "Xor", 2, Takes::kBool, Gives::kSame, {}},
-    {Op::kNot, "Not", 1, Takes::kBool, Gives::kSame, {}},
-    {Op::kWhere, "Where", 3, Takes::kAny, Gives::kSame, {}},
-    {Op::kIsNaN, "IsNaN", 1, Takes::kFloating, Gives::kBool, {}},
-    {Op::kIsInf, "IsInf", 1, Takes::kFloating, Gives::kBool, {Flag("detect_negative", 1), Flag("detect_positive", 1)}},
-    {Op::kCast, "Cast", 1, Takes::kAny, Gives::kTarget, {Attribute{"to", Kind::kDType, 0, nullptr, true}}},
-    {Op::kLayerNormalization, "LayerNormalization", 1, Takes::kFloating, Gives::kSame,
-        {Attribute{"axis", Kind::kAxis, -1}, Number("epsilon", 1e-05)}},
-    {Op::kRMSNormalization, "RMSNormalization", 1, Takes::kFloating, Gives::kSame,
-        {Attribute{"axis", Kind::kAxis, -1}, Number("epsilon", 1e-05)}},
-    {Op::kSumTo, "SumTo", 1, Takes::kSummable, Gives::kSame,
-        {Attribute{"axes", Kind::kAxes, 0, nullptr, true}, Flag("keepdims", 1)}},
-};
-// clang-format on
-
-constexpr bool InOrder() {
-  size_t index = 0;
-  for (const Row& row : kOperators) {
-    if (static_cast<size_t>(row.op) != index++) return false;
-  }
-  return index == static_cast<size_t>(Op::kSumTo) + 1;
+// The attributes as operators.def writes them.
+constexpr Attribute Number(const char* name, double preset) { return {name, Kind::kNumber, preset, {}, false}; }
+constexpr Attribute Flag(const char* name, double preset) { return {name, Kind::kFlag, preset, {}, false}; }
+constexpr Attribute Axis(const char* name, double preset) { return {name, Kind::kAxis, preset, {}, false}; }
+constexpr Attribute Axes(const char* name) { return {name, Kind::kAxes, 0, {}, true}; }
+constexpr Attribute TargetDType(const char* name) { return {name, Kind::kDType, 0, {}, true}; }
+constexpr Attribute Word(const char* name, const char* preset, const char* other) {
+  return {name, Kind::kWord, 0, {preset, other}, false};
 }
-static_assert(InOrder(), "the table has one row for every Op, in Op's order");
+constexpr Attribute RequiredWord(const char* name, const char* first, const char* second) {
+  return {name, Kind::kWord, 0, {first, second}, true};
+}
+
+// What T may be in a signature such as "bool, A, A -> A"; bool where it has no letter.
+constexpr Takes TakesOf(std::string_view signature) {
+  for (size_t i = 0; i < signature.size(); ++i) {
+    switch (signature[i]) {
+      case 'F':
+        return Takes::kFloating;
+      case 'N':
+        return Takes::kNumber;
+      case 'I':
+        return Takes::kInteger;
+      case 'U':
+        return Takes::kUnsigned;
+      case 'S':
+        return Takes::kSummable;
+      case 'A':
+        return Takes::kAny;
+      default:
+        break;
+    }
+  }
+  return Takes::kBool;
+}
+
+constexpr Gives GivesOf(std::string_view signature) {
+  const std::string_view result = signature.substr(signature.find("> ") + 2);
+  return result == "bool" ? Gives::kBool : result == "to" ? Gives::kTarget : Gives::kSame;
+}
+
+constexpr size_t ArityOf(std::string_view signature) {
+  size_t arity = 1;
+  for (const char c : signature) arity += c == ',' ? 1 : 0;
+  return arity;
+}
+
+template <typename... Attributes>
+constexpr Row MakeRow(Op op, const char* name, bool is_core, std::string_view signature, Attributes... attributes) {
+  return {op, name, is_core, ArityOf(signature), TakesOf(signature), GivesOf(signature), {attributes...}};
+}
+
+constexpr Row kOperators[] = {
+#define POINTWISE(Name, ...) MakeRow(Op::k##Name, #Name, false, __VA_ARGS__),
+#define CORE(Name, ...) MakeRow(Op::k##Name, #Name, true, __VA_ARGS__),
+#include "ortplugin/program/operators.def"
+#undef POINTWISE
+#undef CORE
+};
+
+static_assert(kOperators[static_cast<size_t>(Op::kSumTo)].is_core &&
+                  std::size(kOperators) == static_cast<size_t>(Op::kSumTo) + 1,
+              "the core operators stand last, and SumTo as the last of them");
 
 const Row& RowOf(Op op) { return kOperators[static_cast<size_t>(op)]; }
 
@@ -541,7 +513,7 @@ class AttributeReader : protected TokenReader {
         *value = NumberValue() + 0.0;
         break;
       case Kind::kWord: {
-        const Words& words = *attribute.words;
+        const Words& words = attribute.words;
         if (token_.type != Token::Type::kString || (token_.text != words[0] && token_.text != words[1])) {
           Expected((std::string("\"") + words[0] + "\" or \"" + words[1] + "\"").c_str());
         }
@@ -845,7 +817,7 @@ bool IsFloating(DType dtype) { return dtype < DType::kBool; }
 bool IsInteger(DType dtype) { return dtype > DType::kBool; }
 bool IsSigned(DType dtype) { return RowOf(dtype).least < 0; }
 const char* NameOf(Op op) { return RowOf(op).name; }
-bool IsCore(Op op) { return op >= Op::kLayerNormalization; }
+bool IsCore(Op op) { return RowOf(op).is_core; }
 
 double RoundTo(DType dtype, double number) {
   switch (dtype) {
@@ -926,7 +898,7 @@ std::string Program::ToString() const {
       attributes += std::string(attributes.empty() ? "<" : ", ") + attribute.name + "=";
       switch (attribute.kind) {
         case Kind::kWord:
-          attributes += std::string("\"") + (*attribute.words)[static_cast<size_t>(value)] + "\"";
+          attributes += std::string("\"") + attribute.words[static_cast<size_t>(value)] + "\"";
           break;
         case Kind::kAxes:
           for (size_t axis = 0; axis < statement.axes.size(); ++axis) {

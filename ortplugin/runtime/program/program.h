@@ -29,17 +29,13 @@ double RoundTo(DType dtype, double number);
 // "bool", and for integers the type itself, "signed char" to "unsigned long long".
 const char* ComputeTypeOf(DType dtype);
 
-// The closed set of operators, in the order of the table in program.cc.
+// The closed set of operators: kAbs, kNeg, ..., in the order of the table, which has their meaning.
 enum class Op : uint8_t {
-  // clang-format off
-  kAbs, kNeg, kReciprocal, kSqrt, kExp, kLog, kFloor, kCeil, kRound, kSign, kSin, kCos, kTan, kAsin, kAcos, kAtan,
-  kSinh, kCosh, kTanh, kAsinh, kAcosh, kAtanh, kErf, kRelu, kSigmoid, kSoftplus, kSoftsign, kHardSwish, kMish,
-  kLeakyRelu, kElu, kCelu, kSelu, kHardSigmoid, kThresholdedRelu, kShrink, kSwish, kQuickGelu, kGelu,
-  kAdd, kSub, kMul, kDiv, kMod, kPow, kMin, kMax, kPRelu, kClip,
-  kBitwiseAnd, kBitwiseOr, kBitwiseXor, kBitwiseNot, kBitShift,
-  kEqual, kLess, kLessOrEqual, kGreater, kGreaterOrEqual, kAnd, kOr, kXor, kNot, kWhere, kIsNaN, kIsInf, kCast,
-  kLayerNormalization, kRMSNormalization, kSumTo,
-  // clang-format on
+#define POINTWISE(Name, ...) k##Name,
+#define CORE(Name, ...) k##Name,
+#include "ortplugin/program/operators.def"
+#undef POINTWISE
+#undef CORE
 };
 
 const char* NameOf(Op op);
