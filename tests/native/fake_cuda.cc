@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <memory>
 
 using namespace ortplugin::cuda;  // the driver's types
@@ -54,7 +55,22 @@ DRIVER Result cuInit(unsigned) { return 0; }
 DRIVER Result cuDriverGetVersion(int* version) { return *version = answers.version, 0; }
 DRIVER Result cuDeviceGet(int* device, int ordinal) { return *device = ordinal, 0; }
 DRIVER Result cuDeviceGetAttribute(int* value, Attribute which, int) {
-  *value = which == kComputeCapabilityMajor ? answers.major : which == kComputeCapabilityMinor ? answers.minor : 0;
+  // By cuda.h's numbers, not by our names of them.
+  const DeviceFacts& gpu = answers.gpu;
+  const std::map<int, int64_t> figures = {{1, gpu.threads_per_block},
+                                          {16, gpu.multiprocessors},
+                                          {38, gpu.l2_bytes},
+                                          {39, gpu.threads_per_multiprocessor},
+                                          {75, gpu.major},
+                                          {76, gpu.minor},
+                                          {81, gpu.shared_per_multiprocessor},
+                                          {82, gpu.registers_per_multiprocessor},
+                                          {97, gpu.shared_per_block},
+                                          {106, gpu.blocks_per_multiprocessor},
+                                          {111, gpu.reserved_shared_per_block}};
+  const auto figure = figures.find(static_cast<int>(which));
+  if (figure == figures.end()) return 1;
+  *value = static_cast<int>(figure->second);
   return 0;
 }
 DRIVER Result cuDevicePrimaryCtxRetain(Context* context, int) { return *context = nullptr, 0; }

@@ -1,5 +1,5 @@
-// A CUDA driver without a GPU, for test_launch.cc and test_cuda_errors.cc: it captures what is launched, shows the
-// graph, and fails as it is told.
+// A CUDA driver without a GPU, for test_launch.cc, test_device_facts.cc and test_cuda_errors.cc: it captures what is
+// launched, shows the graph, and fails as it is told.
 #pragma once
 
 #include <cstddef>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ortplugin/runtime/gpu/cuda_driver.h"
+#include "tests/native/gpus.h"
 
 namespace fake {
 
@@ -28,8 +29,8 @@ struct Stream {
 
 // What the driver answers, until it is told otherwise.
 struct Answers {
-  int version = 13000;       // CUDA's, as cuDriverGetVersion gives it
-  int major = 9, minor = 0;  // the GPU's compute capability
+  int version = 13000;  // CUDA's, as cuDriverGetVersion gives it
+  ortplugin::cuda::DeviceFacts gpu = test::H200();
   ortplugin::cuda::Result load = 1, launch = 0;
   std::string loaded;  // the first bytes of the code that was to be loaded
 };

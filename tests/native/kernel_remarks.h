@@ -8,6 +8,8 @@
 #include <string>
 
 #include "ortplugin/runtime/gpu/cuda.h"
+#include "ortplugin/runtime/round_up.h"
+#include "tests/native/gpus.h"
 
 namespace test {
 
@@ -17,11 +19,10 @@ inline int AskForArchitecture(const char* test) {
   return 2;
 }
 
-// A GPU of "sm_90" with the H200's multiprocessors and cache. Prints NVRTC's version; without NVRTC the test ends here.
-inline ortplugin::cuda::DeviceFacts DeviceOf(const std::string& architecture) {
+// The GPU of "sm_90" that gpus.h has. Prints NVRTC's version; without NVRTC the test ends here.
+inline const ortplugin::cuda::DeviceFacts& DeviceOf(const std::string& architecture) {
   std::cout << ortplugin::cuda::CompilerVersion() << "\n";
-  const int number = std::stoi(architecture.substr(3));
-  return {0, number / 10, number % 10, 132, 60 << 20};
+  return GpuOf(architecture);
 }
 
 // Machine code and NVRTC's remarks, or why there is none.
@@ -59,6 +60,52 @@ inline int Local(const std::string& log) {
   const std::regex frames("(\\d+) bytes stack frame");
   for (std::sregex_iterator it(log.begin(), log.end(), frames), end; it != end; ++it) bytes += std::stoi((*it)[1]);
   return bytes;
+}
+
+// The number that the last `#define name` of a source gives, or `otherwise`.
+inline int64_t Defined(const std::string& source, const std::string& name, int64_t otherwise) {
+  const std::string define = "#define " + name + " ";
+  const size_t at = source.rfind(define);
+  return at == std::string::npos ? otherwise : std::stoll(source.substr(at + define.size()));
+}
+
+// The blocks of a launch that a multiprocessor should hold at the same time.
+struct Residency {
+  int64_t blocks = 1;
+  bool shared_may_lack = false;  // where shared memory has no room for all, the others wait
+};
+
+// What a launch of `kernel` asks for that `gpu` lacks, of NVRTC's log of it; "" where all is there. Instructions that a
+// GPU lacks, as wgmma, clusters and griddepcontrol, make no machine code for its architecture, which Compile shows.
+inline std::string Lacking(const ortplugin::cuda::DeviceFacts& gpu, const std::string& log, const std::string& kernel,
+                           int64_t threads, int64_t dynamic_shared = 0, const Residency& resident = {}) {
+  const size_t begin = log.find("Compiling entry function '" + kernel + "'");
+  if (begin == std::string::npos) return "no remark on " + kernel + ": ";
+  const std::string remarks = log.substr(begin, log.find("Compiling entry function", begin + 1) - begin);
+  const auto number = [&](const char* pattern) {
+    std::smatch found;
+    return std::regex_search(remarks, found, std::regex(pattern)) ? std::stoll(found[1]) : 0;
+  };
+  const int64_t registers = number("Used (\\d+) registers"), of_block = number("(\\d+) bytes smem");
+  const int64_t shared = of_block + dynamic_shared, blocks = resident.blocks;
+  std::string lacking;
+  const auto check = [&](const char* what, int64_t asked, int64_t has) {
+    if (asked > has)
+      lacking += kernel + " asks for " + std::to_string(asked) + " " + what + " of " + std::to_string(has) + ": ";
+  };
+  check("threads of a block", threads, gpu.threads_per_block);
+  check("threads of a multiprocessor", blocks * threads, gpu.threads_per_multiprocessor);
+  check("blocks of a multiprocessor", blocks, gpu.blocks_per_multiprocessor);
+  check("registers of a multiprocessor", blocks * ortplugin::RoundUp(threads, 32) * ortplugin::RoundUp(registers, 8),
+        gpu.registers_per_multiprocessor);
+  check("bytes of static shared memory", of_block, ortplugin::cuda::kStaticSharedBytes);
+  check("bytes of a block's shared memory", shared, gpu.shared_per_block);
+  if (!resident.shared_may_lack)
+    check("bytes of a multiprocessor's shared memory", blocks * (shared + gpu.reserved_shared_per_block),
+          gpu.shared_per_multiprocessor);
+  // Of launch bounds that the architecture can't keep, which it then ignores.
+  if (log.find("out of range") != std::string::npos) lacking += "launch bounds are ignored: " + log;
+  return threads > 0 && registers > 0 ? lacking : kernel + " is no launch: " + lacking;
 }
 
 // What a kernel of `source` does against the rule of launch.cc: the first access to memory of other kernels that comes

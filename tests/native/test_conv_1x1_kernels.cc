@@ -50,8 +50,8 @@ std::vector<ConvCase> Cases() {
 int main(int argc, char** argv) {
   if (argc != 2) return AskForArchitecture(argv[0]);
   const std::string architecture = argv[1];
-  const cuda::DeviceFacts device = DeviceOf(architecture);
-  const bool exists = architecture == "sm_90";
+  const cuda::DeviceFacts& device = DeviceOf(architecture);
+  const bool exists = device.has_wgmma();
   for (const ConvCase& conv_case : Cases()) {
     const Program program = Program::Parse(conv_case.program);
     CHECK(FitsConv1x1(program, conv_case.problem, device) == exists);
@@ -62,8 +62,8 @@ int main(int argc, char** argv) {
     std::ostringstream numbers;
     numbers << "chunk " << config.tile_k << " group " << config.tile_n << " slice " << config.block_n << " stages "
             << config.stages << " shared " << config.dynamic_tiles << " early " << config.prefetches_operands;
-    const std::string variant = CheckCompiles(source, conv_case.problem, launch, numbers.str());
-    CHECK(launch.blocks <= 132);
+    const std::string variant = CheckCompiles(device, source, "conv_1x1", conv_case.problem, launch, numbers.str());
+    CHECK(launch.blocks <= static_cast<unsigned>(device.multiprocessors));
     // Weights are read early where they are constant; else nothing is but the table of launches.
     const std::string prefetches_operands = BeforeWait(source, "^(ld.volatile|atom.*cas)");
     CHECK_WITH(prefetches_operands.empty() == !conv_case.problem.constant_weights, variant + prefetches_operands);
@@ -73,6 +73,17 @@ int main(int argc, char** argv) {
   const Program program = Program::Parse(kIdentity);
   CHECK(ConfigureConv1x1(program, Layer(kHalf, 256, 56, 64, 256), device).dynamic_tiles);
   CHECK(!ConfigureConv1x1(program, Layer(kHalf, 8, 56, 64, 256), device).dynamic_tiles);
+  // With less shared memory or fewer registers it takes less of them, or is refused.
+  for (const ConvCase& conv_case : Cases()) {
+    const Program epilogue = Program::Parse(conv_case.program);
+    cuda::DeviceFacts small = device;
+    small.shared_per_block = 100 << 10;
+    small.registers_per_multiprocessor /= 2;
+    if (!FitsConv1x1(epilogue, conv_case.problem, small)) continue;
+    const Conv1x1Config config = ConfigureConv1x1(epilogue, conv_case.problem, small);
+    CHECK(Conv1x1Launch(conv_case.problem, config, small).shared_bytes <= small.shared_per_block);
+    CHECK((config.tile_n / 2 + 45) * config.warps * 32 <= small.registers_per_multiprocessor);
+  }
   const ConvProblem known = Layer(kHalf, 8, 28, 128, 256, 2);
   CHECK(IsConv1x1Fast(program, Layer(kHalf, 8, 56, 64, 64), device));
   CHECK(!IsConv1x1Fast(program, Layer(kHalf, 256, 14, 512, 1024), device));

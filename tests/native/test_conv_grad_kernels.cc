@@ -56,8 +56,7 @@ void CheckWeights(const WeightGrad& given, const char* program_text, const std::
   static int number = 0;
   const Program program = Program::Parse(Typed(program_text, dtype));
   const DType type = program.value(program.results()[0]).dtype;
-  const int version = std::atoi(architecture.substr(3).c_str());
-  const cuda::DeviceFacts device{0, version / 10, version % 10, 132, 60 << 20};
+  const cuda::DeviceFacts& device = test::GpuOf(architecture);
   const Shape full = given.channels_last ? Shape{given.images, given.output[0], given.output[1], given.outputs}
                                          : Shape{given.images, given.outputs, given.output[0], given.output[1]};
   std::vector<Shape> shapes{full};
@@ -88,6 +87,9 @@ void CheckWeights(const WeightGrad& given, const char* program_text, const std::
   if (std::getenv("VERBOSE") != nullptr) std::cout << variant.str() << "\n";
   CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, variant.str());
   CHECK_WITH(test::Spilled(log) == 0, variant.str());
+  const std::string lacking = test::Lacking(device, log, "weight_grad", s.threads, 0, {s.min_blocks}) +
+                              test::Lacking(device, log, "add_weights", 256);
+  CHECK_WITH(lacking.empty(), lacking + variant.str());
   CHECK_WITH(test::BeforeWait(source).empty(), test::BeforeWait(source));
 }
 

@@ -165,12 +165,12 @@ void TestShuffles(const std::string& architecture) {
 int main(int argc, char** argv) {
   if (argc != 2) return test::AskForArchitecture(argv[0]);
   const std::string architecture = argv[1];
-  const cuda::DeviceFacts device = test::DeviceOf(architecture);
+  const cuda::DeviceFacts& device = test::DeviceOf(architecture);
   for (const Case& test_case : Cases()) {
     const Program program = Program::Parse(test_case.program);
     const std::optional<EngineKernel> kernel = FindEngineKernel(program, test_case.problem, device, false);
     const bool is_stem = test_case.problem.group == 1 && test_case.problem.kernel_height > 1;
-    CHECK(kernel.has_value() == (device.major >= 8 || !is_stem));  // Turing's tensor cores lack what a stem takes
+    CHECK(kernel.has_value() == (device.has_mma_m16n8k16() || !is_stem));
     if (!kernel) continue;
     CHECK(kernel->arguments.size() == test_case.problem.operands.size() + 3 + program.results().size());
     std::string log, failure;
@@ -187,6 +187,10 @@ int main(int argc, char** argv) {
     CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, variant());
     CHECK_WITH(test::Spilled(log) == 0 && test::Local(log) == 0, variant());
     CHECK_WITH(code.find(kernel->entry) != std::string::npos, variant());
+    const std::string lacking =
+        test::Lacking(device, log, kernel->entry, kernel->launch.threads, kernel->launch.shared_bytes,
+                      {test::Defined(kernel->source, "MIN_BLOCKS", 1)});
+    CHECK_WITH(lacking.empty(), lacking + variant());
   }
   TestShuffles(architecture);
   for (const size_t bytes : {1, 2, 4, 8}) {

@@ -26,6 +26,15 @@ std::string ErrorOf(const Work& work) {
   return "";
 }
 
+// A GPU that NVRTC may know or not.
+cuda::DeviceFacts Like(int ordinal, int major, int minor) {
+  cuda::DeviceFacts gpu = test::H200();
+  gpu.ordinal = ordinal;
+  gpu.major = major;
+  gpu.minor = minor;
+  return gpu;
+}
+
 bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 // Behind one of these every call in the process fails, so that trying again is no remedy.
@@ -61,7 +70,7 @@ void Memory() {
 
 // Machine code of the GPU's own architecture, where NVRTC knows it, or else PTX of the newest one before.
 void Architectures() {
-  const auto architecture_of = [](int major, int minor) { return cuda::Architecture({0, major, minor, 1, 0}); };
+  const auto architecture_of = [](int major, int minor) { return cuda::Architecture(Like(0, major, minor)); };
   CHECK_WITH(architecture_of(7, 5) == "sm_75", architecture_of(7, 5));
   CHECK_WITH(architecture_of(8, 6) == "sm_86", architecture_of(8, 6));
   CHECK_WITH(architecture_of(8, 9) == "compute_86", architecture_of(8, 9));
@@ -76,7 +85,7 @@ void Architectures() {
 // code, so does the same kernel: a failure is not kept.
 void OldDrivers() {
   answers->version = 12020;
-  const cuda::DeviceFacts hopper{0, 9, 0, 132, 0}, later{1, 13, 0, 200, 0};
+  const cuda::DeviceFacts hopper = test::H200(), later = Like(1, 13, 0);
   const auto load = [](const cuda::DeviceFacts& device) {
     return [&] { cuda::Load(device, "a kernel", "k", [](const std::string&) {}); };
   };

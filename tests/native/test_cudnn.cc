@@ -18,6 +18,7 @@
 #include "ortplugin/runtime/cudnn/problem.h"
 #include "ortplugin/runtime/error.h"
 #include "tests/native/check.h"
+#include "tests/native/gpus.h"
 
 namespace {
 
@@ -267,7 +268,8 @@ void TestIdentities() {
     problem->w = cudnn::ChannelsLast({64, 32, 3, 3});
   });
   for (const Case& each : cases)
-    CHECK_WITH(cudnn::IsFasterWithIdentity(each.problem, 132) == each.is_faster, each.problem.ToString());
+    CHECK_WITH(cudnn::IsFasterWithIdentity(each.problem, test::H200().multiprocessors) == each.is_faster,
+               each.problem.ToString());
 
   CHECK(cudnn::TakesIdentity(fast) && !cudnn::HasIdentity(fast));
   const Problem identity = cudnn::WithIdentity(fast);

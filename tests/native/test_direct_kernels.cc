@@ -58,7 +58,7 @@ DirectConv Rotated180(DirectConv conv) {
 int main(int argc, char** argv) {
   if (argc != 2) return test::AskForArchitecture(argv[0]);
   const std::string architecture = argv[1];
-  const cuda::DeviceFacts device = test::DeviceOf(architecture);
+  const cuda::DeviceFacts& device = test::DeviceOf(architecture);
   for (const Case& test_case :
        {Case{Square(100, 1, 28, 16, 3, 1), kRelu, 16}, Case{Square(1000, 1, 28, 16, 3, 1), kRelu, 16},
         Case{Square(100, 16, 14, 32, 3, 1), kRelu, 16}, Case{Square(1000, 16, 14, 32, 3, 1), kMixed, 16},
@@ -92,7 +92,10 @@ int main(int argc, char** argv) {
     if (std::getenv("VERBOSE") != nullptr) std::cout << variant() << "\n";
     CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, variant());
     CHECK_WITH(test::Spilled(log) == 0, variant());
-    CHECK_WITH(device.major < 9 || test::BeforeWait(DirectSource(test_case.conv, program, axes, config)).empty(),
+    const std::string lacking =
+        test::Lacking(device, log, "conv_direct", DirectLaunch(config, device).threads, 0, {config.min_blocks});
+    CHECK_WITH(lacking.empty(), lacking + variant());
+    CHECK_WITH(!device.has_pdl() || test::BeforeWait(DirectSource(test_case.conv, program, axes, config)).empty(),
                variant());
   }
   DirectConv wide = Square(1, 3, 2000, 8, 3, 4);

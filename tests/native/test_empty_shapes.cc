@@ -9,12 +9,13 @@
 #include "ortplugin/ops/scatter/scatter_cuda.h"
 #include "ortplugin/ops/sum_to/sum_to.h"
 #include "tests/native/check.h"
+#include "tests/native/gpus.h"
 
 using namespace ortplugin;
 
 namespace {
 
-const cuda::DeviceFacts kGpu = {0, 9, 0, 132, 60 << 20};
+const cuda::DeviceFacts& kGpu = test::H200();
 
 // Every shape of up to `most` axes of these sizes that has no elements.
 std::vector<Shape> EmptyShapes(size_t most) {
@@ -68,7 +69,7 @@ void TestSum(const Shape& full, size_t which, size_t axes) {
     CHECK_WITH(group.kept_elements == ElementCount(shape.results[0]) && group.summed_elements == 0, name);
     for (const bool aligned : {false, true}) {
       const SumConfig config = ConfigureSums(sums, group, kGpu, aligned);
-      const SumPieces pieces = CutSums(group, config, 132);
+      const SumPieces pieces = CutSums(group, config, kGpu.multiprocessors);
       CHECK_WITH(config.kept_threads > 0 && config.summed_threads > 0 && !SumSource(sums, group, config).empty(), name);
       CHECK_WITH(pieces.chunks == 1 && pieces.kept_blocks * config.kept_threads * (config.along ? 1 : config.vector) >=
                                            group.kept_elements,

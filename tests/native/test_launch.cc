@@ -16,12 +16,12 @@ fake::AddNode add_node;
 fake::Stream* stream;
 constexpr int kMemset = 2;
 
-void Launch(NextStarts next_starts) {
+void Launch(NextStarts next_starts, int ordinal = 0) {
   void* value = stream;
   void* arguments[] = {&value};
   const bool has_switch = next_starts == NextStarts::kAtTrigger;
   const auto function = reinterpret_cast<cuda::Function>(has_switch ? fake::kTwoParameters : fake::kOneParameter);
-  cuda::Launch(cuda::Device(0), function, {1, 32, 0, next_starts}, nullptr, arguments);
+  cuda::Launch(cuda::Device(ordinal), function, {1, 32, 0, next_starts}, nullptr, arguments);
 }
 
 GraphNode* Last() { return stream->last.at(0); }
@@ -130,6 +130,17 @@ void ForeignInAGraphThatAllocates() {
   CHECK(LeavesFrom(Last()->edges.at(0), cuda::kPortLaunchCompletion));
 }
 
+// The second GPU knows no programmatic dependent launch.
+void WithoutPdl() {
+  stream = begin_capture();
+  Launch(NextStarts::kAtTrigger, 1);
+  GraphNode* const first = Last();
+  Launch(NextStarts::kAtLaunch, 1);
+  CHECK(Last()->from.at(0) == first && IsFull(Last()->edges.at(0)) && first->next_waits == 0);
+  Launch(NextStarts::kAtLaunch, 1);
+  CHECK(IsFull(Last()->edges.at(0)));
+}
+
 void WithoutCapture() {
   stream->is_capturing = false;
   const size_t before = stream->launches;
@@ -150,11 +161,14 @@ int main(int count, char** arguments) {
   if (library == nullptr) return test::Summary();
   begin_capture = reinterpret_cast<fake::BeginCapture>(dlsym(library, "FakeBeginCapture"));
   add_node = reinterpret_cast<fake::AddNode>(dlsym(library, "FakeAddNode"));
+  cuda::Device(0);
+  reinterpret_cast<fake::TheAnswers>(dlsym(library, "FakeAnswers"))()->gpu = test::GpuOf("sm_89");
   OursAfterOurs();
   OthersAfterOurs();
   SeveralBefore();
   AnotherCapture();
   Foreign();
+  WithoutPdl();
   ForeignInAGraphThatAllocates();  // last of those that capture: see fake_cuda.cc
   WithoutCapture();
   return test::Summary();

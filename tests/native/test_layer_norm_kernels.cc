@@ -2,7 +2,7 @@
 // and fails where the compiler spills registers to local memory. Needs NVRTC but no GPU.
 //
 //   test_layer_norm_kernels sm_90     VERBOSE=1 shows each variant
-//   test_layer_norm_kernels 768       the source for an architecture like the H200's and a width, on standard output
+//   test_layer_norm_kernels 768       the source for an H200 and a width, on standard output
 
 #include <cstdlib>
 #include <iostream>
@@ -80,14 +80,14 @@ int main(int argc, char** argv) {
     const Case test_case = Biased("float16", 8192, std::atoll(argument.c_str()));
     const NormProgram norm = NormProgram::Parse(test_case.program);
     const NormShape shape = FitShapes(norm, test_case.inputs);
-    std::cout << LayerNormSource(norm, shape, ConfigureLayerNorm(norm, shape, {132, 60 << 20}, true));
+    std::cout << LayerNormSource(norm, shape, ConfigureLayerNorm(norm, shape, test::H200(), true));
     return 0;
   }
-  std::cout << cuda::CompilerVersion() << "\n";  // without NVRTC the test ends here and says so
+  const cuda::DeviceFacts& gpu = test::DeviceOf(argument);
   for (const Case& test_case : Cases()) {
     const NormProgram norm = NormProgram::Parse(test_case.program);
     const NormShape shape = FitShapes(norm, test_case.inputs);
-    const NormConfig config = ConfigureLayerNorm(norm, shape, {132, 60 << 20}, true);
+    const NormConfig config = ConfigureLayerNorm(norm, shape, gpu, true);
     const std::string source = LayerNormSource(norm, shape, config);
     std::string log, failure;
     const std::string code = test::Compile(source, argument, &log, &failure);
@@ -103,6 +103,11 @@ int main(int argc, char** argv) {
     if (std::getenv("VERBOSE") != nullptr) std::cout << variant() << "\n";
     CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, variant());
     CHECK_WITH(test::Spilled(log) == 0, variant());
+    for (const char* kernel : config.streamed ? std::vector<const char*>{"row_moments", "normalize_rows"}
+                                              : std::vector<const char*>{"layer_norm"}) {
+      const std::string lacking = test::Lacking(gpu, log, kernel, config.lanes * config.groups, 0, {config.min_blocks});
+      CHECK_WITH(lacking.empty(), lacking + variant());
+    }
     if (argument == "sm_90") CHECK_WITH(test::BeforeWait(source).empty(), test::BeforeWait(source) + variant());
   }
   return test::Summary();

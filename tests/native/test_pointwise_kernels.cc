@@ -2,7 +2,7 @@
 // and fails where the compiler spills registers to local memory. Needs NVRTC but no GPU.
 //
 //   test_pointwise_kernels sm_90     VERBOSE=1 shows each variant
-//   test_pointwise_kernels NAME      the source of the case of this name for a GPU like the H200, on standard output
+//   test_pointwise_kernels NAME      the source of the case of this name for an H200, on standard output
 
 #include <chrono>
 #include <cstdlib>
@@ -147,11 +147,10 @@ std::vector<Case> HeavyCases() {
 
 int main(int argc, char** argv) {
   const std::string argument = argc == 2 ? argv[1] : "";
-  const cuda::DeviceFacts gpu = {0, 9, 0, 132, 60 << 20};
   std::vector<Case> cases = Cases();
   for (Case& test_case : HeavyCases()) cases.push_back(std::move(test_case));
   const bool show = argument.rfind("sm_", 0) != 0;
-  if (!show) std::cout << cuda::CompilerVersion() << "\n";  // without NVRTC the test ends here and says so
+  const cuda::DeviceFacts& gpu = show ? test::H200() : test::DeviceOf(argument);
   for (const Case& test_case : cases) {
     if (show && test_case.name != argument) continue;
     const Program program = ParsePointwise(test_case.program);
@@ -178,6 +177,8 @@ int main(int argc, char** argv) {
     CHECK_WITH(test::Spilled(log) <= 2 * lacking, text.str());
     // Sine and its like keep a table of digits there for large arguments.
     CHECK_WITH(test::Local(log) <= lacking || test_case.program.find("Sin(") != std::string::npos, text.str());
+    const std::string beyond = test::Lacking(gpu, log, "pointwise", config.threads);
+    CHECK_WITH(beyond.empty(), beyond + text.str());
     if (argument == "sm_90") CHECK_WITH(test::BeforeWait(source).empty(), test::BeforeWait(source) + text.str());
     if (test_case.vector > 0)
       CHECK_WITH(config.vector == test_case.vector && Modes(config) == test_case.modes, text.str());

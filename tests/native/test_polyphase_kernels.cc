@@ -60,8 +60,8 @@ std::vector<ConvCase> Cases() {
 int main(int argc, char** argv) {
   if (argc != 2) return AskForArchitecture(argv[0]);
   const std::string architecture = argv[1];
-  const cuda::DeviceFacts device = DeviceOf(architecture);
-  const bool exists = architecture == "sm_90";
+  const cuda::DeviceFacts& device = DeviceOf(architecture);
+  const bool exists = device.has_wgmma();
   size_t number = 0;
   for (const ConvCase& conv_case : Cases()) {
     const Program program = Program::Parse(conv_case.program);
@@ -72,7 +72,8 @@ int main(int argc, char** argv) {
     const std::string source = PolyphaseSource(program, conv_case.problem, config);
     std::ostringstream numbers;
     numbers << config.tile_n << " " << config.m_tiles << " " << config.warps << " " << config.stages;
-    const std::string variant = CheckCompiles(source, conv_case.problem, launch, "schedule " + numbers.str());
+    const std::string variant = CheckCompiles(device, source, "polyphase", conv_case.problem, launch,
+                                              "schedule " + numbers.str(), config.min_blocks);
     CHECK_WITH(BeforeWait(source).empty(), variant + BeforeWait(source));
     CHECK_WITH(number >= std::size(kConfigs) || numbers.str() == kConfigs[number], variant);
     ++number;

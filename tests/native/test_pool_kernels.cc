@@ -2,7 +2,7 @@
 // take, and fails where the compiler uses local memory. Needs NVRTC but no GPU.
 //
 //   test_pool_kernels sm_90     VERBOSE=1 shows each variant
-//   test_pool_kernels NAME      the source of the case of this name for a GPU like the H200, on standard output
+//   test_pool_kernels NAME      the source of the case of this name for an H200, on standard output
 
 #include <cstdlib>
 #include <iostream>
@@ -19,13 +19,12 @@ namespace {
 
 struct Case {
   std::string name, source;
-  int vector, wanted_vector;
+  const char* kernel;
+  int threads, vector, wanted_vector;
   bool wide, wanted_wide;
   int64_t blocks;
   int cluster, wanted_cluster;
 };
-
-const cuda::DeviceFacts kGpu = {0, 9, 0, 132, 60 << 20};
 
 PoolAttributes Windows(bool is_max, bool channels_last, std::vector<int64_t> kernel, std::vector<int64_t> strides,
                        int64_t pad) {
@@ -48,15 +47,16 @@ PoolAttributes Global(bool is_max, bool channels_last) {
   return attributes;
 }
 
-// For an architecture below 9.0 the configuration is another one: no clusters.
+// Without clusters the configuration is another one.
 std::vector<Case> Cases(const cuda::DeviceFacts& gpu) {
   std::vector<Case> cases;
   const auto pool = [&](const std::string& name, const PoolAttributes& attributes, const Shape& input, DType dtype,
                         int vector, bool wide = false, int cluster = 1, int alignment = 16) {
     const PoolShape shape = FitPool(attributes, input);
     const PoolConfig config = ConfigurePool(shape, dtype, gpu, alignment);
-    cases.push_back({name + " " + NameOf(dtype), PoolSource(attributes, shape, dtype, config), config.vector, vector,
-                     config.wide, wide, config.blocks, config.cluster, gpu.major >= 9 ? cluster : 1});
+    cases.push_back({name + " " + NameOf(dtype), PoolSource(attributes, shape, dtype, config),
+                     shape.is_global ? "pool_global" : "pool", config.threads, config.vector, vector, config.wide, wide,
+                     config.blocks, config.cluster, gpu.has_clusters() ? cluster : 1});
   };
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat, DType::kDouble}) {
     const int most = 16 / static_cast<int>(SizeOf(dtype));
@@ -92,8 +92,8 @@ std::vector<Case> Cases(const cuda::DeviceFacts& gpu) {
     attributes.sizes = sizes;
     const ResizeShape shape = FitResize(attributes, input);
     const ResizeConfig config = ConfigureResize(attributes, shape, dtype, gpu, 16);
-    cases.push_back({name + " " + NameOf(dtype), ResizeSource(attributes, shape, dtype, config), config.vector, vector,
-                     config.wide, wide, config.blocks, 1, 1});
+    cases.push_back({name + " " + NameOf(dtype), ResizeSource(attributes, shape, dtype, config), "resize",
+                     config.threads, config.vector, vector, config.wide, wide, config.blocks, 1, 1});
   };
   for (const DType dtype : {DType::kFloat16, DType::kFloat, DType::kDouble}) {
     const int most = 16 / static_cast<int>(SizeOf(dtype));
@@ -137,11 +137,7 @@ int main(int argc, char** argv) {
   const std::string argument = argc == 2 ? argv[1] : "";
   const bool show = argument.rfind("sm_", 0) != 0;
   if (!show) TestNearest();
-  cuda::DeviceFacts gpu = kGpu;
-  if (!show) {
-    gpu.major = std::atoi(argument.c_str() + 3) / 10;
-    std::cout << cuda::CompilerVersion() << "\n";  // without NVRTC the test ends here and says so
-  }
+  const cuda::DeviceFacts& gpu = show ? test::H200() : test::DeviceOf(argument);
   for (const Case& test_case : Cases(gpu)) {
     if (show) {
       if (test_case.name == argument) std::cout << test_case.source;
@@ -156,6 +152,8 @@ int main(int argc, char** argv) {
     if (std::getenv("VERBOSE") != nullptr) std::cout << text.str() << std::endl;
     CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, text.str());
     CHECK_WITH(test::Spilled(log) == 0 && test::Local(log) == 0, text.str());
+    const std::string lacking = test::Lacking(gpu, log, test_case.kernel, test_case.threads);
+    CHECK_WITH(lacking.empty(), lacking + text.str());
     CHECK_WITH(test_case.vector == test_case.wanted_vector && test_case.wide == test_case.wanted_wide &&
                    test_case.cluster == test_case.wanted_cluster,
                text.str());

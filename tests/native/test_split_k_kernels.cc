@@ -50,8 +50,8 @@ std::vector<ConvCase> Cases() {
 int main(int argc, char** argv) {
   if (argc != 2) return AskForArchitecture(argv[0]);
   const std::string architecture = argv[1];
-  const cuda::DeviceFacts device = DeviceOf(architecture);
-  const bool exists = architecture == "sm_90";
+  const cuda::DeviceFacts& device = DeviceOf(architecture);
+  const bool exists = device.has_wgmma();
   for (const ConvCase& conv_case : Cases()) {
     const Program program = Program::Parse(conv_case.program);
     CHECK(FitsSplitK(program, conv_case.problem, device) == exists);
@@ -62,7 +62,7 @@ int main(int argc, char** argv) {
     std::ostringstream numbers;
     numbers << "columns " << config.tile_n << " split " << config.split_k << " warps " << config.warps << " stages "
             << config.stages;
-    const std::string variant = CheckCompiles(source, conv_case.problem, launch, numbers.str());
+    const std::string variant = CheckCompiles(device, source, "split_k", conv_case.problem, launch, numbers.str());
     // Weights are read early where they are constant, 16 rows of them by each copy; else nothing is.
     const size_t weights = conv_case.problem.constant_weights ? (config.stages - 1) * config.tile_n / 16 : 0;
     CHECK_WITH(BeforeWait(source).empty() == (weights == 0), variant);
@@ -84,7 +84,7 @@ int main(int argc, char** argv) {
               const SplitKConfig config = ConfigureSplitK(problem, other);
               const cuda::LaunchShape launch = SplitKLaunch(problem, config);
               const int64_t k_tiles = kernel * kernel * ((channels + 63) / 64);
-              CHECK_WITH(launch.shared_bytes <= 227u << 10 && launch.blocks > 0 && launch.threads >= 128 &&
+              CHECK_WITH(launch.shared_bytes <= device.shared_per_block && launch.blocks > 0 && launch.threads >= 128 &&
                              launch.threads <= 512 && config.split_k <= 6 && config.stages >= 2 &&
                              config.split_k * (config.warps / 4) <= k_tiles,
                          ToString(problem.output_shape()));

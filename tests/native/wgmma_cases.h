@@ -53,8 +53,10 @@ inline std::vector<ConvCase> WithOperands(std::vector<ConvCase> cases) {
 // Compiles a kernel, and fails where NVRTC warns of its arithmetic, where registers are spilled to local memory or
 // where the tensor cores wait for each MMA. Returns what to print of it, of a tile configuration in words; VERBOSE=1
 // prints it.
-inline std::string CheckCompiles(const std::string& source, const ortplugin::ConvProblem& problem,
-                                 const ortplugin::cuda::LaunchShape& launch, const std::string& config) {
+inline std::string CheckCompiles(const ortplugin::cuda::DeviceFacts& device, const std::string& source,
+                                 const char* kernel, const ortplugin::ConvProblem& problem,
+                                 const ortplugin::cuda::LaunchShape& launch, const std::string& config,
+                                 int min_blocks = 1) {
   std::string log, failure;
   const std::string code = Compile(source, "sm_90a", &log, &failure);
   std::ostringstream text;
@@ -66,8 +68,8 @@ inline std::string CheckCompiles(const std::string& source, const ortplugin::Con
   CHECK_WITH(failure.empty() && code.size() > 1000 && Registers(log) > 0, variant);
   CHECK_WITH(Spilled(log) == 0 && Local(log) == 0, variant);
   CHECK_WITH(log.find("serialized") == std::string::npos, log);
-  CHECK_WITH(log.find("out of range") == std::string::npos, variant + log);
-  CHECK_WITH(launch.shared_bytes <= 227u << 10 && launch.blocks > 0, variant);
+  const std::string lacking = Lacking(device, log, kernel, launch.threads, launch.shared_bytes, {min_blocks});
+  CHECK_WITH(lacking.empty() && launch.blocks > 0, lacking + variant);
   return variant;
 }
 

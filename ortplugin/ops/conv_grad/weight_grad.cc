@@ -16,10 +16,6 @@ namespace {
 
 double Number(int64_t n) { return static_cast<double>(n); }
 
-constexpr int64_t kSharedBytes = 48 * 1024;   // of a block, without asking for more
-constexpr int64_t kSharedOfAll = 227 * 1024;  // of a multiprocessor of an H200; others have less
-constexpr int64_t kRegistersOfAll = 65536;
-constexpr int64_t kMostBlocks = 16;  // of a multiprocessor
 constexpr int64_t kAddThreads = 256;
 
 using Config = WeightGradConfig;
@@ -57,9 +53,8 @@ int64_t Registers(const WeightGrad& grad, const Config& s) {
   constexpr int64_t kStaged = 40;
   return RoundUp(Entries(grad, s) + std::max(Window(grad, s, s.strip) + ZStrip(s), kStaged) + 34, 8);
 }
-int64_t Resident(const WeightGrad& grad, const Config& s) {
-  return std::min({kSharedOfAll / (SharedBytes(s) + 1024), kRegistersOfAll / (s.threads * Registers(grad, s)),
-                   int64_t{2048} / s.threads, kMostBlocks});
+int64_t Resident(const WeightGrad& grad, const Config& s, const cuda::DeviceFacts& gpu) {
+  return gpu.ResidentBlocks(s.threads, Registers(grad, s), SharedBytes(s));
 }
 
 // Cycles of a multiprocessor, about, that a warp takes for the multiply-adds of a tile.
@@ -85,7 +80,7 @@ double MultiplyCycles(const WeightGrad& grad, const Config& s, int64_t segment) 
 
 // Cycles, about, that the whole problem takes on this GPU. Fitted to an H200.
 double Cost(const WeightGrad& grad, const Config& s, int64_t operand_bytes, const cuda::DeviceFacts& gpu) {
-  int64_t resident = Resident(grad, s);
+  int64_t resident = Resident(grad, s, gpu);
   if (resident == 0) return 1e30;
   const int64_t of_one = DivideUp(s.tiles * s.blocks, gpu.multiprocessors);  // tiles of a multiprocessor
   resident = std::min(resident, of_one);
@@ -146,7 +141,7 @@ void SpreadOverBanks(const WeightGrad& grad, Config* s) {
       Config option = *s;
       option.x_row = static_cast<int>(row);
       option.x_pitch = static_cast<int>(pitch);
-      if (SharedBytes(option) > kSharedBytes) break;
+      if (SharedBytes(option) > cuda::kStaticSharedBytes) break;
       const int64_t met = wavefronts(32, 1, [&](int64_t i) {
         const int64_t column = i % lanes % columns, strip = strip_of(i);
         return column % channel_lanes * pitch + column / channel_lanes * s->tap_rows * row +
@@ -158,7 +153,7 @@ void SpreadOverBanks(const WeightGrad& grad, Config* s) {
   for (int64_t pitch = least_z; pitch < least_z + 32; pitch += 4) {
     Config option = *s;
     option.z_pitch = static_cast<int>(pitch);
-    if (SharedBytes(option) > kSharedBytes) break;
+    if (SharedBytes(option) > cuda::kStaticSharedBytes) break;
     const int64_t met = wavefronts(8, 4, [&](int64_t i) {
       const int64_t strip = strip_of(i);
       return i % lanes / columns * pitch + strip / full * ZRow(grad, *s) + strip % full * ZStrip(*s);
@@ -177,7 +172,7 @@ int64_t OperandBytes(const Program& program) {
 // What follows from the choice of a tile.
 void Finish(const WeightGrad& grad, const Program& program, const cuda::DeviceFacts& gpu, Config* s) {
   SpreadOverBanks(grad, s);
-  s->min_blocks = static_cast<int>(std::max<int64_t>(1, Resident(grad, *s)));
+  s->min_blocks = static_cast<int>(std::max<int64_t>(1, Resident(grad, *s, gpu)));
   int64_t widest = static_cast<int64_t>(SizeOf(program.value(program.results()[0]).dtype));
   for (const ValueId parameter : program.parameters())
     widest = std::max(widest, static_cast<int64_t>(SizeOf(program.value(parameter).dtype)));
@@ -186,7 +181,8 @@ void Finish(const WeightGrad& grad, const Program& program, const cuda::DeviceFa
       grad.channels_last ? std::gcd(int64_t{s->block_maps}, grad.outputs) : std::gcd(pixels, s->rows * grad.output[1]);
   s->vector = static_cast<int>(std::gcd(std::min<int64_t>(4, 16 / widest), together));
   // As far as registers are left. NVRTC takes more of them for the newest GPUs.
-  const int64_t registers = std::min<int64_t>(kRegistersOfAll / (s->threads * s->min_blocks), 168) / 8 * 8;
+  const int64_t registers =
+      std::min<int64_t>(gpu.registers_per_multiprocessor / (s->threads * s->min_blocks), 168) / 8 * 8;
   const int64_t left = registers - Entries(grad, *s) - (gpu.major >= 12 ? 60 : 48);
   const int64_t of_vector = DivideUp(s->vector * OperandBytes(program), 4) + 3;
   s->batch = static_cast<int>(std::clamp<int64_t>(left / of_vector, 1, std::max<int64_t>(2, 48 / of_vector)));
@@ -292,7 +288,7 @@ std::optional<WeightGradConfig> ConfigureWeightGrad(const WeightGrad& grad, cons
                 for (const int images : {1, 2, 3, 4, 6, 8, 16}) {
                   if (images > 1 && (parts > 1 || images > grad.images)) break;
                   s.images = images;
-                  if (SharedBytes(s) > kSharedBytes) break;
+                  if (SharedBytes(s) > cuda::kStaticSharedBytes) break;
                   s.tiles = DivideUp(grad.images, images) * DivideUp(grad.output[0], rows);
                   s.segment = s.rows;
                   double least_cycles = 1e30;

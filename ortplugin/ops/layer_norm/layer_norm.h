@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "ortplugin/runtime/gpu/cuda.h"
 #include "ortplugin/runtime/ort/ort.h"
 #include "ortplugin/runtime/program/operands.h"
 #include "ortplugin/runtime/program/program.h"
@@ -60,13 +61,9 @@ struct NormConfig {
   int64_t chunk, chunks;         // streamed: elements of a piece, pieces of a row
 };
 
-struct GpuLimits {
-  int multiprocessors;
-  int64_t l2_bytes;
-};
-
 // `aligned`: every tensor starts at a multiple of 16 bytes.
-NormConfig ConfigureLayerNorm(const NormProgram& norm, const NormShape& shape, const GpuLimits& gpu, bool aligned);
+NormConfig ConfigureLayerNorm(const NormProgram& norm, const NormShape& shape, const cuda::DeviceFacts& gpu,
+                              bool aligned);
 std::string LayerNormSource(const NormProgram& norm, const NormShape& shape, const NormConfig& config);
 
 }  // namespace ortplugin

@@ -16,7 +16,8 @@ namespace {
 
 // This operator is as fast as it keeps memory busy. The numbers in this file that no limit of the hardware gives were
 // measured for that, on an H200 over the widths of benchmarks/layer_norm.py.
-constexpr int kStreamedLanes = 512;  // threads of a block where rows are cut into chunks
+constexpr int kStreamedLanes = 512;   // threads of a block where rows are cut into chunks
+constexpr int kEnoughThreads = 1024;  // of a multiprocessor, to keep memory busy
 
 // The fewest registers that a lane does with, about.
 int RegistersOfLane(const NormProgram& norm, const NormShape& shape, const NormConfig& config) {
@@ -32,12 +33,15 @@ int RegistersOfLane(const NormProgram& norm, const NormShape& shape, const NormC
 
 // What each of so many threads of a multiprocessor may have: registers are handed out by eights to warps, and these are
 // spread over four schedulers.
-int RegisterLimit(int threads) { return std::min(255, 65536 / static_cast<int>(RoundUp(threads, 128)) / 8 * 8); }
+int RegisterLimit(const cuda::DeviceFacts& gpu, int threads) {
+  return static_cast<int>(
+      std::min(cuda::kRegistersPerThread, gpu.registers_per_multiprocessor / RoundUp(threads, 128) / 8 * 8));
+}
 
 constexpr int kWideBytes = 8;  // of an access
 
 // For a row that no block can hold, or not without spilling registers.
-NormConfig Streamed(const NormShape& shape, const GpuLimits& gpu, NormConfig config) {
+NormConfig Streamed(const NormShape& shape, const cuda::DeviceFacts& gpu, NormConfig config) {
   config.streamed = true;
   config.lanes = kStreamedLanes;
   config.groups = config.items = config.rows_at_once = config.min_blocks = config.line = 1;
@@ -51,18 +55,21 @@ NormConfig Streamed(const NormShape& shape, const GpuLimits& gpu, NormConfig con
 
 // Without a bound the compiler fills the registers with operands read early, and fewer rows are in flight. Beside rows
 // that are loaded ahead in accesses of 8 bytes it needs no room for them.
-int MinBlocks(const NormProgram& norm, const NormShape& shape, const NormConfig& config, int access_bytes) {
+int MinBlocks(const NormProgram& norm, const NormShape& shape, const NormConfig& config, const cuda::DeviceFacts& gpu,
+              int access_bytes) {
   const int spare = access_bytes < kWideBytes ? 5 * config.items : config.prefetch && access_bytes == 8 ? 0 : 20;
   const int threads = config.lanes * config.groups;
   const int registers = RegistersOfLane(norm, shape, config) + spare;
-  int blocks = std::clamp(65536 / (threads * registers), 1, std::max(1, 1024 / threads));
-  while (blocks > 1 && RegisterLimit(threads * blocks) < RegistersOfLane(norm, shape, config)) --blocks;
+  const int most = std::clamp(kEnoughThreads / threads, 1, gpu.blocks_per_multiprocessor);
+  int blocks = std::clamp(gpu.registers_per_multiprocessor / (threads * registers), 1, most);
+  while (blocks > 1 && RegisterLimit(gpu, threads * blocks) < RegistersOfLane(norm, shape, config)) --blocks;
   return blocks;
 }
 
 }  // namespace
 
-NormConfig ConfigureLayerNorm(const NormProgram& norm, const NormShape& shape, const GpuLimits& gpu, bool aligned) {
+NormConfig ConfigureLayerNorm(const NormProgram& norm, const NormShape& shape, const cuda::DeviceFacts& gpu,
+                              bool aligned) {
   NormConfig best{};
   const bool is_double = norm.program.value(norm.summed).dtype == DType::kDouble;
 
@@ -95,7 +102,7 @@ NormConfig ConfigureLayerNorm(const NormProgram& norm, const NormShape& shape, c
   const bool is_wide = access_bytes >= kWideBytes;
   const int few = is_wide && accesses <= 320 ? 40 : 24;
   const auto choose = [&](bool prefetch, int most_elements, double most_waste, bool any, int spare_registers) {
-    for (int lanes = 32; lanes <= 1024; lanes += 32) {
+    for (int lanes = 32; lanes <= gpu.threads_per_block; lanes += 32) {
       if (!any && lanes > 64 && lanes % 128 != 0) continue;  // warps come in fours
       NormConfig option = best;
       option.lanes = lanes;
@@ -105,7 +112,7 @@ NormConfig ConfigureLayerNorm(const NormProgram& norm, const NormShape& shape, c
       if (option.items * option.vector * (is_double ? 2 : 1) > most_elements + (is_wide && lanes == 32 ? 16 : 0))
         continue;
       if (static_cast<double>(option.items) * lanes > most_waste * static_cast<double>(accesses)) continue;
-      if (RegistersOfLane(norm, shape, option) + spare_registers > RegisterLimit(lanes)) continue;
+      if (RegistersOfLane(norm, shape, option) + spare_registers > RegisterLimit(gpu, lanes)) continue;
       best = option;
       return true;
     }
@@ -131,9 +138,9 @@ NormConfig ConfigureLayerNorm(const NormProgram& norm, const NormShape& shape, c
   if (!is_small && best.line == 1 && is_wide &&
       (best.lanes >= 256 || (best.lanes == 32 && best.items * best.vector <= 48))) {
     best.rows_at_once = 2;
-    if (RegistersOfLane(norm, shape, best) > RegisterLimit(best.lanes * best.groups)) best.rows_at_once = 1;
+    if (RegistersOfLane(norm, shape, best) > RegisterLimit(gpu, best.lanes * best.groups)) best.rows_at_once = 1;
   }
-  best.min_blocks = MinBlocks(norm, shape, best, access_bytes);
+  best.min_blocks = MinBlocks(norm, shape, best, gpu, access_bytes);
   return best;
 }
 
@@ -261,8 +268,7 @@ class CudaLayerNorm : public Kernel {
     const NormShape& shape = plan->shape;
     if (shape.width >= int64_t{1} << 30)
       Fail("rows of ", shape.width, " elements are longer than the 2^30 that the kernel counts");
-    const GpuLimits limits{device_.multiprocessors, device_.l2_bytes};
-    const NormConfig config = ConfigureLayerNorm(norm_, shape, limits, aligned);
+    const NormConfig config = ConfigureLayerNorm(norm_, shape, device_, aligned);
     const std::string source = LayerNormSource(norm_, shape, config);
     plan->first = cuda::Load(device_, source, config.streamed ? "row_moments" : "layer_norm", cuda::Warn);
     plan->second = config.streamed ? cuda::Load(device_, source, "normalize_rows", cuda::Warn) : nullptr;

@@ -89,7 +89,7 @@ PoolConfig ConfigurePool(const PoolShape& shape, DType dtype, const cuda::Device
   const int64_t chunks = DivideUp(vectors, lanes);
   if (!best.along) best.threads = static_cast<int>(group);
   const auto loads = [&] { return DivideUp(steps * lanes, group * best.cluster); };
-  while (gpu.major >= 9 && best.cluster < 8 && group == best.threads && loads() > kItems &&
+  while (gpu.has_clusters() && best.cluster < 8 && group == best.threads && loads() > kItems &&
          shape.outer * chunks * best.cluster < gpu.multiprocessors)
     best.cluster *= 2;
   if (group == best.threads && loads() > 2 * kItems) group = best.threads = 2 * best.threads;

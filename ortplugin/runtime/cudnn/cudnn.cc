@@ -33,10 +33,7 @@ auto OnDevice(const cuda::DeviceFacts& device, const Body& body) {
   const cuda::ContextScope scope(device);
   const cuda::RelaxedCaptureScope relaxed;
   const HandleLoan handle(device, nullptr);
-  Target target;
-  target.device = &cuda::Device(device.ordinal);  // lives as long as the process
-  target.handle = handle.get();
-  return body(target);
+  return body(Target{cuda::Device(device.ordinal), handle.get()});
 }
 
 // What was asked once. Grows with the distinct questions of the process, as the kernels behind the plans do.
@@ -209,16 +206,14 @@ std::vector<PlanText> ListPlans(const cuda::DeviceFacts& device, const Problem& 
   return Alternate(proposed);
 }
 
-Found FindPlanFor(const std::string& device_properties, const Problem& problem, size_t workspace_limit,
-                  const PlanText* text) {
+Found FindPlanFor(const cuda::DeviceFacts& device, const std::string& device_properties, const Problem& problem,
+                  size_t workspace_limit, const PlanText* text) {
   Check(problem);
   Descriptor properties(abi::kDeviceProperties);
   properties.Set(abi::kDevicePropertiesText, abi::kTypeChar, static_cast<int64_t>(device_properties.size() + 1),
                  device_properties.c_str());
   properties.Finalize("the device's properties");
-  Target target;
-  target.properties = &properties;
-  return Search(target, problem, workspace_limit, text);
+  return Search(Target{device, nullptr, &properties}, problem, workspace_limit, text);
 }
 
 }  // namespace ortplugin::cudnn

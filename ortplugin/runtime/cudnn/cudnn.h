@@ -125,10 +125,10 @@ Found FindPlan(const cuda::DeviceFacts& device, const Problem& problem, size_t w
 void Prepare(const cuda::DeviceFacts& device, const Problem& problem, size_t workspace_limit,
              const PlanText* text = nullptr);
 
-// The same for a GPU that is not there, described in the JSON of cuDNN's device properties (since cuDNN 9.8). The plan
-// is built anew and can't run; it has an identity only where `text` says so.
-Found FindPlanFor(const std::string& device_properties, const Problem& problem, size_t workspace_limit,
-                  const PlanText* text = nullptr);
+// The same for a GPU that is not there, described for us and, in the JSON of cuDNN's device properties (since cuDNN
+// 9.8), for cuDNN. The plan is built anew and can't run.
+Found FindPlanFor(const cuda::DeviceFacts& device, const std::string& device_properties, const Problem& problem,
+                  size_t workspace_limit, const PlanText* text = nullptr);
 
 // At most `most` of the plans that cuDNN's heuristics propose, in the order in which FindPlan tries them: those that
 // can be built, and are, and that give the same bits in every run. Without an epilogue in fp16 and bf16 also at most

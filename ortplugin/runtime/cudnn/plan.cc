@@ -114,7 +114,7 @@ class GraphPlan : public Plan {
  public:
   // Throws Refused or Error where cuDNN can't build it.
   GraphPlan(std::shared_ptr<const Graph> graph, const Target& target, PlanText text)
-      : graph_(std::move(graph)), device_(target.device), text_(std::move(text)) {
+      : graph_(std::move(graph)), device_(target.handle != nullptr ? &target.device : nullptr), text_(std::move(text)) {
     engine_.SetDescriptor(abi::kEngineGraph, graph_->descriptor());
     engine_.SetInt64(abi::kEngineIndex, text_.engine);
     if (target.properties != nullptr) engine_.SetDescriptor(abi::kEngineDeviceProperties, *target.properties);
@@ -183,7 +183,7 @@ class GraphPlan : public Plan {
   }
 
   std::shared_ptr<const Graph> graph_;
-  const cuda::DeviceFacts* device_;
+  const cuda::DeviceFacts* device_;  // null: only described
   PlanText text_;
   Descriptor engine_{abi::kEngine};
   std::deque<Descriptor> choices_;
@@ -193,16 +193,13 @@ class GraphPlan : public Plan {
   bool is_deterministic_ = true, is_compiled_here_ = false;
 };
 
-// Those of an H200 where there is no device.
-int Multiprocessors(const Target& target) { return target.device != nullptr ? target.device->multiprocessors : 132; }
-
 // Why an epilogue is not worth a plan whose kernels are compiled for it, measured on an H200 with cuDNN 9.19: the
 // convolution alone, and a pointwise kernel after it, took 0.5 to 0.8 of the time. Null where it may be.
 const char* WhyApart(const Graph& graph, const Target& target) {
   if (!graph.HasEpilogue()) return nullptr;
   if (HasErf(*graph.problem().program)) return "Gelu and Erf are faster apart than in the kernels that cuDNN compiles";
   if (IsSlowWithEpilogue(graph.problem())) return "strided data gradients like this are faster without an epilogue";
-  if (graph.problem().direction == Direction::kForward && HasLongSums(graph.problem(), Multiprocessors(target)))
+  if (graph.problem().direction == Direction::kForward && HasLongSums(graph.problem(), target.device.multiprocessors))
     return "long sums for few elements are faster without an epilogue";
   return nullptr;
 }
@@ -235,8 +232,8 @@ void ForEachCandidate(const Graph& graph, const Target& target,
 }
 
 Found Search(const Target& target, const Problem& problem, size_t workspace_limit, const PlanText* text) {
-  const bool is_hopper = target.device != nullptr && target.device->major == 9;
-  if (text == nullptr && is_hopper && IsFasterWithIdentity(problem, target.device->multiprocessors)) {
+  // Measured for the kernels that cuDNN has for wgmma.
+  if (text == nullptr && target.device.has_wgmma() && IsFasterWithIdentity(problem, target.device.multiprocessors)) {
     Found found = Search(target, WithIdentity(problem), workspace_limit, nullptr);
     if (found.plan != nullptr && found.plan->is_deterministic()) return found;
   }

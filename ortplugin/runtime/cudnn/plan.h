@@ -10,11 +10,11 @@
 
 namespace ortplugin::cudnn {
 
-// What plans are made for: a device, or one that is described only.
+// What plans are made for: a device, which lives as long as the process, or one that is described only.
 struct Target {
-  const cuda::DeviceFacts* device = nullptr;
-  abi::Handle handle = nullptr;
-  const Descriptor* properties = nullptr;
+  const cuda::DeviceFacts& device;
+  abi::Handle handle = nullptr;            // of the device
+  const Descriptor* properties = nullptr;  // of one that is described
 };
 
 // The proposals of cuDNN's heuristics in the order in which they are tried: calls `visit` until it returns true.

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -14,6 +15,7 @@
 #include "ortplugin/runtime/error.h"
 #include "ortplugin/runtime/gpu/cuda_driver.h"
 #include "ortplugin/runtime/gpu/kernel_cache.h"
+#include "ortplugin/runtime/round_up.h"
 #include "ortplugin/runtime/version.h"
 
 namespace ortplugin::cuda {
@@ -100,8 +102,18 @@ const OpenDevice& Open(int ordinal) {
     return value;
   };
   OpenDevice open{};
-  open.facts = {ordinal, attribute(kComputeCapabilityMajor), attribute(kComputeCapabilityMinor),
-                attribute(kMultiprocessorCount), attribute(kL2CacheSize)};
+  open.facts = {ordinal,
+                attribute(kComputeCapabilityMajor),
+                attribute(kComputeCapabilityMinor),
+                attribute(kMultiprocessorCount),
+                attribute(kL2CacheSize),
+                attribute(kSharedPerMultiprocessor),
+                attribute(kSharedPerBlockOptIn),
+                attribute(kReservedSharedPerBlock),
+                attribute(kRegistersPerMultiprocessor),
+                attribute(kThreadsPerBlock),
+                attribute(kThreadsPerMultiprocessor),
+                attribute(kBlocksPerMultiprocessor)};
   CheckDriver(driver.cuDevicePrimaryCtxRetain(&open.context, device), "cuDevicePrimaryCtxRetain");
   return devices->emplace(ordinal, open).first->second;
 }
@@ -149,6 +161,12 @@ std::string LibraryFolder() {
   return slash == std::string::npos ? "." : path.substr(0, slash);
 }
 
+int64_t DeviceFacts::ResidentBlocks(int64_t threads, int64_t registers, int64_t shared) const {
+  return std::min({shared_per_block / std::max<int64_t>(1, shared + reserved_shared_per_block),
+                   registers_per_multiprocessor / std::max<int64_t>(1, threads * RoundUp(registers, 8)),
+                   threads_per_multiprocessor / threads, int64_t{blocks_per_multiprocessor}});
+}
+
 const DeviceFacts& Device(int ordinal) { return Open(ordinal).facts; }
 
 std::string Architecture(const DeviceFacts& device) {
@@ -160,8 +178,8 @@ std::string Architecture(const DeviceFacts& device) {
   if (compiler.nvrtcGetSupportedArchs(known.data()) != 0) Fail("nvrtcGetSupportedArchs failed");
   int newest = 0;
   for (const int architecture : known) {
-    // Hopper's tensor cores take their full speed only from instructions that no other architecture has.
-    if (architecture == wanted) return "sm_" + std::to_string(wanted) + (wanted == 90 ? "a" : "");
+    // What no other architecture has is in the one with the suffix.
+    if (architecture == wanted) return "sm_" + std::to_string(wanted) + (device.has_wgmma() ? "a" : "");
     if (architecture < wanted && architecture > newest) newest = architecture;
   }
   if (newest == 0)
@@ -231,8 +249,7 @@ Function Load(const DeviceFacts& device, const std::string& source, const char* 
 }
 
 void AllowShared(const DeviceFacts& device, Function function, unsigned bytes) {
-  constexpr unsigned kAlways = 48 << 10;
-  if (bytes <= kAlways) return;
+  if (bytes <= kStaticSharedBytes) return;
   const ContextScope scope(device);
   CheckDriver(TheDriver().cuFuncSetAttribute(function, kMostDynamicSharedBytes, static_cast<int>(bytes)),
               "cuFuncSetAttribute");

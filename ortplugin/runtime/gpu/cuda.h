@@ -13,11 +13,38 @@ namespace ortplugin::cuda {
 using Function = struct CUfunc_st*;
 using Stream = void*;
 
+// The most static shared memory of a kernel, and the most of any kind without AllowShared, in bytes: on every GPU.
+constexpr int64_t kStaticSharedBytes = 48 << 10;
+// The most 32-bit registers of a thread: on every GPU.
+constexpr int64_t kRegistersPerThread = 255;
+
+// What the driver says of a GPU, and what follows from its compute capability. Who needs a size or an instruction asks
+// for it here: a figure of one GPU, or a comparison of versions, is true for the GPU it was written on. No member has a
+// default, so that who describes a GPU describes all of it. Shared memory and caches are in bytes.
 struct DeviceFacts {
   int ordinal;
   int major, minor;  // compute capability
   int multiprocessors;
   int64_t l2_bytes;
+  int64_t shared_per_multiprocessor;
+  int64_t shared_per_block;           // at most; what is more than kStaticSharedBytes takes AllowShared
+  int64_t reserved_shared_per_block;  // which the driver takes besides
+  int registers_per_multiprocessor;   // of 32 bits
+  int threads_per_block, threads_per_multiprocessor, blocks_per_multiprocessor;  // at most
+
+  // mma.sync.m16n8k16 on fp16 and bf16, and cp.async; Turing's tensor cores multiply smaller matrices of fp16 alone.
+  bool has_mma_m16n8k16() const { return major >= 8; }
+  // wgmma: of sm_90a alone, as no later GPU has it.
+  bool has_wgmma() const { return major == 9 && minor == 0; }
+  // Thread block clusters and distributed shared memory.
+  bool has_clusters() const { return major >= 9; }
+  // Programmatic dependent launch.
+  bool has_pdl() const { return major >= 9; }
+
+  // Blocks that a multiprocessor holds at the same time, 0 where it can't hold one: each has so many threads, each of
+  // these so many registers, and the block so much shared memory, static and dynamic. Where shared memory decides it is
+  // one less than there may be if the blocks fill it to the last reservation.
+  int64_t ResidentBlocks(int64_t threads, int64_t registers, int64_t shared) const;
 };
 
 // Throws Error naming the package to install where the driver can't be opened.
@@ -41,7 +68,7 @@ Function Load(const DeviceFacts& device, const std::string& source, const char* 
 
 int BlocksPerMultiprocessor(const DeviceFacts& device, Function function, int threads);
 
-// What LaunchShape.shared_bytes may be for the function. Needed once where that is more than 48 KiB.
+// What LaunchShape.shared_bytes may be for the function. Needed once where that is more than kStaticSharedBytes.
 void AllowShared(const DeviceFacts& device, Function function, unsigned bytes);
 
 // When, in a CUDA graph, a next kernel of ours may become resident, which then waits for this one to complete.

@@ -18,10 +18,17 @@ using Graph = struct CUgraph_st*;
 using Node = struct CUgraphNode_st*;
 
 enum Attribute : int {
+  kThreadsPerBlock = 1,
   kMultiprocessorCount = 16,
   kL2CacheSize = 38,
+  kThreadsPerMultiprocessor = 39,
   kComputeCapabilityMajor = 75,
   kComputeCapabilityMinor = 76,
+  kSharedPerMultiprocessor = 81,
+  kRegistersPerMultiprocessor = 82,
+  kSharedPerBlockOptIn = 97,
+  kBlocksPerMultiprocessor = 106,
+  kReservedSharedPerBlock = 111,
 };
 enum FunctionAttribute { kMostDynamicSharedBytes = 8 };
 constexpr Result kOutOfMemory = 2;

@@ -124,7 +124,7 @@ void FollowEmptyNode(Stream stream, const Capture& capture) {
 void Launch(const DeviceFacts& device, Function function, const LaunchShape& shape, Stream stream, void** arguments) {
   const ContextScope scope(device);
   Capture capture;
-  if (device.major >= 9) capture = CaptureOf(stream);
+  if (device.has_pdl()) capture = CaptureOf(stream);
   if (capture.is_active && capture.id == last_kernel.capture && capture.last == std::vector<Node>{last_kernel.node})
     Overlap(stream);
   const bool has_switch = shape.next_starts == NextStarts::kAtTrigger;

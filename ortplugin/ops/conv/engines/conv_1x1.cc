@@ -11,10 +11,8 @@
 namespace ortplugin {
 namespace {
 
-constexpr int kTileM = 64;               // pixels of a tile: the M of an MMA
-constexpr int kLine = 64;                // channels, or filters, that are copied and written at once
-constexpr int64_t kShared = 227 << 10;   // bytes of a block
-constexpr int64_t kRegisters = 1 << 16;  // of a multiprocessor
+constexpr int kTileM = 64;  // pixels of a tile: the M of an MMA
+constexpr int kLine = 64;   // channels, or filters, that are copied and written at once
 
 int64_t SharedBytes(const ConvProblem& problem, const Conv1x1Config& config) {
   const int64_t weights = config.block_n * RoundUp(problem.channels, kLine);
@@ -46,16 +44,18 @@ int64_t OperandRegisters(const Program& program, const ConvProblem& problem) {
 bool IsApart(const Program& program) { return cudnn::HasErf(program) || !cudnn::RefusalOf(program).empty(); }
 
 // Sets the most warps and stages that there are registers and shared memory for. False: there are too few.
-bool Complete(const Program& program, const ConvProblem& problem, int most_warps, int most_stages,
-              Conv1x1Config* config) {
+bool Complete(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device, int most_warps,
+              int most_stages, Conv1x1Config* config) {
   constexpr int64_t kBesides = 45;  // registers of a thread for addresses and the like
   const int64_t operands = config->tile_n / 16 * OperandRegisters(program, problem);
   const int64_t sums = config->tile_n / 2 + kBesides;
-  config->prefetches_operands = sums + operands <= 255;
+  config->prefetches_operands = sums + operands <= cuda::kRegistersPerThread;
   const int64_t registers = sums + (config->prefetches_operands ? operands : 0);
   for (config->warps = most_warps; config->warps > 0; config->warps -= 4)
     for (config->stages = most_stages; config->stages > 1; --config->stages)
-      if (registers * config->warps * 32 <= kRegisters && SharedBytes(problem, *config) <= kShared) return true;
+      if (registers * config->warps * 32 <= device.registers_per_multiprocessor &&
+          SharedBytes(problem, *config) <= device.shared_per_block)
+        return true;
   return false;
 }
 
@@ -90,7 +90,7 @@ std::optional<Conv1x1Config> Configure(const Program& program, const ConvProblem
   const auto complete = [&](int64_t tile_k) {
     best.tile_k = static_cast<int>(tile_k);
     const int stages = !many ? 4 : (tile_k == kLine && channels > kLine) || Patch(problem) > 1 ? 3 : 2;
-    return Complete(program, problem, MostWarps(program, problem, best, device), stages, &best);
+    return Complete(program, problem, device, MostWarps(program, problem, best, device), stages, &best);
   };
   // Several groups meet a chunk, so it is all channels.
   if (best.tile_n < best.block_n) {
@@ -105,7 +105,7 @@ std::optional<Conv1x1Config> Configure(const Program& program, const ConvProblem
 
 bool FitsConv1x1(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
   if (!FitsEngines(program, problem) || problem.dtype == DType::kFloat || problem.group != 1) return false;
-  if (device.major != 9 || device.minor != 0) return false;  // wgmma is Hopper's alone
+  if (!device.has_wgmma()) return false;
   if (problem.kernel_height != 1 || problem.kernel_width != 1 || problem.pads != std::array<int64_t, 4>{}) return false;
   if (problem.channels % 8 != 0 || problem.filters % 8 != 0) return false;
   if (problem.x_channels_first || problem.y_channels_first) return false;

@@ -12,11 +12,8 @@
 namespace ortplugin {
 namespace {
 
-constexpr int64_t kSharedBytes = 48 * 1024;   // of a block, without asking for more
-constexpr int64_t kSharedOfAll = 227 * 1024;  // of a multiprocessor of an H200; others have less
-constexpr int64_t kRegistersOfAll = 65536;
 constexpr int64_t kMostThreads = 512;
-constexpr int64_t kMostBlocks = 16;  // of a multiprocessor
+constexpr int64_t kMostResident = 16;  // blocks of a multiprocessor, also where it holds more
 
 int64_t InRows(const DirectConv& conv, const DirectConfig& s) {
   return (s.rows - 1) * conv.strides[0] + (conv.kernel[0] - 1) * conv.dilations[0] + 1;
@@ -43,14 +40,15 @@ int64_t Registers(const DirectConv& conv, const DirectConfig& s) {
   // Loads that are under way together, in front of the sums or between them.
   return std::max<int64_t>(held + (s.chunk < conv.channels ? 12 : 0), 80);
 }
+int64_t Resident(const DirectConv& conv, const DirectConfig& s, const cuda::DeviceFacts& gpu) {
+  return std::min(kMostResident, gpu.ResidentBlocks(s.threads, Registers(conv, s), SharedBytes(conv, s)));
+}
 bool IsWhole(const DirectConv& conv, const DirectConfig& s) { return s.rows >= conv.output[0]; }
 
 // Cycles, about, that the whole problem takes on this GPU. What is not counted in instructions was fitted to an H200.
 double Cost(const DirectConv& conv, const DirectConfig& s, const cuda::DeviceFacts& gpu) {
   const auto number = [](int64_t n) { return static_cast<double>(n); };
-  int64_t resident = std::min({kSharedOfAll / (SharedBytes(conv, s) + 1024),
-                               kRegistersOfAll / (s.threads * RoundUp(Registers(conv, s), 8)),
-                               int64_t{2048} / s.threads, kMostBlocks});
+  int64_t resident = Resident(conv, s, gpu);
   if (resident == 0) return 1e30;
   const int64_t of_one = DivideUp(s.tiles * s.map_blocks, gpu.multiprocessors);  // tiles of a multiprocessor
   resident = std::min(resident, of_one);
@@ -83,7 +81,7 @@ void SpreadOverBanks(const DirectConv& conv, DirectConfig* s) {
       DirectConfig option = *s;
       option.row_pitch = static_cast<int>(row_pitch);
       option.image_pitch = static_cast<int>(image_pitch);
-      if (SharedBytes(conv, option) > kSharedBytes) continue;
+      if (SharedBytes(conv, option) > cuda::kStaticSharedBytes) continue;
       int64_t wavefronts = 0;
       for (int64_t first = 0; first < all; first += 32) {
         int64_t met[32] = {}, most = 0;
@@ -105,12 +103,9 @@ void SpreadOverBanks(const DirectConv& conv, DirectConfig* s) {
 }
 
 // What follows from the choice of a tile.
-void Finish(const DirectConv& conv, int most_vector, DirectConfig* s) {
+void Finish(const DirectConv& conv, const cuda::DeviceFacts& gpu, int most_vector, DirectConfig* s) {
   SpreadOverBanks(conv, s);
-  const int64_t registers = RoundUp(Registers(conv, *s), 8);
-  s->min_blocks = static_cast<int>(std::max<int64_t>(
-      1, std::min({kRegistersOfAll / (s->threads * registers), kSharedOfAll / (SharedBytes(conv, *s) + 1024),
-                   int64_t{2048} / s->threads, kMostBlocks})));
+  s->min_blocks = static_cast<int>(std::max<int64_t>(1, Resident(conv, *s, gpu)));
   const int64_t pixels = conv.output[0] * conv.output[1];
   int64_t vector = std::min(4, most_vector);
   // Runs of elements that lie side by side begin and end with vectors.
@@ -195,7 +190,8 @@ std::optional<DirectConfig> ConfigureDirect(const DirectConv& conv, const cuda::
               s.row_pitch = static_cast<int>(InWidth(conv, s));
               s.image_pitch = static_cast<int>(InRows(conv, s) * s.row_pitch);
               const int64_t threads = RoundUp(Workers(conv, s), 32);
-              if (threads > kMostThreads || SharedBytes(conv, s) > kSharedBytes || Registers(conv, s) > 200) continue;
+              if (threads > kMostThreads || SharedBytes(conv, s) > cuda::kStaticSharedBytes || Registers(conv, s) > 200)
+                continue;
               s.threads = static_cast<int>(threads);
               s.tiles = DivideUp(conv.images, images) * DivideUp(conv.output[0], rows);
               s.map_blocks = conv.groups * DivideUp(conv.outputs, block_maps);
@@ -210,7 +206,7 @@ std::optional<DirectConfig> ConfigureDirect(const DirectConv& conv, const cuda::
   if (least >= 1e30) return std::nullopt;
   constexpr double kShort = 16000;  // cycles
   best.is_short = least < kShort;
-  Finish(conv, most_vector, &best);
+  Finish(conv, gpu, most_vector, &best);
   return best;
 }
 
@@ -231,7 +227,7 @@ class EpilogueOperands {
         outputs_(program.results().size()),
         is_shared_(inputs_) {
     // Operands of a channel stand in shared memory, as far as there is room: there they are read early.
-    int64_t room = kSharedBytes - SharedBytes(conv, config);
+    int64_t room = cuda::kStaticSharedBytes - SharedBytes(conv, config);
     for (size_t i = 1; i < inputs_; ++i) {
       const int64_t bytes = RoundUp(static_cast<int64_t>(SizeOf(TypeOf(i))) * config.block_maps, 8);
       is_shared_[i] = IsOfChannel(conv, axes, i) && bytes <= room;

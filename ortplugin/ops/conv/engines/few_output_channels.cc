@@ -9,8 +9,7 @@
 namespace ortplugin {
 namespace {
 
-constexpr int64_t kMostShared = 48 << 10;   // bytes
-constexpr int64_t kMostWeights = 32 << 10;  // of these, for the weights
+constexpr int64_t kMostWeights = 32 << 10;  // bytes of shared memory
 constexpr int64_t kMostGroups = 8;          // of columns: four sums of a thread each
 
 // The sizes that few_output_channels.cu works out from its macros.
@@ -70,7 +69,7 @@ int ChunkOf(const ConvProblem& problem, FewOutputChannelsConfig config) {
   for (int64_t chunk = std::min(problem.channels, 8 * octet); chunk > 0; chunk -= octet) {
     config.chunk = static_cast<int>(chunk);
     if (problem.channels % chunk == 0 && WeightBytes(problem, chunk) <= kMostWeights &&
-        SharedBytes(problem, config) <= kMostShared)
+        SharedBytes(problem, config) <= cuda::kStaticSharedBytes)
       return config.chunk;
   }
   return 0;
@@ -107,7 +106,7 @@ bool FitsFewOutputChannels(const Program& program, const ConvProblem& problem, c
   if (std::max(problem.kernel_height, problem.kernel_width) > 7) return false;
   if (std::max(problem.strides[0], problem.strides[1]) > 4) return false;
   const Sizes sizes = SizesOf(problem);
-  if (sizes.tensor_cores && device.major < 8) return false;  // Turing's tensor cores multiply smaller matrices
+  if (sizes.tensor_cores && !device.has_mma_m16n8k16()) return false;
   if (problem.channels % sizes.octet != 0 || sizes.groups > kMostGroups) return false;
   FewOutputChannelsConfig least{};
   least.tile_h = 1;

@@ -115,7 +115,7 @@ double Cost(const ConvProblem& problem, const PolyphaseConfig& config, const cud
 
 bool FitsPolyphase(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
   if (!FitsEngines(program, problem) || problem.dtype == DType::kFloat || problem.group != 1) return false;
-  if (device.major != 9 || device.minor != 0 || !problem.transposed) return false;  // wgmma is Hopper's alone
+  if (!device.has_wgmma() || !problem.transposed) return false;
   if (problem.channels % 8 != 0 || problem.filters % 8 != 0) return false;
   for (const ValueId result : program.results())
     if (SizeOf(program.value(result).dtype) < 2) return false;

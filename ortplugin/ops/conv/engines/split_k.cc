@@ -65,7 +65,7 @@ int64_t Vector(const SplitKConfig& config) {
 
 bool FitsSplitK(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
   if (!FitsEngines(program, problem) || problem.dtype == DType::kFloat || problem.group != 1) return false;
-  if (device.major != 9 || device.minor != 0 || problem.transposed) return false;  // wgmma is Hopper's alone
+  if (!device.has_wgmma() || !device.has_clusters() || problem.transposed) return false;
   if (problem.channels % 8 != 0 || problem.filters % 8 != 0) return false;
   constexpr int64_t kMostReach = 1 << 29;  // a row of X that does not exist is this far above the first, twice
   if ((problem.kernel_height - 1) * problem.dilations[0] >= kMostReach || problem.pads[0] >= kMostReach) return false;

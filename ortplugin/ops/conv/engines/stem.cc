@@ -37,7 +37,6 @@ int64_t SharedBytes(const ConvProblem& problem, const StemConfig& config) {
   return image + std::max(weights, config.buffers == 2 ? image : 0);
 }
 
-constexpr int64_t kMostShared = 48 << 10;
 constexpr int64_t kMostWeights = 96;  // registers of a thread
 
 int64_t FiltersOfWarp(const ConvProblem& problem) {
@@ -52,13 +51,14 @@ int64_t Tiles(const ConvProblem& problem, const StemConfig& config) {
 }  // namespace
 
 bool FitsStem(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
-  if (!FitsEngines(program, problem) || problem.dtype == DType::kFloat || device.major < 8) return false;
+  if (!FitsEngines(program, problem) || problem.dtype == DType::kFloat) return false;
+  if (!device.has_mma_m16n8k16()) return false;
   if (problem.channels > 4 || problem.group != 1 || problem.filters % 16 != 0 || problem.filters > 128) return false;
   if (problem.dilations != std::array<int64_t, 2>{1, 1}) return false;
   const Sizes sizes = SizesOf(problem, 1, 8);
   if (sizes.copy < 2 || sizes.step % 2 != 0) return false;
   return sizes.k_steps * FiltersOfWarp(problem) / 4 <= kMostWeights &&
-         SharedBytes(problem, {0, 0, 1, 8, 1, 1, 1}) <= kMostShared;
+         SharedBytes(problem, {0, 0, 1, 8, 1, 1, 1}) <= cuda::kStaticSharedBytes;
 }
 
 StemConfig ConfigureStem(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
@@ -85,12 +85,13 @@ StemConfig ConfigureStem(const Program& program, const ConvProblem& problem, con
       if (best.tile_w == 8) break;
       const bool is_spread =
           !is_small || best.tile_w <= 16 || Tiles(problem, best) * 5 >= int64_t{4} * device.multiprocessors;
-      if (best.tile_w <= most_width && is_spread && SharedBytes(problem, best) <= kMostShared) break;
+      if (best.tile_w <= most_width && is_spread && SharedBytes(problem, best) <= cuda::kStaticSharedBytes) break;
     }
   };
   set_width();
   // Beside very many weights there is room for a row alone.
-  if (!is_small && (SharedBytes(problem, best) > kMostShared || (best.tile_w < 32 && problem.out_width >= 32))) {
+  if (!is_small &&
+      (SharedBytes(problem, best) > cuda::kStaticSharedBytes || (best.tile_w < 32 && problem.out_width >= 32))) {
     best.tile_h = best.buffers = 1;
     set_width();
   }
@@ -106,8 +107,10 @@ StemConfig ConfigureStem(const Program& program, const ConvProblem& problem, con
     steady.tile_h = 1;
     steady.parts = steady.buffers = 2;
     steady.min_blocks = 4;
-    if (SharedBytes(problem, steady) <= kMostShared) best = steady;
+    if (SharedBytes(problem, steady) <= cuda::kStaticSharedBytes) best = steady;
   }
+  const int64_t resident = device.ResidentBlocks(best.warps * 32, 0, SharedBytes(problem, best));
+  best.min_blocks = static_cast<int>(std::clamp<int64_t>(resident, 1, best.min_blocks));
   return best;
 }
 

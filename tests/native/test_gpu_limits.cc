@@ -1,0 +1,179 @@
+// No engine's plan asks for more than its GPU has: threads, blocks, shared memory that is asked for at launch, and
+// instructions. Over many problems and the GPUs of gpus.h, without NVRTC; registers and static shared memory are in
+// NVRTC's remarks, which the tests of each engine's kernels compare with the GPU (Lacking in kernel_remarks.h).
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "ortplugin/ops/conv/engines/direct.h"
+#include "ortplugin/ops/conv/engines/engine.h"
+#include "ortplugin/ops/conv_grad/weight_grad.h"
+#include "ortplugin/ops/layer_norm/layer_norm.h"
+#include "ortplugin/ops/pool/pool.h"
+#include "tests/native/check.h"
+#include "tests/native/kernel_remarks.h"
+
+using namespace ortplugin;
+
+namespace {
+
+const std::set<std::string> kWgmmaEngines = {"conv_1x1", "split_k", "polyphase"};
+
+// What blocks of so many threads, so many of them at the same time on a multiprocessor, exceed.
+void CheckThreads(const test::Gpu& gpu, int64_t threads, int64_t min_blocks, const std::string& name) {
+  std::ostringstream text;
+  text << gpu.name << ": " << name << ", " << min_blocks << " blocks of " << threads << " threads";
+  CHECK_WITH(threads > 0 && threads <= gpu.facts.threads_per_block, text.str());
+  CHECK_WITH(min_blocks > 0 && min_blocks <= gpu.facts.blocks_per_multiprocessor, text.str());
+  CHECK_WITH(min_blocks * threads <= gpu.facts.threads_per_multiprocessor, text.str());
+}
+
+void CheckEngine(const test::Gpu& gpu, const EngineKernel& kernel, const std::string& name) {
+  const std::string entry = std::string(kernel.entry) + " " + name;
+  CheckThreads(gpu, kernel.launch.threads, test::Defined(kernel.source, "MIN_BLOCKS", 1), entry);
+  CHECK_WITH(kernel.launch.blocks > 0 && kernel.launch.shared_bytes <= gpu.facts.shared_per_block,
+             gpu.name + std::string(": ") + entry);
+  const bool has_wgmma = kernel.source.find("wgmma.mma_async") != std::string::npos;
+  CHECK_WITH(has_wgmma == (kWgmmaEngines.count(kernel.entry) > 0), entry);
+  CHECK_WITH(gpu.facts.has_wgmma() || !has_wgmma, gpu.name + std::string(": ") + entry);
+  CHECK_WITH(gpu.facts.has_clusters() || test::Defined(kernel.source, "SPLIT_K", 1) == 1,
+             gpu.name + std::string(": ") + entry);
+}
+
+// Square images and filters, "same" padding; depthwise ones, those of images and of single pixels among them.
+std::vector<ConvProblem> Problems() {
+  std::vector<ConvProblem> problems;
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat})
+    for (const bool transposed : {false, true})
+      for (const int64_t batch : {1, 8, 256})
+        for (const int64_t size : {1, 7, 33, 56, 224})
+          for (const int64_t channels : {3, 8, 36, 64, 256, 512})
+            for (const int64_t filters : {3, 8, 32, 80, 96, 128, 256})
+              for (const auto& [kernel, stride] : {std::pair{1, 1}, {1, 2}, {2, 2}, {3, 1}, {3, 2}, {4, 2}, {7, 2}}) {
+                ConvProblem problem;
+                problem.dtype = dtype;
+                problem.transposed = transposed;
+                problem.batch = batch;
+                problem.height = problem.width = size;
+                problem.channels = channels;
+                problem.filters = filters;
+                problem.kernel_height = problem.kernel_width = kernel;
+                problem.strides = {stride, stride};
+                const int64_t pad = (kernel - 1) / 2, out = transposed ? size * stride : (size - 1) / stride + 1;
+                problem.pads = {pad, pad, pad, pad};
+                problem.out_height = problem.out_width = out;
+                problems.push_back(problem);
+                problem.group = problem.filters = problem.channels;
+                if (filters == 3) problems.push_back(problem);
+              }
+  return problems;
+}
+
+void TestEngines() {
+  const std::vector<ConvProblem> problems = Problems();
+  std::map<DType, Program> programs;
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat}) {
+    const std::string type = NameOf(dtype);
+    programs.emplace(dtype, Program::Parse("(" + type + " c) => (" + type + " y) {\n  y = Relu(c)\n}"));
+  }
+  for (const test::Gpu& gpu : test::kGpus) {
+    std::map<std::string, int> met;
+    for (const ConvProblem& problem : problems) {
+      const auto kernel = FindEngineKernel(programs.at(problem.dtype), problem, gpu.facts, false);
+      if (!kernel) continue;
+      ++met[kernel->entry];
+      CheckEngine(gpu, *kernel,
+                  std::to_string(problem.channels) + " to " + ToString(problem.output_shape()) + " of " +
+                      std::to_string(problem.kernel_height));
+    }
+    for (const char* entry : {"depthwise", "gemv", "few_output_channels"}) CHECK_WITH(met[entry] > 0, entry);
+    CHECK_WITH((met["stem"] > 0) == gpu.facts.has_mma_m16n8k16(), gpu.name);
+    for (const std::string& entry : kWgmmaEngines)
+      CHECK_WITH((met[entry] > 0) == gpu.facts.has_wgmma(), gpu.name + std::string(": ") + entry);
+  }
+}
+
+void TestFewChannels() {
+  const Program relu =
+      Program::Parse("(float dy, float y) => (float dz) {\n  p = Greater(y, 0)\n  dz = Where(p, dy, 0)\n}");
+  for (const test::Gpu& gpu : test::kGpus)
+    for (const int64_t images : {1, 100, 1000})
+      for (const int64_t channels : {1, 5, 16, 32})
+        for (const int64_t outputs : {1, 7, 16, 64})
+          for (const int64_t size : {5, 14, 28, 56})
+            for (const auto& [kernel, stride] : {std::pair{1, 1}, {3, 1}, {5, 2}}) {
+              DirectConv conv{};
+              WeightGrad grad{};
+              conv.images = grad.images = images;
+              conv.channels = grad.channels = channels;
+              conv.outputs = grad.outputs = outputs;
+              conv.groups = 1;
+              for (int i = 0; i < 2; ++i) {
+                conv.image[i] = grad.image[i] = size;
+                conv.kernel[i] = grad.kernel[i] = kernel;
+                conv.strides[i] = grad.strides[i] = stride;
+                conv.pads[i] = grad.pads[i] = kernel / 2;
+                conv.output[i] = grad.output[i] = (size - 1) / stride + 1;
+                conv.dilations[i] = 1;
+              }
+              grad.weight_dtype = DType::kFloat;
+              grad.makes_bias = true;
+              std::ostringstream name;
+              name << images << " images [" << channels << ", " << size << ", " << size << "] to " << outputs;
+              const std::optional<DirectConfig> direct = ConfigureDirect(conv, gpu.facts, 4);
+              CHECK_WITH(direct.has_value(), name.str());
+              if (direct) CheckThreads(gpu, direct->threads, direct->min_blocks, "direct, " + name.str());
+              const std::optional<WeightGradConfig> weights = ConfigureWeightGrad(grad, relu, gpu.facts);
+              CHECK_WITH(weights.has_value(), name.str());
+              if (weights) CheckThreads(gpu, weights->threads, weights->min_blocks, "weights, " + name.str());
+            }
+}
+
+void TestNorms() {
+  for (const std::string dtype : {"float16", "float", "double"}) {
+    const NormProgram norm = NormProgram::Parse("(" + dtype + " x, " + dtype + " r, " + dtype + " b) => (" + dtype +
+                                                " y, " + dtype + " s) {\n  s = Add(x, r)\n" +
+                                                "  n = LayerNormalization<epsilon=1e-05>(s)\n  y = Mul(n, b)\n}");
+    for (const test::Gpu& gpu : test::kGpus)
+      for (const int64_t rows : {1, 100, 8192})
+        for (int64_t width = 1; width < 50000; width = width * 5 / 4 + 1)
+          for (const bool aligned : {false, true}) {
+            const NormShape shape = FitShapes(norm, {{rows, width}, {rows, width}, {width}});
+            const NormConfig config = ConfigureLayerNorm(norm, shape, gpu.facts, aligned);
+            CheckThreads(gpu, config.lanes * config.groups, config.min_blocks,
+                         dtype + " [" + std::to_string(rows) + ", " + std::to_string(width) + "]");
+          }
+  }
+}
+
+void TestPools() {
+  PoolAttributes global;
+  global.is_global = true;
+  for (const test::Gpu& gpu : test::kGpus) {
+    int widest = 1;
+    for (const bool channels_last : {false, true})
+      for (const int64_t images : {1, 8, 64})
+        for (const int64_t size : {7, 56, 112})
+          for (const int64_t channels : {3, 32, 2048}) {
+            const Shape input =
+                channels_last ? Shape{images, size, size, channels} : Shape{images, channels, size, size};
+            global.channels_last = channels_last;
+            const PoolConfig config = ConfigurePool(FitPool(global, input), DType::kFloat16, gpu.facts, 16);
+            CheckThreads(gpu, config.threads, 1, ToString(input));
+            widest = std::max(widest, config.cluster);
+          }
+    CHECK_WITH((widest > 1) == gpu.facts.has_clusters(), gpu.name);
+  }
+}
+
+}  // namespace
+
+int main() {
+  TestEngines();
+  TestFewChannels();
+  TestNorms();
+  TestPools();
+  return test::Summary();
+}
