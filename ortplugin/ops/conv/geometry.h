@@ -1,5 +1,5 @@
 // The geometry of convolutions and transposed convolutions: attributes, padding and sizes, as ONNX has them. The same
-// is in Python in ortplugin/ops/conv_geometry.py.
+// is in Python in ortplugin/graph/conv_geometry.py.
 #pragma once
 
 #include <cstdint>

@@ -118,7 +118,7 @@ bool FitsConv1x1(const Program& program, const ConvProblem& problem, const cuda:
 
 bool IsConv1x1Fast(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
   // Measured on an H200 against cuDNN, for 1 to 256 images of 60 layers. What may be fast here is what
-  // passes/turn_conv_transpose.py turns into a convolution without a program (FEW_PRODUCTS).
+  // passes/conv/turn_conv_transpose.py turns into a convolution without a program (FEW_PRODUCTS).
   const int64_t tiles = Tiles(problem), patch = Patch(problem);
   if (patch > 1 && OperandRegisters(program, problem) > 0) return false;  // pixels between have no MMA to wait for
   if (patch > 1 && problem.channels > 256 && tiles < int64_t{16} * device.multiprocessors) return false;
