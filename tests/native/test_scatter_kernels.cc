@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <iostream>
+#include <map>
+#include <regex>
 #include <set>
 #include <sstream>
 
@@ -47,6 +49,21 @@ constexpr ort::ElementType kArithmetic[] = {ort::kFloat16, ort::kBFloat16, ort::
 
 std::set<std::string> compiled;
 
+// What the kernels of a source ask for that the architecture's GPU lacks.
+std::string LackingOf(const std::string& architecture, const std::string& log) {
+  const std::map<std::string, int64_t> threads = {{"scatter_few_narrow", 32}, {"sort_count", 512}, {"sort_pass", 512}};
+  const std::map<std::string, int64_t> resident = {{"scatter_fused", 4}, {"scatter_few", 4}, {"scatter_fold", 2}};
+  const std::regex entries("Compiling entry function '(\\w+)'");
+  std::string lacking;
+  for (std::sregex_iterator it(log.begin(), log.end(), entries), end; it != end; ++it) {
+    const std::string kernel = (*it)[1];
+    const auto of = threads.find(kernel), on = resident.find(kernel);
+    lacking += test::Lacking(test::GpuOf(architecture), log, kernel, of == threads.end() ? 256 : of->second, 0,
+                             {on == resident.end() ? 1 : on->second});
+  }
+  return lacking;
+}
+
 // In every form that the problem can take, in place and out of place; or once in each, in place.
 void CompileAll(const std::string& architecture, Problem problem, ort::ElementType type, bool thoroughly = true) {
   const ScatterShape shape = FitScatter(problem.attributes, problem.inputs);
@@ -80,6 +97,8 @@ void CompileAll(const std::string& architecture, Problem problem, ort::ElementTy
           if (std::getenv("VERBOSE") != nullptr) std::cout << describe() << "\n";
           CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, describe());
           CHECK_WITH(test::Spilled(log) == 0, describe());
+          const std::string lacking = LackingOf(architecture, log);
+          CHECK_WITH(lacking.empty(), lacking + describe());
           if (architecture == "sm_90")
             CHECK_WITH(test::BeforeWait(source).empty(), test::BeforeWait(source) + describe());
         }
