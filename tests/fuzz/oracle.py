@@ -127,7 +127,7 @@ def trials(
     `dtype`: the name of the narrow one that float32 stands for, else "float32".
     """
     found = []
-    values = _all_values(model, feeds)
+    values = all_values(model, feeds)
     for number in numbers:
         rng = np.random.default_rng([seed, number])
         try:
@@ -139,7 +139,7 @@ def trials(
     return found
 
 
-def _all_values(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> dict[str, Array]:
+def all_values(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> dict[str, Array]:
     """Each value that nodes of the outermost graph make."""
     whole = onnx.ModelProto()
     whole.CopyFrom(model)
@@ -158,7 +158,7 @@ def is_undefined(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> str:
     is what was in memory before. A float that no integer is, cast to one, is anything.
     """
     values = {**feeds, **{each.name: numpy_helper.to_array(each) for each in model.graph.initializer}}
-    values.update(_all_values(model, feeds))
+    values.update(all_values(model, feeds))
     for node in model.graph.node:
         if node.op_type == "Concat":
             axis = next(each.i for each in node.attribute if each.name == "axis")

@@ -9,7 +9,7 @@ import onnx.parser
 import pytest
 
 import ortplugin
-from fuzz import lethal
+from fuzz import lethal, oracle
 from fuzz.evaluate import Evaluator, UnfitError, make_session
 from fuzz.generate import Case
 from fuzz.judge import Judge
@@ -73,6 +73,18 @@ def test_no_pixels_in_half(library: Any) -> None:
         g (float[N,C,P] x) => (float[N,C,P] y) <float[1] s = {1}> { y = InstanceNormalization (x, s, s) }""")
     assert lethal.of_model(model, {"x": np.ones((1, 1, 0), np.float32)})
     assert not lethal.of_model(model, {"x": np.ones((1, 1, 1), np.float32)})
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_pool_of_no_windows_is_judged_without_optimizations(library: Any, size: int) -> None:
+    """With them ONNX Runtime divides by zero in a layout of its own; alone it gives an empty tensor."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[1,16,H,W] x) => (float[1,16,A,B] y) { p = MaxPool<kernel_shape = [2, 2]>(x)  y = Neg(p) }""")
+    feeds = [{"x": np.ones((1, 16, size, size), np.float32)}]
+    values = oracle.all_values(model, feeds[0])
+    assert lethal.of_optimizations(model, values) is (size == 1)
+    case = Case(0, "fp32", model, None, frozenset(), feeds, {}, ("ort",))
+    assert Judge().judge(case).what == "same"
 
 
 def test_an_empty_feed_alone_is_judged() -> None:
