@@ -194,9 +194,9 @@ def host_inputs(session: Any) -> frozenset[str]:
 def host_outputs(session: Any) -> frozenset[str]:
     """Outputs that a CUDA session makes on the host: by operators without a GPU kernel, or as shapes.
 
-    ONNX Runtime (1.31) copies those that are bound to a GPU into memory that it has just freed, without waiting for
-    the kernels that use it still: such an output, or another one, is wrong now and then. So they are to be bound to the
-    host. Empty before ONNX Runtime 1.23, which does not tell.
+    Bound to a GPU, such an output, or another one, is wrong now and then (ONNX Runtime 1.31): by what is found in it,
+    it is copied into memory that was freed while kernels use it still. So they are to be bound to the host. Empty
+    before ONNX Runtime 1.23, which does not tell.
     """
     return _on_host(session, "output")
 
