@@ -13,6 +13,9 @@ from typing import Any
 
 ARCHIVE = Path(__file__).resolve().parent.parent / "tests" / "data" / "models.tar.xz"
 
+# For bytes that stand at any offset, as those of protobuf do: 1% smaller than the preset alone.
+_FILTER = {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 4, "lp": 0, "pb": 0}
+
 
 def unpack(folder: Path, source: Path = ARCHIVE) -> None:
     """Writes every model to `folder`, "lerp/<name>.onnx" into its own."""
@@ -34,7 +37,7 @@ def pack(folder: Path, target: Path = ARCHIVE) -> None:
             member.size = path.stat().st_size
             with path.open("rb") as data:
                 archive.addfile(member, data)
-    target.write_bytes(lzma.compress(raw.getvalue(), preset=9 | lzma.PRESET_EXTREME))
+    target.write_bytes(lzma.compress(raw.getvalue(), filters=[_FILTER]))
 
 
 def strip(message: Any) -> None:

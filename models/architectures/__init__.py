@@ -2,7 +2,8 @@
 
 The tests run the optimizer on all of them; they need none of these libraries. Weights are random: nothing is
 downloaded. tests/data/architectures.tar.xz holds the files, architectures.json what is said of each: architecture,
-exporter, opset, inputs (dtype, the shapes to run, the exclusive upper bound of integers), versions of what made it.
+exporter, opset, inputs (dtype, the shapes to run, the exclusive upper bound of integers), and the versions of each
+exporter.
 
 To make them again, each in an environment of its own, since these libraries do not agree about versions:
 

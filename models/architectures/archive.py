@@ -75,19 +75,27 @@ def entry(
 
 def write(made: Mapping[str, tuple[onnx.ModelProto, dict[str, Any]]], known: set[str], exporters: set[str]) -> None:
     """Adds the models to the archive, in place of their former ones, and removes those of `exporters` not `known`."""
-    entries: dict[str, Any] = json.loads(ENTRIES.read_text()) if ENTRIES.exists() else {}
+    said_before = json.loads(ENTRIES.read_text()) if ENTRIES.exists() else {"exporters": {}, "models": {}}
+    entries: dict[str, Any] = said_before["models"]
+    versions: dict[str, Any] = said_before["exporters"]
     with tempfile.TemporaryDirectory(prefix="ortplugin-models-") as name:
         folder = Path(name)
         if FILES.exists():
             unpack(folder, FILES)
         for model, (proto, said) in made.items():
             (folder / f"{model}.onnx").write_bytes(proto.SerializeToString(deterministic=True))
-            entries[model] = said
+            entries[model] = {key: value for key, value in said.items() if key != "versions"}
+            versions[said["exporter"]] = said["versions"]
         gone = [each for each, said in entries.items() if said["exporter"] in exporters and each not in known]
         for each in gone:
             (folder / f"{each}.onnx").unlink()
             del entries[each]
         pack(folder, FILES)
-    lines = [f"{json.dumps(each)}: {json.dumps(entries[each])}" for each in sorted(entries)]
-    ENTRIES.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    parts = ({"exporters": versions, "models": entries}).items()
+    ENTRIES.write_text("{\n" + ",\n".join(f"{json.dumps(name)}: {_lines(part)}" for name, part in parts) + "\n}\n")
     print(f"{len(entries)} models, {FILES.stat().st_size} bytes")
+
+
+def _lines(part: Mapping[str, Any]) -> str:
+    """An object as JSON, with a line for each of its keys."""
+    return "{\n" + ",\n".join(f"{json.dumps(each)}: {json.dumps(part[each])}" for each in sorted(part)) + "\n}"

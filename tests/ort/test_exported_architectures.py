@@ -23,7 +23,7 @@ from models.packed import ARCHIVE
 from ortplugin.check.compare import Tolerance, compare, compare_form
 from ortplugin.graph.messages import walk_nodes
 
-ENTRIES: dict[str, dict[str, Any]] = json.loads(ARCHIVE.with_name("architectures.json").read_text())
+ENTRIES: dict[str, dict[str, Any]] = json.loads(ARCHIVE.with_name("architectures.json").read_text())["models"]
 VARIANTS: dict[str, dict[str, str]] = {"fp16": {"precision": "fp16"}, "nhwc": {"layout": "nhwc"}}
 Feeds = dict[str, np.ndarray]
 every_file = pytest.mark.parametrize("name", sorted(ENTRIES))
