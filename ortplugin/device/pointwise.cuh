@@ -167,7 +167,7 @@ OP_LIBRARY(NormalCdf, normcdf)
 #pragma nv_diag_suppress 186  // pointless comparisons, of unsigned x with zero: NVRTC 13.0 and 13.2 warn of them
 OP_UNARY(Neg, T, T, -x)
 OP_UNARY(Reciprocal, T, T, T(1) / x)
-OP_UNARY(Sign, T, T, x > T(0) ? T(1) : (x < T(0) ? T(-1) : x))  // zeros and NaN are kept
+OP_UNARY(Sign, T, T, x > T(0) ? T(1) : (x < T(0) ? T(-1) : x != x ? x : T(0)))  // NaN is kept, -0 becomes 0
 OP_UNARY(Relu, T, T, x < T(0) ? T(0) : x)
 OP_UNARY(Softsign, T, T, x / (T(1) + op_Abs(x)))
 OP_UNARY(IsNaN, T, bool, x != x)

@@ -55,6 +55,7 @@ class Faulty(Provider):
     is_cpu = False
 
     def __init__(self, faults: str, optimize: bool = True) -> None:
+        self.name = faults
         self._text = faults.split(",")
         self._optimize = optimize
         self._graph = "graph" in self._text

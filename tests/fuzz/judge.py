@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,12 +14,13 @@ from ortplugin.errors import ModelError, OrtPluginError, one_line
 from ortplugin.graph.messages import walk_nodes
 
 from .definite import definite
-from .evaluate import OURS, UnfitError
+from .emulate import emulated
+from .evaluate import OURS, UnfitError, make_session, run
 from .generate import Case
 from .left_open import has_convolution, is_special, without_infinities, without_specials
 from .lethal import of_optimizations
 from .oracle import all_values, is_undefined
-from .providers import Provider
+from .providers import NotCapturedError, Provider
 from .reference import Finding, Reference, references_of
 
 Tell = Callable[[str], None]
@@ -66,11 +68,26 @@ class Judge:
             return Verdict("finding", finding=Finding("exception", f"{type(error).__name__}: {one_line(error)}"))
         rewrites = [change.rewrite for change in report.changes]
         try:
-            found = self._compare(case, references, made) or self._check(case, references, made)
+            found, captured = self._compare_modes(case, references, made)
+            found = found or self._check(case, references, made)
         except UnfitError as error:
             return Verdict("unfit", one_line(error), rewrites=rewrites)
-        what = "finding" if found else "same"
-        return Verdict(what, finding=found, rewrites=rewrites, captured=self.provider.captured)
+        return Verdict("finding" if found else "same", finding=found, rewrites=rewrites, captured=captured)
+
+    def _compare_modes(
+        self, case: Case, references: Sequence[Reference], made: onnx.ModelProto
+    ) -> tuple[Finding | None, bool]:
+        """The first finding in any of the provider's modes, and whether the last of them ran under a CUDA graph."""
+        captured = False
+        for mode in self.provider.modes():
+            try:
+                found = Judge(mode, self.tell)._compare(case, references, made)
+            except NotCapturedError:
+                continue
+            captured = mode.captured
+            if found is not None:
+                return replace(found, mode=mode.name), captured
+        return None, captured
 
     def _compare(self, case: Case, references: Sequence[Reference], made: onnx.ModelProto) -> Finding | None:
         self.tell("load")
@@ -78,7 +95,7 @@ class Judge:
         ort = ort and not any(of_optimizations(case.oracle, all_values(case.oracle, each.feeds)) for each in references)
         try:
             session = self.provider.session(made, ort)
-        except UnfitError:
+        except (UnfitError, NotCapturedError):
             raise
         except Exception as error:  # ONNX Runtime's own classes have no common base
             return Finding("load", one_line(error))
@@ -86,6 +103,8 @@ class Judge:
         for reference in references:
             try:
                 got = self.provider.run(session, reference.feeds_of(made))
+            except NotCapturedError:
+                raise
             except Exception as error:  # as above
                 if "data type is not supported" in str(error):
                     raise UnfitError(str(error)) from error
@@ -94,6 +113,8 @@ class Judge:
                     raise UnfitError("whether the original runs depends on rounding") from error
                 if REUSED in str(error) and self._is_misplanned(reference, made):
                     raise UnfitError("ONNX Runtime plans memory by a shape that it infers wrongly") from error
+                if _status(error) == _status_by_default(case, reference):
+                    raise UnfitError("the original fails alike with ONNX Runtime's own optimizations") from error
                 return Finding("run", one_line(error))
             problem = self.problem(case, reference, made, got)
             if problem:
@@ -204,6 +225,21 @@ class Judge:
             if problem:
                 return Finding("restore", problem.message)
         return None
+
+
+def _status(error: Exception) -> str:
+    """What failed, whatever the node's name."""
+    return re.sub(r"Name:'[^']*'", "", one_line(error))
+
+
+def _status_by_default(case: Case, reference: Reference) -> str:
+    """How the original fails with ONNX Runtime's own optimizations; "" if it does not."""
+    model = emulated(case.model) if case.dtype == "bf16" else case.model
+    try:
+        run(make_session(model.SerializeToString(), optimize=True), case.narrowed(reference.feeds))
+    except Exception as error:  # ONNX Runtime's own classes have no common base
+        return _status(error)
+    return ""
 
 
 def optimize(case: Case, **more: Any) -> tuple[onnx.ModelProto, Any]:

@@ -1,9 +1,10 @@
-"""Where optimized models run: the CPU provider, CUDA, CUDA under a graph."""
+"""Where optimized models run: the CPU provider, CUDA, CUDA under a graph, or one after the other."""
 
 from __future__ import annotations
 
 import gc
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import onnx
@@ -14,16 +15,21 @@ from .doubles import in_double
 from .emulate import emulated
 from .evaluate import make_session, run
 
-NAMES = ("cpu", "cuda", "cuda-graph")
+NAMES = ("cpu", "cuda", "cuda-graph", "cuda-both")
 
 
 class LostError(BaseException):
     """No later call of this process can succeed on the GPU. Not an Exception: nothing but the process answers it."""
 
 
+class NotCapturedError(Exception):
+    """ONNX Runtime can't capture the model in a CUDA graph."""
+
+
 class Provider:
     """The CPU."""
 
+    name = "cpu"
     is_cpu = True
     where = "on the CPU"
     captured = False  # whether the last run was that of a CUDA graph
@@ -39,6 +45,10 @@ class Provider:
         """The outputs by name, as NumPy arrays."""
         return run(session, feeds)
 
+    def modes(self) -> tuple[Provider, ...]:
+        """In which of them a case is judged, one after the other."""
+        return (self,)
+
     def plain(self) -> Provider | None:
         """The same without a CUDA graph; None if this one has none."""
         return None
@@ -51,14 +61,17 @@ class Provider:
 class Cuda(Provider):
     """CUDA; `graph`: what `ortplugin.run` runs is captured and replayed, where ONNX Runtime can capture the model.
 
-    fp32 products are not rounded to TF32. LostError where the GPU is lost to this process.
+    Where it can't, the model runs without a graph, or, with `strict`, NotCapturedError is raised. fp32 products are not
+    rounded to TF32. LostError where the GPU is lost to this process.
     """
 
     is_cpu = False
 
-    def __init__(self, graph: bool = False, optimize: bool = True) -> None:
+    def __init__(self, graph: bool = False, optimize: bool = True, strict: bool = False) -> None:
         self.graph = graph
         self.optimize = optimize
+        self.strict = strict
+        self.name = "cuda-graph" if graph else "cuda"
         self.where = "under a CUDA graph" if graph else "on CUDA"
 
     def plain(self) -> Provider | None:
@@ -79,7 +92,9 @@ class Cuda(Provider):
             try:
                 return _Session(data, _cuda_session(data, True, self.optimize), True)
             except Exception as error:  # ONNX Runtime's own classes have no common base
-                _check_gpu(error)  # what it can't capture runs without a graph
+                _check_gpu(error)
+                if self.strict:
+                    raise NotCapturedError from error
         return self._plain(data)
 
     def _plain(self, data: bytes) -> _Session:
@@ -103,6 +118,8 @@ class Cuda(Provider):
         self.captured = session.graph = False
         session.ort = None
         gc.collect()
+        if self.strict:
+            raise NotCapturedError
         try:
             session.ort = _cuda_session(session.data, False, self.optimize)
             return _on_gpu(session.ort, feeds, 1)
@@ -113,9 +130,22 @@ class Cuda(Provider):
             raise
 
 
+class Both(Provider):
+    """CUDA, and then CUDA under a graph where ONNX Runtime can capture the model; optimized and compiled once."""
+
+    name = "cuda-both"
+    is_cpu = False
+    where = "on CUDA"
+
+    def modes(self) -> tuple[Provider, ...]:
+        """In which of them a case is judged, one after the other."""
+        return Cuda(), Cuda(graph=True, strict=True)
+
+
 def provider_of(name: str) -> Provider:
     """The provider of one of NAMES."""
-    return Provider() if name == "cpu" else Cuda(graph=name == "cuda-graph")
+    made = {"cpu": Provider, "cuda": Cuda, "cuda-graph": partial(Cuda, graph=True), "cuda-both": Both}
+    return made[name]()
 
 
 @dataclass

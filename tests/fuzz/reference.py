@@ -27,12 +27,13 @@ Outputs = dict[str, Any]
 class Finding:
     """What is wrong: `kind` is exception, load, run, form, values, again, restore, crash or hang.
 
-    `guilty`: the pass to blame.
+    `guilty`: the pass to blame. `mode`: the name of the provider's mode in which it was seen.
     """
 
     kind: str
     message: str
     guilty: str = ""
+    mode: str = ""
 
 
 def references_of(case: Case) -> list[Reference]:

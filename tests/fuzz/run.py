@@ -170,7 +170,8 @@ def main() -> int:
     for name, count in guilty.most_common():
         print(f"{count:5} findings: {name}")
     rewrites = f"{result.rewrites.total()} rewrites by {len(result.rewrites)} passes"
-    under = f", {result.captured} under a CUDA graph" if arguments.provider == "cuda-graph" else ""
+    graphs = arguments.provider in ("cuda-graph", "cuda-both")
+    under = f", {result.captured} under a CUDA graph" if graphs else ""
     print(f"{result.graphs} graphs{under}, {dict(result.counts)}, {rewrites}, {result.seconds:.0f} s")
     return 1 if result.findings or result.counts["broken"] else 0
 

@@ -102,3 +102,14 @@ def test_ours_takes_an_empty_volume(library: Any) -> None:
     (found,) = make_session(made.SerializeToString()).run(None, {"x": np.ones((1, 2, 1, 0, 1), np.float32)})
     assert found.shape == (1, 1, 2, 1, 2)
     assert not found.any()
+
+
+@pytest.mark.parametrize(("op", "what"), [("AveragePool", "unfit"), ("MaxPool", "same")])
+def test_what_the_original_fails_by_with_onnx_runtimes_own_optimizations(library: Any, op: str, what: str) -> None:
+    """It draws a Pad into the AveragePool, too, which then refuses an image of no pixels."""
+    model = onnx.parser.parse_model(f"""<ir_version: 7, opset_import: ["": 13]>
+        g (float[1, 1, n] x) => (float[?, ?, ?] y) <int64[6] pads = {{0, 0, 2, 0, 0, 1}}>
+        {{ a = Pad(x, pads) y = {op}<kernel_shape = [3]>(a) }}""")
+    verdict = Judge().judge(Case(0, "fp32", model, None, frozenset(), [{"x": np.ones((1, 1, 0), np.float32)}]))
+    assert verdict.what == what
+    assert ("fails alike" in verdict.message) == (what == "unfit")

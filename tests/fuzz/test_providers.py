@@ -7,11 +7,14 @@ import sys
 import weakref
 from typing import Any
 
+import numpy as np
 import onnx.parser
 import pytest
 
 from fuzz import providers
-from fuzz.providers import Cuda, LostError
+from fuzz.generate import Case
+from fuzz.judge import Judge
+from fuzz.providers import Cuda, LostError, NotCapturedError, provider_of
 from fuzz.test_confirm import ask
 from fuzz.worker import TESTS, environment
 
@@ -31,6 +34,7 @@ class Machine:
         self.running: dict[bool, str] = {}
         self.sessions: list[weakref.ref[Session]] = []
         self.runs: list[tuple[bool, int]] = []
+        self.outputs: dict[bool, np.ndarray] = {}
         monkeypatch.setattr(providers, "_cuda_session", self.session)
         monkeypatch.setattr(providers, "_on_gpu", self.run)
 
@@ -47,7 +51,7 @@ class Machine:
         self.runs.append((session.graph, times))
         if session.graph in self.running:
             raise RuntimeError(self.running[session.graph])
-        return {}
+        return {"y": self.outputs[session.graph]} if self.outputs else {}
 
 
 def test_a_model_that_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,6 +88,32 @@ def test_a_lost_gpu(monkeypatch: pytest.MonkeyPatch, when: str, graph: bool) -> 
     getattr(machine, when)[graph] = "CUDA failure 700: an illegal memory access was encountered"
     with pytest.raises(LostError, match="illegal memory access"):
         cuda.run(cuda.session(MODEL, False), {})
+
+
+@pytest.mark.parametrize("when", ["loading", "running"])
+def test_strictly_under_a_graph(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    machine, cuda = Machine(monkeypatch), Cuda(graph=True, strict=True)
+    getattr(machine, when)[True] = "this can't be captured"
+    with pytest.raises(NotCapturedError):
+        cuda.run(cuda.session(MODEL, False), {})
+    assert [graph for graph, _ in machine.runs] == [True] * (when == "running")
+    assert all(each() is None for each in machine.sessions)  # nothing of the capture is open
+
+
+@pytest.mark.parametrize(("graph", "mode"), [("", ""), ("right", ""), ("wrong", "cuda-graph"), ("fails", "cuda")])
+def test_one_after_the_other(monkeypatch: pytest.MonkeyPatch, graph: str, mode: str) -> None:
+    """Without a graph and then under one; a finding says where it was seen."""
+    machine, both = Machine(monkeypatch), provider_of("cuda-both")
+    if not graph:
+        machine.loading[True] = "this can't be captured"
+    machine.outputs = {False: np.array(False), True: np.array(graph == "wrong")}
+    if graph == "fails":
+        machine.running[False] = "there is no such kernel"
+    case = Case(0, "fp32", MODEL, None, frozenset(), [{"x": np.array(True)}])
+    verdict = Judge(both).judge(case)
+    assert verdict.captured == (graph in ("right", "wrong"))
+    assert verdict.what == ("finding" if mode else "same")
+    assert (verdict.finding.mode if verdict.finding else "") == mode
 
 
 def test_a_capture_that_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:

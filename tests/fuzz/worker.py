@@ -162,7 +162,14 @@ def main(make_provider: Callable[[str], Provider] = provider_of) -> None:
             judge.tell("generate")
             what = task.what if isinstance(task, Doubt) else task
             case = make_case(what, evaluator) if isinstance(what, int) else what
-            verdict = confirm(judge, case, task.finding) if isinstance(task, Doubt) else judge.judge(case)
+            if isinstance(task, Doubt):
+                seen = task.finding.mode  # unknown where a process ended
+                for name in [seen] if seen else [mode.name for mode in provider.modes()]:
+                    verdict = confirm(Judge(make_provider(name), judge.tell), case, task.finding)
+                    if verdict.what == "finding":
+                        break
+            else:
+                verdict = judge.judge(case)
         except LostError as error:
             _write(out, ("lost", " ".join(str(error).replace('"', "'").split())))
             os._exit(LOST_STATUS)

@@ -57,7 +57,7 @@ ORTPLUGIN_INLINE T Round(T x) {
 }
 template <typename T>
 ORTPLUGIN_INLINE T Sign(T x) {
-  return x > 0 ? T(1) : (x < 0 ? T(-1) : x);  // NaN and zeros are kept
+  return x > 0 ? T(1) : (x < 0 ? T(-1) : x != x ? x : T(0));  // NaN is kept, -0 becomes 0
 }
 template <typename T>
 ORTPLUGIN_INLINE T Min(T a, T b) {
