@@ -15,8 +15,11 @@ import onnx_graphsurgeon as gs
 from onnx import helper, numpy_helper
 
 from ortplugin.graph.convert import all_graphs, node_proto, value_info
-from ortplugin.graph.facts import CONSTANT_ELEMENTS, value_of
+from ortplugin.graph.domains import DEFAULT_DOMAINS
+from ortplugin.graph.facts import CONSTANT_ELEMENTS, known_values, value_of
 from ortplugin.graph.ort_shapes import ceil_adds_nothing, is_hidden, told
+
+INT32_MAX = 2**31 - 1  # from here on exporters mean the end
 
 
 def settle(graph: gs.Graph) -> None:
@@ -36,9 +39,33 @@ def disputed(graph: gs.Graph) -> frozenset[str]:
     found: set[str] = set()
     for node in graph.nodes:
         follows = found and any(tensor.name in found for tensor in node.inputs)
-        if follows or (is_hidden(node) and _contradicts(node, graph.opset)):
+        if follows or (is_hidden(node) and _contradicts(node, graph.opset)) or _keeps_a_name(node):
             found.update(tensor.name for tensor in node.outputs if tensor.name)
     return frozenset(found)
+
+
+def _keeps_a_name(node: gs.Node) -> bool:
+    """Whether it is a Slice whose result is said to have an open length of its input along an axis that it cuts.
+
+    So onnx infers before opset 11, and models carry it further.
+    """
+    if node.op != "Slice" or (node.domain or "") not in DEFAULT_DOMAINS or len(node.inputs) < 3:
+        return False
+    before, after = node.inputs[0].shape, node.outputs[0].shape
+    if before is None or after is None or len(before) != len(after):
+        return False
+    starts, ends, axes, steps = (_integers(node, at) for at in (1, 2, 3, 4))
+    axes = list(range(len(before))) if axes is None else axes
+    unknown = [None] * len(axes)
+    slices = zip(axes, starts or unknown, ends or unknown, steps or [1] * len(axes), strict=False)
+    cut = (axis for axis, start, end, step in slices if (start, step) != (0, 1) or end is None or end < INT32_MAX)
+    rank = len(before)
+    return any(isinstance(before[axis], str) and before[axis] == after[axis] for axis in cut if -rank <= axis < rank)
+
+
+def _integers(node: gs.Node, at: int) -> list[int] | None:
+    values = known_values(node.inputs[at], CONSTANT_ELEMENTS) if at < len(node.inputs) else None
+    return None if values is None else [int(each) for each in values.reshape(-1)]
 
 
 def _contradicts(node: gs.Node, opset: int) -> bool:

@@ -97,10 +97,11 @@ def _export_graph(graph: gs.Graph, target: onnx.GraphProto, owned: frozenset[int
     left = {name: each for name, each in constants_of(graph).items() if name in held}
     valid = _still_described(graph, {**left, **by_name})
     kept = [info for info in target.value_info if info.name not in ours and valid(info.name)]
-    kept = [info for info in kept if not _contradicts(info, by_name.get(info.name))]
+    unsure = disputed(graph)
+    kept = [info for info in kept if info.name not in unsure and not _contradicts(info, by_name.get(info.name))]
     retyped = {name: each for name, each in {**constants_of(graph), **by_name}.items() if is_retyped(each)}
     kept = [_with_dtype(each, retyped.get(each.name)) for each in kept]
-    told = ours - disputed(graph)
+    told = ours - unsure
     infos = [*kept, *(value_info(by_name[name]) for name in made if name in told and by_name[name].dtype is not None)]
     if infos != list(target.value_info):
         infos = [copied(info) for info in infos]

@@ -274,3 +274,11 @@ def held_by(node: gs.Node, elements: int) -> npt.NDArray[Any] | None:
         if f"{name}s" in attributes and len(attributes[f"{name}s"]) <= elements:
             return np.array(attributes[f"{name}s"], dtype)
     return None
+
+
+def known_values(tensor: gs.Tensor, elements: int) -> npt.NDArray[Any] | None:
+    """What a Constant or the output of an operator Constant holds, as `value_of`; None of anything else."""
+    if isinstance(tensor, gs.Constant):
+        return value_of(tensor, elements)
+    maker = tensor.inputs[0] if tensor.inputs else None
+    return held_by(maker, elements) if maker is not None and maker.op == "Constant" else None

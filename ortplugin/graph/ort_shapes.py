@@ -21,7 +21,7 @@ from ortplugin.graph.conv_geometry import out_shape as conv_shape
 from ortplugin.graph.conv_geometry import read_attributes
 from ortplugin.graph.convert import node_proto
 from ortplugin.graph.domains import DEFAULT_DOMAINS
-from ortplugin.graph.facts import CONSTANT_ELEMENTS, held_by, value_of
+from ortplugin.graph.facts import CONSTANT_ELEMENTS, known_values
 from ortplugin.graph.shapes import Dim, Shape, TensorType, broadcast
 
 DOMAIN = "ortplugin.hidden"  # onnx knows no operator of it
@@ -187,10 +187,5 @@ def _scales(node: gs.Node) -> list[float] | None:
     if len(node.inputs) > 3 and not node.inputs[3].is_empty():
         return None
     at = min(2, len(node.inputs) - 1)  # beside a region of interest from opset 11 on
-    tensor = node.inputs[at] if at > 0 else None
-    if isinstance(tensor, gs.Constant):
-        scales = value_of(tensor, CONSTANT_ELEMENTS)
-    else:
-        maker = tensor.inputs[0] if tensor is not None and tensor.inputs else None
-        scales = held_by(maker, CONSTANT_ELEMENTS) if maker is not None and maker.op == "Constant" else None
+    scales = known_values(node.inputs[at], CONSTANT_ELEMENTS) if at > 0 else None
     return None if scales is None else [float(each) for each in scales.reshape(-1)]

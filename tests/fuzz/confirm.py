@@ -31,7 +31,7 @@ from ortplugin.graph.messages import walk_nodes
 
 from .evaluate import OURS
 from .generate import Case
-from .judge import Judge, Tell, Verdict, optimize
+from .judge import Judge, Tell, Verdict, optimize, status
 from .providers import Provider
 from .reference import Finding, Outputs, Reference, references_of
 
@@ -95,6 +95,9 @@ def confirm(judge: Judge, case: Case, finding: Finding) -> Verdict:
             again = bare and _optimized(Judge(bare), judge.tell, case, references, finding, faults, False)
             if again is not None and again.what != "finding":  # by each output that the original has right
                 return Verdict("unfit", BY_OPTIMIZATIONS)
+            assert verdict.finding is not None
+            if bare and model is not None and _fails_alike(bare, model, references, verdict.finding):
+                return Verdict("unfit", f"{ORIGINAL}fails alike without ONNX Runtime's own optimizations")
         return Verdict("unfit", NOT_CAPTURED) if skipped and verdict.what == "unrepeated" else verdict
     raise AssertionError("a provider without a CUDA graph gives a verdict")
 
@@ -130,8 +133,26 @@ def _optimized(
                 return Verdict("finding", finding=problem)
     if faults:
         return Verdict("unfit", next(iter(faults.values())))
+    for reference, outputs in zip(references, runs.outputs, strict=True):
+        others, reference.others = reference.others, []
+        alone = judge.problem(case, reference, made, outputs[0], right)
+        reference.others = others
+        if alone is not None and others:
+            return Verdict("same", f"by what the original gives {judge.provider.where}")
     count = sum(len(each) for each in runs.outputs)
-    return Verdict("unrepeated", f"{finding.kind}, and then right in {count} runs {judge.provider.where}")
+    first = f"{finding.kind}, {finding.message[:300]}"
+    return Verdict("unrepeated", f"{first}, and then right in {count} runs {judge.provider.where}")
+
+
+def _fails_alike(provider: Provider, model: onnx.ModelProto, references: Sequence[Reference], finding: Finding) -> bool:
+    """Whether the original fails as the finding says: a node that ONNX Runtime's optimizations would have removed."""
+    if finding.kind != "run":
+        return False
+    try:
+        _runs(provider, model, references)
+    except Exception as error:  # ONNX Runtime's own classes have no common base
+        return status(error) == status(finding.message)
+    return False
 
 
 def _of_onnx_runtime(model: onnx.ModelProto) -> onnx.ModelProto | None:

@@ -13,7 +13,8 @@ operator or domain, or if `what` is a number and it has fewer nodes. The faults:
     talks       ONNX Runtime has something to say in a run, in no session's log
 
 `graph` alone in the list: runs are captured. A fault with `graph/` before it shows only in runs that are captured, one
-with `plain/` only in those that are not, one with `fused/` only in sessions with ONNX Runtime's own optimizations.
+with `plain/` only in those that are not, one with `fused/` only in sessions with ONNX Runtime's own optimizations, one
+with `bare/` only in those without them.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Faulty(Provider):
             if what in known or (what.isdecimal() and len(nodes) < int(what)):
                 found.append(fault)
         captured = self._graph and ["open"] not in found
-        others = ("plain/" if captured else "graph/", *(() if self._optimize else ("fused/",)))
+        others = ("plain/" if captured else "graph/", "bare/" if self._optimize else "fused/")
         kept = [[name.split("/")[-1], *rest] for name, *rest in found if not name.startswith(others)]
         return _Session(super().session(model, False), kept, captured)
 

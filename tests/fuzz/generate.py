@@ -206,6 +206,9 @@ def _model(
     given += [info(name, g.constants[name], False) for name in inputs_too]
     constants = [numpy_helper.from_array(g.constants[name], names[name]) for name in stored]
     is_open = bool(symbols) or any(node.op_type in VARYING for node in g.nodes)
+    if is_open:
+        for node in g.nodes:
+            _open_bodies(node)
     declared = g.choice(["inferred", "none"]) if is_open else g.choice(["exact", "exact", "inferred", "none"])
     if g.chance(0.03):
         declared = "nothing"  # ONNX asks for a shape, ONNX Runtime does not
@@ -229,6 +232,14 @@ def _model(
             info(each.name, each.array, False) for each in known if each not in outputs and g.chance(0.7)
         )
     return model
+
+
+def _open_bodies(node: onnx.NodeProto) -> None:
+    """Takes the lengths from what bodies declare: they are those of the first feed alone."""
+    for attribute in node.attribute:
+        for info in (*attribute.g.input, *attribute.g.output):
+            for dim in info.type.tensor_type.shape.dim:
+                dim.ClearField("dim_value")
 
 
 def drop_imports(model: onnx.ModelProto) -> None:

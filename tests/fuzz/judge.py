@@ -51,6 +51,8 @@ class Judge:
     def judge(self, case: Case) -> Verdict:
         """The verdict on a case, without looking for the guilty pass."""
         self.tell("original")
+        if not self.provider.is_cpu and any(node.op_type.startswith("Random") for node in walk_nodes(case.model)):
+            return Verdict("unfit", "ONNX Runtime draws other random numbers on a GPU")
         try:
             references = references_of(case)
         except Exception as error:  # ONNX Runtime's own classes have no common base
@@ -113,7 +115,7 @@ class Judge:
                     raise UnfitError("whether the original runs depends on rounding") from error
                 if REUSED in str(error) and self._is_misplanned(reference, made):
                     raise UnfitError("ONNX Runtime plans memory by a shape that it infers wrongly") from error
-                if _status(error) == _status_by_default(case, reference):
+                if status(error) == _status_by_default(case, reference):
                     raise UnfitError("the original fails alike with ONNX Runtime's own optimizations") from error
                 return Finding("run", one_line(error))
             problem = self.problem(case, reference, made, got)
@@ -227,7 +229,7 @@ class Judge:
         return None
 
 
-def _status(error: Exception) -> str:
+def status(error: Exception | str) -> str:
     """What failed, whatever the node's name."""
     return re.sub(r"Name:'[^']*'", "", one_line(error))
 
@@ -238,7 +240,7 @@ def _status_by_default(case: Case, reference: Reference) -> str:
     try:
         run(make_session(model.SerializeToString(), optimize=True), case.narrowed(reference.feeds))
     except Exception as error:  # ONNX Runtime's own classes have no common base
-        return _status(error)
+        return status(error)
     return ""
 
 

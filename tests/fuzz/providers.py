@@ -118,16 +118,17 @@ class Cuda(Provider):
         self.captured = session.graph = False
         session.ort = None
         gc.collect()
-        if self.strict:
-            raise NotCapturedError
         try:
             session.ort = _cuda_session(session.data, False, self.optimize)
-            return _on_gpu(session.ort, feeds, 1)
+            made = _on_gpu(session.ort, feeds, 1)
         except Exception as error:  # as above
             _check_gpu(error)
             if "when stream is capturing" in str(error):
                 raise LostError(f"a capture that failed is open still: {error}") from error
             raise
+        if self.strict:
+            raise NotCapturedError
+        return made
 
 
 class Both(Provider):

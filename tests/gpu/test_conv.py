@@ -336,6 +336,39 @@ def test_images_of_one_pixel(library: Path, number: int, program: str, dtype: st
         each.check(arrays, found, 2e-3 if tf32 else None)
 
 
+# x, filters, kernel, strides, pads: more on one side than on the other.
+ONE_SIDED: list[tuple[Shape, int, tuple[int, ...], list[int], list[int]]] = [
+    ((1, 8, 2), 8, (3,), [1], [1, 0]),
+    ((1, 8, 2), 8, (3,), [1], [0, 1]),
+    ((2, 8, 40), 8, (4,), [1], [3, 0]),
+    ((2, 32, 9), 32, (2,), [2], [0, 1]),
+    ((1, 8, 2, 2), 8, (3, 3), [1, 1], [1, 0, 0, 1]),
+    ((2, 16, 7, 9), 16, (2, 2), [1, 1], [0, 0, 1, 1]),
+    ((2, 16, 8, 8), 16, (3, 3), [2, 2], [0, 0, 1, 1]),
+    ((2, 32, 9, 5), 32, (5, 3), [1, 2], [4, 2, 0, 0]),
+    ((1, 4, 3, 4, 3), 4, (2, 2, 2), [1, 1, 1], [1, 1, 1, 0, 0, 0]),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("groups", ["one", "two", "channels"])
+@pytest.mark.parametrize("number", range(len(ONE_SIDED)))
+def test_pads_of_one_side(library: Path, number: int, groups: str, layout: str, dtype: str) -> None:
+    """By every algorithm: cuDNN 9.19 has an engine that pads both sides alike."""
+    x, filters, kernel, strides, pads = ONE_SIDED[number]
+    group = {"one": 1, "two": 2, "channels": filters}[groups]
+    conv = Conv(BARE, dtype, layout, x, filters, kernel, group, attributes={"pads": pads, "strides": strides})
+    arrays, wrong = conv.arrays(), []
+    for algorithm in ("auto", *algorithms(conv, arrays)):
+        each = done_by(conv, algorithm)
+        try:
+            each.check(arrays, host(ortplugin.run(make(each.model(arrays)), each.feeds(arrays))))
+        except AssertionError as error:
+            wrong.append((algorithm, str(error)[-8:]))
+    assert not wrong
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float"])
 @pytest.mark.parametrize(("layout", "x"), [("NCHW", (2, 16, 5, 5)), ("NHWC", (15, 512, 15))])
 def test_a_literal_beside_one_filter(library: Path, layout: str, x: Shape, dtype: str) -> None:

@@ -84,7 +84,8 @@ def _bias(scope: Scope, node: gs.Node, count: int) -> npt.NDArray[Any] | str | N
         return None
     given = node.inputs[2]
     bias = None if attached(given, "initial") is not None else scope.constant(given, ELEMENTS)
-    if bias is None or bias.size not in (1, count) or bias.shape[-1:] not in ((), (1,), (count,)):
+    # [N, 1] is one number for each row, even where there are as many rows as columns.
+    if bias is None or (bias.size != 1 and bias.shape not in ((count,), (1, count))):
         return f"its bias '{given.name}' is no constant with one number for each of {count} columns"
     return bias.reshape(-1)
 

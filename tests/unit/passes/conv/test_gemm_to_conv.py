@@ -82,6 +82,7 @@ def test_an_operand_with_a_batch_ends_the_chain(rng: np.random.Generator) -> Non
     ("nodes", "constants", "inputs", "fragment"),
     [
         ("y = Gemm(f, m, r)", [constant("m", 4, 6)], ", float[N,6] r", "its bias 'r' is no constant"),
+        ("y = Gemm(f, m, b)", [constant("m", 4, 6), constant("b", 6, 1)], "", "its bias 'b' is no constant"),
         ("y = Gemm<alpha = 0.5>(f, m)", [constant("m", 4, 6)], "", "it has transA = 0, alpha = 0.5 and beta = 1"),
         ("y = MatMul(f, v)", [], ", float[4,6] v", "'v' is no constant of two dimensions"),
     ],
