@@ -147,14 +147,13 @@ def _pooled_size(attributes: Mapping[str, Any], axis: int, spatial: int, size: D
         pad_begin = (total + 1) // 2 if auto_pad == "SAME_LOWER" else total // 2
         pad_end = total - pad_begin
     room = size + pad_begin + pad_end - dilation * (kernel - 1) - 1
-    if room < 0 or stride < 1:
+    if stride < 1:
         return None
-    out = room // stride + 1
+    ceil = -(-room // stride) + 1
+    out = room // stride + 1 if room >= 0 else ceil  # both round towards zero
     if attributes.get("ceil_mode", 0):
-        out = -(-room // stride) + 1
-        if (out - 1) * stride >= size + pad_begin:
-            out -= 1
-    return out
+        out = ceil - ((ceil - 1) * stride >= size + pad_begin)
+    return out if out >= 0 else None
 
 
 def _transposed(node: gs.Node, shapes: Sequence[Shape | None]) -> Shape | None:

@@ -49,6 +49,13 @@ def of_model(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> str:
     return f"ONNX Runtime dies of {_FAULTS[ops[0]]}" if ops else ""
 
 
+def of_conv(model: onnx.ModelProto, message: str) -> bool:
+    """Whether a run on a GPU failed by ONNX Runtime's own Conv in three dimensions: in 16 bits it may fail to make its
+    plan, with "Integer overflow" or CUDNN_FE 7, also of shapes that it does in float32."""
+    volumes = (node for node in walk_nodes(model) if (node.domain, node.op_type) == ("", "Conv") and not _is_flat(node))
+    return "while running Conv node" in message and any(True for _ in volumes)
+
+
 def _is_flat(node: onnx.NodeProto) -> bool:
     """Whether it is a convolution in one or two dimensions, as its kernel_shape says."""
     return any(each.name == "kernel_shape" and len(each.ints) < 3 for each in node.attribute)

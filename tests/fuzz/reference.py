@@ -12,13 +12,13 @@ import onnx
 
 from ortplugin.check.compare import compare
 
-from . import lethal, oracle
+from . import lethal, oracle, zeros
 from .doubles import in_double, in_float, through_double
 from .emulate import emulated
 from .evaluate import UnfitError, make_session, run
 from .generate import Case
 from .graph import HALVES
-from .narrow import widen_feeds, widen_model
+from .narrow import narrow_feeds, narrow_model, widen_feeds, widen_model
 
 Outputs = dict[str, Any]
 
@@ -135,9 +135,24 @@ class Reference:
     def _in_dtype(self) -> list[Outputs]:
         return [] if self.case.wide is None else [self.narrow()]
 
+    def _in_precision(self) -> list[Outputs]:
+        """The original in the dtype that it is converted to, spelled by us: what rounding decides is decided alike."""
+        precision = self.case.options.get("precision")
+        if self.case.dtype != "fp32" or precision not in HALVES:
+            return []
+        model = narrow_model(self.case.model, precision, self.case.kept)
+        model = emulated(model) if precision == "bf16" else model
+        feeds = narrow_feeds(self.feeds, precision, self.case.kept)
+        found = run(make_session(model.SerializeToString()), feeds, self.names)
+        return [{name: np.asarray(array, self.wanted[name].dtype) for name, array in found.items()}]
+
     def _in_double(self) -> list[Outputs]:
         form = through_double(self._oracle)
         return [] if form is None else [run(make_session(form.SerializeToString()), self.feeds, self.names)]
+
+    def _signed(self) -> list[Outputs]:
+        forms = [zeros.signed(self._oracle, negative) for negative in (False, True)]
+        return [run(make_session(each.SerializeToString()), self.feeds, self.names) for each in forms if each]
 
     def _widened(self) -> list[Outputs]:
         """In double throughout: a sum that is 0, say, and then no truth value, need not be 0 in float32."""
@@ -158,7 +173,7 @@ class Reference:
     def _fails(self, name: str, have: Any, dtype: str) -> bool:
         if self._ways is None:
             self._ways = []
-            for other in (self._in_dtype, self._in_double, self._widened):
+            for other in (self._in_dtype, self._in_precision, self._in_double, self._signed, self._widened):
                 try:
                     self._ways += other()
                 except Exception:  # what does not run explains nothing

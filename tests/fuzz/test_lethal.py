@@ -104,6 +104,18 @@ def test_ours_takes_an_empty_volume(library: Any) -> None:
     assert not found.any()
 
 
+def test_a_conv_in_three_dimensions_that_fails_on_a_gpu() -> None:
+    def conv(op: str, kernel: list[int]) -> onnx.ModelProto:
+        node = onnx.helper.make_node(op, ["x", "w"], ["y"], kernel_shape=kernel)
+        return onnx.helper.make_model(onnx.helper.make_graph([node], "g", [], []))
+
+    message = "Non-zero status code returned while running Conv node. Name:'' Status Message: Integer overflow"
+    assert lethal.of_conv(conv("Conv", [1, 2, 2]), message)
+    assert not lethal.of_conv(conv("Conv", [2, 2]), message)
+    assert not lethal.of_conv(conv("ConvTranspose", [1, 2, 2]), message)
+    assert not lethal.of_conv(conv("Conv", [1, 2, 2]), message.replace("Conv", "FusedConv"))
+
+
 @pytest.mark.parametrize(("op", "what"), [("AveragePool", "unfit"), ("MaxPool", "same")])
 def test_what_the_original_fails_by_with_onnx_runtimes_own_optimizations(library: Any, op: str, what: str) -> None:
     """It draws a Pad into the AveragePool, too, which then refuses an image of no pixels."""
