@@ -1,7 +1,7 @@
 """The sign of a maximum of 0 and -0, which IEEE 754 and ONNX leave open and ONNX Runtime's vectors take by chance.
 
-Behind a division it is that of an infinity. `signed` is a model in which each such result that is 0 has one sign: one of
-two ways to compute it.
+Behind a division it is that of an infinity. `signed` is a model in which each such result that is 0 has one sign, which
+is one of two ways to compute it.
 """
 
 from __future__ import annotations
