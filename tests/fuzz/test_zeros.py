@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -23,15 +24,18 @@ def bits(model: onnx.ModelProto, x: np.ndarray[Any, Any]) -> bytes:
     return run(make_session(model.SerializeToString()), {"x": x})["y"].tobytes()  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("dtype", ["float", "double"])
-@pytest.mark.parametrize("node", ["Relu(x)", "Clip(x, zero)", "Max(x, zero)", "Min(x, zero)"])
+@pytest.mark.parametrize(
+    ("node", "dtype"),
+    [*product(["Relu(x)", "Clip(x, zero)", "Max(x, zero)", "Min(x, zero)"], ["float", "double"]), ("Celu(x)", "float")],
+)
 def test_zeros_alone_have_a_sign(node: str, dtype: str) -> None:
-    x = np.array([-0.0, 2.5, -1.5, np.nan], "f4" if dtype == "float" else "f8")
-    smaller = {"Min(x, zero)": [0, 0, -1.5, np.nan]}.get(node, [0, 2.5, 0, np.nan])
+    x = np.array([-0.0, 2.5, -np.inf, np.nan], "f4" if dtype == "float" else "f8")
+    others = {"Min(x, zero)": [0, 0, -np.inf, np.nan], "Celu(x)": [0, 2.5, -1, np.nan]}
+    values = others.get(node, [0, 2.5, 0, np.nan])
     for negative in (False, True):
         made = signed(model_of(f"y = {node}", dtype), negative)
         assert made is not None
-        wanted = np.array(smaller, x.dtype)
+        wanted = np.array(values, x.dtype)
         wanted[wanted == 0] = -0.0 if negative else 0.0
         assert bits(made, x) == wanted.tobytes()
 

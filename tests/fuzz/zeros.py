@@ -1,5 +1,7 @@
 """The sign of a maximum of 0 and -0, which IEEE 754 and ONNX leave open and ONNX Runtime's vectors take by chance.
 
+So is that of activations at -0: by ONNX's formula a Celu is a sum of a maximum and a minimum, whoever computes it.
+
 Behind a division it is that of an infinity. `signed` is a model in which each such result that is 0 has one sign, which
 is one of two ways to compute it.
 """
@@ -14,14 +16,26 @@ from onnx import TensorProto, helper
 from .emulate import respelled
 from .maxima import FLOATS
 
-OPEN = ("Clip", "Max", "Min", "Relu")
+MAXIMA = ("Clip", "Max", "Min", "Relu")
+ACTIVATIONS = (
+    "Celu",
+    "Elu",
+    "HardSwish",
+    "LeakyRelu",
+    "Mish",
+    "PRelu",
+    "Selu",
+    "Shrink",
+    "Softsign",
+    "ThresholdedRelu",
+)
 
 
 def signed(model: onnx.ModelProto, negative: bool) -> onnx.ModelProto | None:
     """The model in which what is 0 of maxima and minima is -0, or +0; None if it has none."""
 
     def spell(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto] | None:
-        is_open = node.op_type in OPEN and node.domain in ("", "ai.onnx") and dtype in FLOATS
+        is_open = node.op_type in MAXIMA + ACTIVATIONS and node.domain in ("", "ai.onnx") and dtype in FLOATS
         return _spelled(node, dtype, name, negative) if is_open else None
 
     return respelled(model, spell)
