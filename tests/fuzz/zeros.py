@@ -18,17 +18,8 @@ from .maxima import FLOATS
 
 MAXIMA = ("Clip", "Max", "Min", "Relu")
 ACTIVATIONS = (
-    "Celu",
-    "Elu",
-    "HardSwish",
-    "LeakyRelu",
-    "Mish",
-    "PRelu",
-    "Selu",
-    "Shrink",
-    "Softsign",
-    "ThresholdedRelu",
-)
+    "Celu", "Elu", "HardSwish", "LeakyRelu", "Mish", "PRelu", "Selu", "Shrink", "Softsign", "ThresholdedRelu"
+)  # fmt: skip
 
 
 def signed(model: onnx.ModelProto, negative: bool) -> onnx.ModelProto | None:
