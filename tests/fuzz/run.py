@@ -2,14 +2,17 @@
 
     cd tests && python -m fuzz.run --seeds 0:1000 --jobs 2
 
-prints each finding, minimised, and how many cases were what. The exit status is 1 if there is a finding. On a GPU what
-the original does, too, is no finding (confirm.py) but counted by its reason, which is printed.
+prints each finding, minimised, and how many cases were what, also when it is terminated. The exit status is 1 if there
+is a finding, or if it was terminated. On a GPU what the original does, too, is no finding (confirm.py) but counted by
+its reason, which is printed.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -18,6 +21,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NoReturn
 
 from ortplugin.session import resolve_provider
 
@@ -57,6 +61,7 @@ def fuzz(
     found: Callable[[int, Case, Finding], object] = lambda seed, case, finding: None,
     stop: Callable[[Result], bool] = lambda result: False,
     ignore: str = "",
+    result: Result | None = None,
 ) -> Result:
     """Judges the cases of the seeds in `jobs` processes.
 
@@ -68,10 +73,11 @@ def fuzz(
         found: told of each finding as it is there.
         stop: asked after each case whether it is enough.
         ignore: a regular expression; a finding whose text it is found in is counted as "ignored".
+        result: what is filled in and returned, for who wants to know of it before the end.
     """
     if provider != "cpu":
         resolve_provider("cuda")  # raises where there is none
-    result, lock, start = Result(), threading.Lock(), time.monotonic()
+    result, lock, start = result or Result(), threading.Lock(), time.monotonic()
 
     def work() -> None:
         worker = Worker(provider, 60 if provider == "cpu" else 120)  # kernels are compiled at first
@@ -161,19 +167,33 @@ def main() -> int:
     seeds, jobs = iter(arguments.seeds), arguments.jobs
     end = time.monotonic() + 60 * (arguments.minutes or float("inf"))
     late = lambda _: time.monotonic() > end  # noqa: E731
-    result = fuzz(seeds, jobs, arguments.provider, arguments.minimise, show, late, ignore)
+    result, start = Result(), time.monotonic()
+
+    def terminate(*_: object) -> NoReturn:
+        """A case that hangs must not cost what is known of the others."""
+        result.seconds = time.monotonic() - start
+        summarize(result, arguments.provider, arguments.reasons)
+        os._exit(1)
+
+    signal.signal(signal.SIGTERM, terminate)
+    fuzz(seeds, jobs, arguments.provider, arguments.minimise, show, late, ignore, result)
+    summarize(result, arguments.provider, arguments.reasons)
+    return 1 if result.findings or result.counts["broken"] else 0
+
+
+def summarize(result: Result, provider: str, reasons: bool) -> None:
+    """Prints how many cases were what; why they were unfit or refused, where asked to."""
     always = ("broken", "unrepeated", f"unfit: {ALONE}", f"unfit: {ORIGINAL}", f"unfit: {BY_OPTIMIZATIONS}")
     for reason, count in result.reasons.most_common():
-        if arguments.reasons or reason.startswith(always):
+        if reasons or reason.startswith(always):
             print(f"{count:5} {reason}")
     guilty = Counter(f"{finding.guilty or '?'} ({finding.kind})" for _, _, finding in result.findings)
     for name, count in guilty.most_common():
         print(f"{count:5} findings: {name}")
     rewrites = f"{result.rewrites.total()} rewrites by {len(result.rewrites)} passes"
-    graphs = arguments.provider in ("cuda-graph", "cuda-both")
+    graphs = provider in ("cuda-graph", "cuda-both")
     under = f", {result.captured} under a CUDA graph" if graphs else ""
-    print(f"{result.graphs} graphs{under}, {dict(result.counts)}, {rewrites}, {result.seconds:.0f} s")
-    return 1 if result.findings or result.counts["broken"] else 0
+    print(f"{result.graphs} graphs{under}, {dict(result.counts)}, {rewrites}, {result.seconds:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,10 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+
 import numpy as np
 import onnx
 import onnx.parser
@@ -17,7 +21,7 @@ from fuzz.mistakes import MISTAKES, Mistake, source_of
 from fuzz.narrow import walk
 from fuzz.oracle import explained, quick, trials
 from fuzz.run import Result, fuzz, shrink
-from fuzz.worker import Worker
+from fuzz.worker import TESTS, Worker, environment
 
 GRAPHS = 1000
 
@@ -129,3 +133,14 @@ def test_a_mistake_is_found_and_made_small_and_its_pass_named() -> None:
     finally:
         planted.close()
         clean.close()
+
+
+def test_what_is_known_when_it_is_terminated() -> None:
+    command = [sys.executable, "-m", "fuzz.run", "--seeds", "0:1000000", "--jobs", "1", "--minimise", "0"]
+    process = subprocess.Popen(command, cwd=TESTS, env=environment(), stdout=subprocess.PIPE, text=True)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.communicate(timeout=15)
+    process.terminate()
+    told, _ = process.communicate(timeout=15)
+    assert process.returncode == 1
+    assert re.search(r"^[1-9]\d* graphs, ", told, re.MULTILINE), told
