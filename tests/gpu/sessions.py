@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from node_cases import Array
 from threads import in_threads
 
 import ortplugin
-from gpu.device import bind, host, keep_busy, make, python, same_bits
+from gpu.device import at_offset, bind, host, keep_busy, make, python, run, run_bound, same_bits
 from ortplugin.ops import find
 from ortplugin.session import onnxruntime
 
@@ -42,6 +43,36 @@ def trial(case: Any, check: Callable[[Any, list[Array]], object]) -> Trial:
     operator = find(node.domain, node.op_type)
     assert operator is not None
     return Trial(case.feeds(), partial(check, case), operator.reference(node, case.inputs()))
+
+
+def check_repeats(case: Any, times: int = 3, between: Callable[[int], object] = lambda number: None) -> None:
+    """Runs of a test case give the same bits, whatever `between` does before each, in another session too."""
+    session = make(case.model())
+    first = run(session, case)
+    for number in range(times):
+        between(number)
+        assert same_bits(run(session, case), first)
+    assert same_bits(run(make(case.model()), case), first)
+
+
+def check_addresses(
+    case: Any,
+    check: Callable[[list[Array]], object],
+    offsets: Iterable[tuple[Sequence[int], Sequence[int]]],
+    like: Sequence[Array] | None = None,
+) -> None:
+    """A view into a larger array begins at a multiple of its elements' size, not of 16 bytes.
+
+    `offsets`: for each run those of the inputs and of the outputs in elements, from the first on and again. `like`:
+    arrays of the outputs' shapes and dtypes, if they are there already.
+    """
+    session = make(case.model())
+    wanted = trial(case, lambda case, found: None).like if like is None else like
+    for inner, outer in offsets:
+        inputs = [at_offset(*each) for each in zip(case.inputs(), cycle(inner), strict=False)]
+        outputs = [at_offset(np.zeros_like(array), each) for array, each in zip(wanted, cycle(outer), strict=False)]
+        run_bound(session, inputs, outputs)
+        check([cupy.asnumpy(array) for array in outputs])
 
 
 def permuted(case: Any, check: Callable[[Any, list[Array], list[Array]], object]) -> list[Trial]:

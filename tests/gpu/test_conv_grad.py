@@ -13,8 +13,17 @@ from conv_grad_cases import BARE, CASES, GEOMETRIES, RELU, Case, Geometry, by_na
 from node_cases import UNIT_ROUNDOFF, typed
 
 import ortplugin
-from gpu.device import at_offset, make, run, run_bound, same_bits
-from gpu.sessions import Trial, check_capture, check_graph, check_threads, permuted, trial
+from gpu.device import make, run
+from gpu.sessions import (
+    Trial,
+    check_addresses,
+    check_capture,
+    check_graph,
+    check_repeats,
+    check_threads,
+    permuted,
+    trial,
+)
 from ortplugin.graph.shapes import TensorType
 from ortplugin.ops.conv_grad import OPERATOR
 
@@ -61,12 +70,7 @@ chosen = {case.name: case for case in LARGE_CASES if not case.attributes} | by_n
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_runs_are_bit_identical(library: Path, name: str) -> None:
-    case = chosen[name]
-    session = make(case.model())
-    first = run(session, case)
-    for _ in range(30):
-        assert same_bits(run(session, case), first)
-    assert same_bits(run(make(case.model()), case), first)
+    check_repeats(chosen[name], 30)
 
 
 @pytest.mark.parametrize("name", CHOSEN)
@@ -78,13 +82,7 @@ def test_a_cuda_graph_gives_the_same_bits(library: Path, name: str) -> None:
 @pytest.mark.parametrize("name", CHOSEN)
 def test_tensors_may_start_anywhere(library: Path, name: str) -> None:
     case = chosen[name]
-    session, arrays = make(case.model()), case.inputs()
-    blank = [np.zeros_like(array) for array in OPERATOR.reference(case.node(), arrays)]
-    for inner, outer in ((1, 0), (0, 1), (3, 2)):
-        inputs = [at_offset(array, inner) for array in arrays]
-        outputs = [at_offset(array, outer) for array in blank]
-        run_bound(session, inputs, outputs)
-        check(case, [cupy.asnumpy(array) for array in outputs])
+    check_addresses(case, lambda found: check(case, found), [([1], [0]), ([0], [1]), ([3], [2])])
 
 
 @pytest.mark.parametrize("transposed", [False, True])

@@ -12,7 +12,8 @@ from conv_grad_cases import BARE, RELU, SCALED, SIGMOID, Case, Geometry, check
 from node_cases import typed
 
 import ortplugin
-from gpu.device import host, make, run, same_bits
+from gpu.device import host, make, run
+from gpu.sessions import check_repeats
 from ortplugin.ops.conv_grad import OPERATOR
 
 pytest.importorskip("cupy")
@@ -133,11 +134,7 @@ def test_a_missing_plan_is_said(library: Path, capfd: pytest.CaptureFixture[str]
 @pytest.mark.parametrize("dtype", ["float", "float16"])
 def test_runs_are_bit_identical(library: Path, name: str, dtype: str) -> None:
     case = own(Case(f"{name}, {dtype}", GEOMETRIES[name], typed(RELU, dtype), "dX dW dB"))
-    session = make(case.model())
-    first = run(session, case)
-    for _ in range(10):
-        assert same_bits(run(session, case), first)
-    assert same_bits(run(make(case.model()), case), first)
+    check_repeats(case, 10)
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])

@@ -14,8 +14,8 @@ from conv_transpose_cases import BARE, BIAS_RELU, CASES, GEOMETRIES, RESIDUAL, C
 from conv_transpose_cases import check as check_exactly
 from node_cases import typed
 
-from gpu.device import at_offset, make, run, run_bound, same_bits
-from gpu.sessions import check_graph, permuted
+from gpu.device import make, run, run_bound
+from gpu.sessions import check_addresses, check_graph, check_repeats, permuted
 from ortplugin.graph.shapes import TensorType
 from ortplugin.ops.conv_transpose import OPERATOR
 
@@ -132,12 +132,9 @@ CHOSEN = (
 @pytest.mark.parametrize("name", CHOSEN)
 def test_runs_are_bit_identical(library: Path, name: str) -> None:
     """Whatever stood in the output's memory before: nothing of it is read."""
-    case = chosen[name]
-    session = make(case.model())
-    first = run(session, case)
-    for number in range(30):
-        cupy.full(1 << 22, np.nan if number % 2 else 7.0, np.float32)  # freed into the pool at once
-        assert same_bits(run(session, case), first)
+    # Freed into the pool at once.
+    fill = lambda number: cupy.full(1 << 22, np.nan if number % 2 else 7.0, np.float32)  # noqa: E731
+    check_repeats(chosen[name], 30, fill)
 
 
 def test_the_output_is_not_read(library: Path) -> None:
@@ -159,12 +156,7 @@ def test_a_cuda_graph_gives_the_same_bits(library: Path, name: str) -> None:
 @pytest.mark.parametrize("name", CHOSEN)
 def test_tensors_may_start_anywhere(library: Path, name: str) -> None:
     case = chosen[name]
-    session, arrays = make(case.model()), case.inputs()
-    blank = [np.zeros_like(array) for array in OPERATOR.reference(case.node(), arrays)]
-    inputs = [at_offset(array, 1) for array in arrays]
-    outputs = [at_offset(array, 3) for array in blank]
-    run_bound(session, inputs, outputs)
-    check(case, [cupy.asnumpy(array) for array in outputs])
+    check_addresses(case, lambda found: check(case, found), [([1], [3])])
 
 
 @pytest.mark.parametrize("name", ["strided", "output_padding", "SAME_UPPER", "asymmetric pads"])
