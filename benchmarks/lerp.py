@@ -18,7 +18,7 @@ from __future__ import annotations
 import gc
 import math
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -189,25 +189,16 @@ def check(case: Case, feed: dict[str, Any], results: dict[str, tuple[Any, ...]])
     return errors
 
 
-def torch_contenders(case: Case, feeds: Sequence[dict[str, Any]]) -> list[tuple[str, Callable[..., Any], list[Any]]]:
-    """Name, step and tensors of each; none where PyTorch is not installed."""
-    try:
-        import torch
-    except ImportError:
-        return []
-    torch.cuda.empty_cache()
-    torch._dynamo.reset()
-    tensors = [{name: torch.from_dlpack(array) for name, array in feed.items()} for feed in feeds]
-    largest = max(case.shapes, key=lambda name: math.prod(case.shapes[name]))
+def in_torch(case: Case) -> Callable[[Any], Callable[..., Any]]:
+    """The case's step, given PyTorch."""
 
-    def eager(**feed: Any) -> Any:
-        return (torch.lerp(feed["x"], feed["y"], feed["w"]),) if "x" in feed else case.formula(**feed)
+    def make(torch: Any) -> Callable[..., Any]:
+        def eager(**feed: Any) -> Any:
+            return (torch.lerp(feed["x"], feed["y"], feed["w"]),) if "x" in feed else case.formula(**feed)
 
-    return [
-        ("eager", eager, tensors),
-        ("compile", torch.compile(eager, dynamic=False), tensors),
-        ("copy", lambda **feed: (feed[largest].clone(),), tensors),
-    ]
+        return eager
+
+    return make
 
 
 def measure(case: Case) -> dict[str, Any]:
@@ -234,7 +225,8 @@ def measure(case: Case) -> dict[str, Any]:
         session = ortplugin.session(case.model(1, fused=fused), providers=["CUDAExecutionProvider"])
         found = ortplugin.run(session, {f"{key}0": each for key, each in feeds[0].items()})
         results[name] = tuple(found[f"{result}0"] for result in case.results)
-    for name, step, tensors in torch_contenders(case, feeds):
+    largest = max(case.shapes, key=lambda name: math.prod(case.shapes[name]))
+    for name, step, tensors in timing.torch_contenders(in_torch(case), feeds, largest):
         contenders[name], results[name] = timing.torch_steps(step, tensors)
     times = timing.microseconds(contenders, STEPS, ROUNDS)
     results.pop("copy", None)

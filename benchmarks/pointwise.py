@@ -202,27 +202,18 @@ def check(case: Case, feed: dict[str, Any], results: dict[str, Any]) -> dict[str
     return errors
 
 
-def torch_contenders(case: Case, feeds: Sequence[dict[str, Any]]) -> list[tuple[str, Callable[..., Any], list[Any]]]:
-    """Name, step and tensors of each; none where PyTorch is not installed."""
-    try:
-        import torch
-    except ImportError:
-        return []
-    torch.cuda.empty_cache()
-    torch._dynamo.reset()
-    tensors = [{name: torch.from_dlpack(array) for name, array in feed.items()} for feed in feeds]
-    ops = functions_of(torch)
-    largest = max(case.shapes, key=lambda name: math.prod(case.shapes[name]))
+def in_torch(case: Case) -> Callable[[Any], Callable[..., Any]]:
+    """The case's step, given PyTorch."""
 
-    def eager(**feed: Any) -> Any:
-        return torch.lerp(feed["x"], feed["end"], feed["w"]) if "end" in feed else case.evaluate(ops, feed)
+    def make(torch: Any) -> Callable[..., Any]:
+        ops = functions_of(torch)
 
-    compiled = torch.compile(eager, dynamic=False)
-    return [
-        ("eager", eager, tensors),
-        ("compile", compiled, tensors),
-        ("copy", lambda **x: x[largest].clone(), tensors),
-    ]
+        def eager(**feed: Any) -> Any:
+            return torch.lerp(feed["x"], feed["end"], feed["w"]) if "end" in feed else case.evaluate(ops, feed)
+
+        return eager
+
+    return make
 
 
 def measure(case: Case) -> dict[str, Any]:
@@ -242,7 +233,8 @@ def measure(case: Case) -> dict[str, Any]:
         contenders[name], results[name] = timing.session_steps(
             lambda count, fused=fused: case.model(count, fused=fused), feeds, plugin=fused
         )
-    for name, step, tensors in torch_contenders(case, feeds):
+    largest = max(case.shapes, key=lambda name: math.prod(case.shapes[name]))
+    for name, step, tensors in timing.torch_contenders(in_torch(case), feeds, largest):
         contenders[name], results[name] = timing.torch_steps(step, tensors)
     times = timing.microseconds(contenders, STEPS, ROUNDS)
     results.pop("copy", None)

@@ -362,6 +362,29 @@ def _on_the_gpu(stream: Any, replay: Callable[[], Any]) -> Callable[[], float]:
     return timed
 
 
+def torch_contenders(
+    make: Callable[[Any], Callable[..., Any]], feeds: Sequence[Mapping[str, Any]], copied: str
+) -> list[tuple[str, Callable[..., Any], list[dict[str, Any]]]]:
+    """PyTorch's eager mode, `torch.compile` and a copy: name, step and tensors of each; none where it is not installed.
+
+    `make`: gives the step for PyTorch, which takes the feeds' CuPy arrays as tensors by name. `copied`: the name of the
+    one to copy.
+    """
+    try:
+        import torch
+    except ImportError:
+        return []
+    torch.cuda.empty_cache()
+    torch._dynamo.reset()
+    tensors = [{name: torch.from_dlpack(array) for name, array in feed.items()} for feed in feeds]
+    eager = make(torch)
+    return [
+        ("eager", eager, tensors),
+        ("compile", torch.compile(eager, dynamic=False), tensors),
+        ("copy", lambda **feed: (feed[copied].clone(),), tensors),
+    ]
+
+
 def torch_steps(step: Callable[..., Any], feeds: Sequence[Mapping[str, Any]]) -> tuple[Contender, Any]:
     """CUDA graphs of `step(**feed)` for the first feed and for all, each on tensors of its own; and the first result.
 
