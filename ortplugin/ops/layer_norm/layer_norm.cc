@@ -256,13 +256,7 @@ NormProgram NormProgram::Parse(const std::string& text) {
 
 std::vector<TensorType> CheckNode(const NormProgram& norm, const NodeInfo& info) {
   std::vector<TensorType> types = CheckNode(norm.program, info);
-  std::vector<Shape> shapes;
-  bool known = true;
-  for (const TensorType& type : types) {
-    shapes.push_back(type.shape);
-    known = known && type.has_shape && std::find(type.shape.begin(), type.shape.end(), -1) == type.shape.end();
-  }
-  if (known) FitShapes(norm, shapes);
+  if (const std::optional<std::vector<Shape>> shapes = KnownShapes(types)) FitShapes(norm, *shapes);
   return types;
 }
 

@@ -66,13 +66,7 @@ Program ParsePointwise(const std::string& text) {
 
 PointwiseShape FitPointwise(const Program& program, const std::vector<Shape>& inputs) {
   PointwiseShape fit;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    try {
-      fit.shape = Broadcast(std::vector<Shape>{fit.shape, inputs[i]});
-    } catch (const Error& error) {
-      Fail("input ", i, " ('", program.value(program.parameters()[i]).name, "'): ", error.what());
-    }
-  }
+  fit.shape = BroadcastInputs(program, inputs);
   fit.count = ElementCount(fit.shape);
   fit.axes = JoinAxes(fit.shape, inputs);
   return fit;
@@ -80,13 +74,7 @@ PointwiseShape FitPointwise(const Program& program, const std::vector<Shape>& in
 
 std::vector<TensorType> CheckPointwise(const Program& program, const NodeInfo& info) {
   std::vector<TensorType> types = CheckNode(program, info);
-  std::vector<Shape> shapes;
-  bool known = true;
-  for (const TensorType& type : types) {
-    shapes.push_back(type.shape);
-    known = known && type.has_shape && std::find(type.shape.begin(), type.shape.end(), -1) == type.shape.end();
-  }
-  if (known) FitPointwise(program, shapes);
+  if (const std::optional<std::vector<Shape>> shapes = KnownShapes(types)) FitPointwise(program, *shapes);
   return types;
 }
 

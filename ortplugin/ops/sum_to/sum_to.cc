@@ -6,6 +6,7 @@
 #include "ortplugin/runtime/host_memory.h"
 #include "ortplugin/runtime/program/evaluator.h"
 #include "ortplugin/runtime/program/operand_lanes.h"
+#include "ortplugin/runtime/program/program_sweep.h"
 
 namespace ortplugin {
 namespace {
@@ -97,28 +98,11 @@ void AddLanes(const Axes& axes, const Shape& strides, int64_t first, const T* la
               Totals* totals) {
   const size_t last = axes.count() - 1;
   if (last == 0) return AddRun(lanes, count, strides[0] == 0, totals + strides[0] * first - base);
-  thread_local Shape index;
-  index.resize(axes.count());
-  int64_t row = -base;
-  for (size_t i = axes.count(); i-- > 0; first /= axes.sizes[i]) {
-    index[i] = first % axes.sizes[i];
-    if (i < last) row += index[i] * strides[i];
-  }
   const bool to_one = strides[last] == 0;
-  while (true) {
-    const size_t run = std::min(count, static_cast<size_t>(axes.sizes[last] - index[last]));
-    AddRun(lanes, run, to_one, totals + row + (to_one ? 0 : index[last]));
-    lanes += run;
-    count -= run;
-    if (count == 0) return;
-    index[last] = 0;
-    for (size_t i = last; i-- > 0;) {
-      row += strides[i];
-      if (++index[i] < axes.sizes[i]) break;
-      row -= strides[i] * axes.sizes[i];
-      index[i] = 0;
-    }
-  }
+  ForEachRun(axes, strides, first, count, [&](int64_t row, int64_t column, size_t size) {
+    AddRun(lanes, size, to_one, totals + row - base + (to_one ? 0 : column));
+    lanes += size;
+  });
 }
 
 void AddLanes(DType dtype, const Axes& axes, const Shape& strides, int64_t first, const void* lanes, size_t count,
@@ -188,19 +172,6 @@ struct Partial {
   }
 };
 
-// The values that are the same for all elements: they are computed once for each task.
-std::vector<bool> FixedValues(const Program& program, const Axes& axes) {
-  std::vector<bool> fixed(program.values().size());
-  for (size_t id = 0; id < fixed.size(); ++id) {
-    const Value& value = program.value(static_cast<ValueId>(id));
-    fixed[id] =
-        value.kind == Value::Kind::kLiteral || (value.kind == Value::Kind::kParameter && axes.is_scalar(value.index));
-  }
-  for (const Statement& statement : program.statements())
-    fixed[statement.result] = std::all_of(statement.operands.begin(), statement.operands.end(),
-                                          [&](ValueId operand) { return fixed[operand]; });
-  return fixed;
-}
 // Those of the values that have the shape S.
 std::vector<uint32_t> Statements(const Program& program, const std::vector<bool>& is_fixed, bool fixed) {
   std::vector<bool> is_sum(program.values().size());
@@ -481,13 +452,7 @@ SumProgram SumProgram::Parse(const std::string& text) {
 
 SumShape FitSums(const SumProgram& sums, const std::vector<Shape>& inputs) {
   SumShape fit;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    try {
-      fit.shape = Broadcast(std::vector<Shape>{fit.shape, inputs[i]});
-    } catch (const Error& error) {
-      Fail("input ", i, " ('", sums.program.value(sums.program.parameters()[i]).name, "'): ", error.what());
-    }
-  }
+  fit.shape = BroadcastInputs(sums.program, inputs);
   fit.count = ElementCount(fit.shape);
   fit.results.assign(sums.program.results().size(), fit.shape);
   std::vector<Shape> tensors = inputs;
@@ -510,13 +475,7 @@ SumShape FitSums(const SumProgram& sums, const std::vector<Shape>& inputs) {
 
 std::vector<TensorType> CheckSums(const SumProgram& sums, const NodeInfo& info) {
   std::vector<TensorType> types = CheckNode(sums.program, info);
-  std::vector<Shape> shapes;
-  bool known = true;
-  for (const TensorType& type : types) {
-    shapes.push_back(type.shape);
-    known = known && type.has_shape && std::find(type.shape.begin(), type.shape.end(), -1) == type.shape.end();
-  }
-  if (known) FitSums(sums, shapes);
+  if (const std::optional<std::vector<Shape>> shapes = KnownShapes(types)) FitSums(sums, *shapes);
   const TensorType whole = Broadcast(types);
   for (const SumProgram::Sum& sum : sums.sums)
     if (whole.has_shape) CheckRank(sums, sum, whole.shape);

@@ -44,6 +44,16 @@ void CheckInput(const Program& program, size_t own_inputs, size_t input, ort::El
          NameOf(value.dtype));
 }
 
+RunInputs ReadInputs(const Program& program, size_t own_inputs, Run& run) {
+  RunInputs inputs;
+  for (size_t i = 0; i < InputCount(program, own_inputs); ++i) {
+    inputs.tensors.push_back(run.input(i));
+    CheckInput(program, own_inputs, i, inputs.tensors[i].type);
+    inputs.shapes.push_back(inputs.tensors[i].shape);
+  }
+  return inputs;
+}
+
 std::vector<TensorType> CheckEpilogue(const Program& program, size_t own_inputs, const NodeInfo& info) {
   const size_t inputs = InputCount(program, own_inputs), outputs = program.results().size();
   if (info.input_count() != inputs)

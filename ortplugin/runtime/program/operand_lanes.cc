@@ -9,32 +9,17 @@ namespace {
 // Elements [first, first + count) of what a tensor is broadcast to.
 template <typename T>
 void Gather(const Axes& axes, const Shape& strides, const void* data, int64_t first, size_t count, void* gathered) {
-  const T* row = static_cast<const T*>(data);
+  const T* elements = static_cast<const T*>(data);
   T* to = static_cast<T*>(gathered);
-  const size_t last = axes.count() - 1;
-  Shape index(axes.count());
-  for (size_t i = axes.count(); i-- > 0; first /= axes.sizes[i]) {
-    index[i] = first % axes.sizes[i];
-    if (i < last) row += index[i] * strides[i];
-  }
-  while (true) {
-    const size_t run = std::min(count, static_cast<size_t>(axes.sizes[last] - index[last]));
-    if (strides[last] == 0) {
-      std::fill_n(to, run, *row);
+  const bool is_repeated = strides[axes.count() - 1] == 0;
+  ForEachRun(axes, strides, first, count, [&](int64_t row, int64_t column, size_t size) {
+    if (is_repeated) {
+      std::fill_n(to, size, elements[row]);
     } else {
-      std::copy_n(row + index[last], run, to);  // a dense tensor's last axis has stride 1
+      std::copy_n(elements + row + column, size, to);  // a dense tensor's last axis has stride 1
     }
-    to += run;
-    count -= run;
-    if (count == 0) return;
-    index[last] = 0;
-    for (size_t i = last; i-- > 0;) {
-      row += strides[i];
-      if (++index[i] < axes.sizes[i]) break;
-      row -= strides[i] * axes.sizes[i];
-      index[i] = 0;
-    }
-  }
+    to += size;
+  });
 }
 
 void Gather(size_t size, const Axes& axes, const Shape& strides, const void* data, int64_t first, size_t count,

@@ -1,6 +1,7 @@
 // What a tensor that broadcasts gives an Evaluator: the lanes of its elements, block by block of the full shape.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -9,6 +10,33 @@
 #include "ortplugin/runtime/program/operands.h"
 
 namespace ortplugin {
+
+// Goes over the elements [first, first + count) of what a tensor of these strides broadcasts to, in runs along the last
+// axis: visit(row, column, size), where `row` is the offset that the tensor has by its other axes.
+template <typename Visit>
+void ForEachRun(const Axes& axes, const Shape& strides, int64_t first, size_t count, const Visit& visit) {
+  const size_t last = axes.count() - 1;
+  thread_local Shape index;
+  index.resize(axes.count());
+  int64_t row = 0;
+  for (size_t i = axes.count(); i-- > 0; first /= axes.sizes[i]) {
+    index[i] = first % axes.sizes[i];
+    if (i < last) row += index[i] * strides[i];
+  }
+  while (true) {
+    const size_t size = std::min(count, static_cast<size_t>(axes.sizes[last] - index[last]));
+    visit(row, index[last], size);
+    count -= size;
+    if (count == 0) return;
+    index[last] = 0;
+    for (size_t i = last; i-- > 0;) {
+      row += strides[i];
+      if (++index[i] < axes.sizes[i]) break;
+      row -= strides[i] * axes.sizes[i];
+      index[i] = 0;
+    }
+  }
+}
 
 // Whether a tensor's elements are lanes as they lie.
 inline bool IsLanes(DType dtype) { return SizeOf(dtype) == LaneSize(dtype); }

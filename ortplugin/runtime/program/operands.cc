@@ -117,6 +117,27 @@ TensorType Broadcast(const std::vector<TensorType>& types) {
   return full;
 }
 
+Shape BroadcastInputs(const Program& program, const std::vector<Shape>& inputs) {
+  Shape shape;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    try {
+      shape = Broadcast(std::vector<Shape>{shape, inputs[i]});
+    } catch (const Error& error) {
+      Fail("input ", i, " ('", program.value(program.parameters()[i]).name, "'): ", error.what());
+    }
+  }
+  return shape;
+}
+
+std::optional<std::vector<Shape>> KnownShapes(const std::vector<TensorType>& types) {
+  std::vector<Shape> shapes;
+  for (const TensorType& type : types) {
+    if (!type.has_shape || std::find(type.shape.begin(), type.shape.end(), -1) != type.shape.end()) return std::nullopt;
+    shapes.push_back(type.shape);
+  }
+  return shapes;
+}
+
 std::optional<std::vector<Shape>> GuessShapes(const std::vector<TensorType>& types) {
   std::vector<Shape> shapes;
   for (const TensorType& type : types) {

@@ -63,6 +63,13 @@ Shape Broadcast(const std::vector<Shape>& shapes);
 // name where the tensors that could give it agree on one.
 TensorType Broadcast(const std::vector<TensorType>& types);
 
+// The shape that the inputs of a node broadcast to, which are the program's parameters. Throws Error that names the
+// first that does not fit those before it.
+Shape BroadcastInputs(const Program& program, const std::vector<Shape>& inputs);
+
+// The shapes, none where a rank or a dimension is not known.
+std::optional<std::vector<Shape>> KnownShapes(const std::vector<TensorType>& types);
+
 // Shapes to prepare a kernel for: a dimension that is not known is taken for what other tensors have in its place, else
 // for two. Empty where a rank is not known or no such guess broadcasts.
 std::optional<std::vector<Shape>> GuessShapes(const std::vector<TensorType>& types);

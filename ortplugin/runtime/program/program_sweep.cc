@@ -3,9 +3,6 @@
 #include <algorithm>
 
 namespace ortplugin {
-namespace {
-
-// The values that are the same for all elements: they are computed once for each workspace.
 std::vector<bool> FixedValues(const Program& program, const Axes& axes) {
   std::vector<bool> fixed(program.values().size());
   for (size_t id = 0; id < fixed.size(); ++id) {
@@ -18,8 +15,6 @@ std::vector<bool> FixedValues(const Program& program, const Axes& axes) {
                                           [&](ValueId operand) { return fixed[operand]; });
   return fixed;
 }
-
-}  // namespace
 
 ProgramSweep::ProgramSweep(const Program& program, const Axes& axes, int64_t count, const std::vector<Input>& inputs,
                            const std::vector<void*>& outputs)

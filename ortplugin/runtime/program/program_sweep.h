@@ -14,6 +14,9 @@
 
 namespace ortplugin {
 
+// Which values, by ValueId, are the same for all elements: what needs them computes them once for each workspace.
+std::vector<bool> FixedValues(const Program& program, const Axes& axes);
+
 // One run over the elements. What it refers to must outlive it.
 class ProgramSweep {
  public:

@@ -117,13 +117,7 @@ class CpuConv : public Kernel {
   }
 
   void Compute(Run& run) const override {
-    std::vector<Tensor> inputs;
-    std::vector<Shape> shapes;
-    for (size_t i = 0; i < node_.inputs.size(); ++i) {
-      inputs.push_back(run.input(i));
-      CheckInput(node_.program, kConvInputs, i, inputs[i].type);
-      shapes.push_back(inputs[i].shape);
-    }
+    const auto [inputs, shapes] = ReadInputs(node_.program, kConvInputs, run);
     const ConvShape shape = FitConv(node_.attributes, shapes[0], shapes[1]);
     const Shape full = shape.result();
     const Axes axes = EpilogueAxes(node_.program, kConvInputs, full, shapes);
