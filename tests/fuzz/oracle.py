@@ -37,9 +37,11 @@ ELEMENT = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
 _FLOATING = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 NAMES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64", "tf32": "float16"}
 SPREAD, TRIALS = 8.0, 8
+POLE = 32.0  # a normal distribution of 256 has none 6 times as large as its median
 MORE_TRIALS = 256  # for integers, truth values, shapes such as Unique's, and what is computed from them: what decides
 # them may be rare
 _DISCONTINUOUS = (
+    *("Div", "Reciprocal"),  # beside a pole
     *("ArgMax", "ArgMin", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Mod"),
     *("NonZero", "Round", "Shrink", "Sign", "ThresholdedRelu", "TopK", "Unique"),
 )
@@ -103,6 +105,17 @@ def explained(candidates: Sequence[Array], got: Array, dtype: str) -> str:
         # Infinite or NaN in some runs and not in others: it may be finite here, too.
         mixed = ~np.all(np.isfinite(all_of), axis=0) & np.any(np.isfinite(all_of), axis=0)
         good |= mixed
+        if len(same) >= MORE_TRIALS:
+            # Of both signs, and some far larger than most: a pole is among them, near which no size is the largest.
+            sizes = np.where(np.isfinite(all_of), np.abs(all_of), 0)
+            middle = np.median(sizes, axis=0)
+            good |= (
+                (middle > 0)
+                & (sizes.max(axis=0) > POLE * middle)
+                & (all_of.min(axis=0) < 0)
+                & (all_of.max(axis=0) > 0)
+                & (abs(have) > middle)
+            )
     return "" if good.all() else _first(want, have, ~good)
 
 

@@ -126,3 +126,20 @@ def test_memory_planned_by_a_shape_inferred_wrongly(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("fuzz.judge.optimize", lambda case: (model, Report()))
     assert Judge().judge(case).what == "unfit"
+
+
+@pytest.mark.parametrize(
+    ("kind", "have", "right"),
+    [
+        ("pole", -1e9, True),
+        ("zero", 1e3, False),
+        ("rare", 1e3, False),
+    ],
+)
+def test_beside_a_pole_no_size_is_the_largest(kind: str, have: float, right: bool) -> None:
+    noise = np.random.default_rng(0).standard_normal(oracle.MORE_TRIALS)
+    values = {"pole": 1 / noise, "zero": noise, "rare": np.where(abs(noise) > 2.5, noise, 0)}[kind]
+    if kind == "pole":
+        values[0] = 2e3
+    candidates = [np.array([value]) for value in values]
+    assert (oracle.explained(candidates, np.array([have]), "float32") == "") is right
