@@ -17,11 +17,10 @@ from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.pointwise import NotPointwiseError
 from ortplugin.graph.shapes import show
+from ortplugin.passes.absorb.members import Member, member_of
 from ortplugin.passes.conv.extents import same_lengths
 from ortplugin.passes.conv.fused import is_channels_last, member_of_conv
 from ortplugin.passes.driver import Missed
-from ortplugin.passes.pointwise.fuse_pointwise import member_of
-from ortplugin.passes.pointwise.sets import Member
 from ortplugin.program import (
     FLOATING,
     MAX_PARAMETERS,

@@ -19,9 +19,8 @@ from ortplugin.graph.labels import label
 from ortplugin.graph.pointwise import NotPointwiseError
 from ortplugin.graph.shapes import broadcast, equal, show
 from ortplugin.ops.conv_grad.gradient import NAME
+from ortplugin.passes.absorb.members import Member, compose, member_of
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
-from ortplugin.passes.pointwise.fuse_pointwise import compose, member_of
-from ortplugin.passes.pointwise.sets import Member
 from ortplugin.program import ProgramError, parse
 
 

@@ -14,8 +14,8 @@ from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.shapes import TensorType
 from ortplugin.ops import find
+from ortplugin.passes.absorb.members import Member
 from ortplugin.passes.operands import merged_duplicates
-from ortplugin.passes.pointwise.sets import Member
 from ortplugin.program import DTYPE_NAMES, FLOATING, Parameter, Program, ProgramError, Statement, parse
 
 CONVOLUTIONS = ("FusedConv", "FusedConvTranspose")  # with one contract: X, W, operands of the program

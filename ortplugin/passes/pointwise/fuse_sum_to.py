@@ -28,12 +28,12 @@ from ortplugin.graph.shape_values import shape_values
 from ortplugin.graph.shapes import broadcast, element_count
 from ortplugin.ops.pointwise import NAME as POINTWISE
 from ortplugin.ops.sum_to import NAME, axes_of, why_no_sum
+from ortplugin.passes.absorb.members import Member, compose, member_of
 from ortplugin.passes.base import PassResult
 from ortplugin.passes.conditions import unsupported
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 from ortplugin.passes.pointwise.cost import too_dear, work
-from ortplugin.passes.pointwise.fuse_pointwise import compose, member_of
-from ortplugin.passes.pointwise.sets import Member, tensor_bytes
+from ortplugin.passes.pointwise.sets import tensor_bytes
 from ortplugin.passes.pointwise.sums import is_spared, is_whole, read_sum, totals_of
 from ortplugin.program import FLOATING, ProgramError
 

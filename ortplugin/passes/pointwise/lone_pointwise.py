@@ -18,8 +18,9 @@ from ortplugin.graph.labels import label
 from ortplugin.graph.shape_values import shape_values
 from ortplugin.graph.shapes import element_count
 from ortplugin.ops.pointwise import NAME
+from ortplugin.passes.absorb.members import compose
 from ortplugin.passes.base import Change, PassResult
-from ortplugin.passes.pointwise.fuse_pointwise import compose, find_members
+from ortplugin.passes.pointwise.fuse_pointwise import find_members
 from ortplugin.program import FLOATING
 
 PRODUCTS = ("MatMul", "Gemm", "com.microsoft::FusedMatMul")

@@ -10,9 +10,9 @@ from ortplugin.graph.labels import label
 from ortplugin.graph.pointwise import NotPointwiseError
 from ortplugin.graph.shapes import broadcast, equal
 from ortplugin.ops.sum_to import NAME, sum_of, why_no_sum
+from ortplugin.passes.absorb.members import Member
 from ortplugin.passes.conditions import unknown_rank
 from ortplugin.passes.operands import merged_duplicates
-from ortplugin.passes.pointwise.sets import Member
 from ortplugin.program import FLOATING, MAX_SUM_AXIS, Parameter, Program, ProgramError, Statement, parse
 
 

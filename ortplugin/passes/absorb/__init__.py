@@ -1,0 +1,1 @@
+"""What is pointwise before and after an operator becomes a part of its program."""
