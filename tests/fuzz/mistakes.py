@@ -91,8 +91,8 @@ MISTAKES = (
     ),
     Mistake(
         "norm-prologue", "ortplugin.passes.norm.norm_prologue",
-        "kept = scope.used_beyond(tensor, [node])",
-        'kept = tensor.name if scope.is_output(tensor) else ""',
+        "kept = scope.used_beyond(maker.outputs[0], [norm.node])",
+        "kept = scope.is_output(maker.outputs[0])",
         "another consumer of the sum that is normalised",
     ),
     Mistake(

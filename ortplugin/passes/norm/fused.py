@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
 from ortplugin.ops.layer_norm import NAME
+from ortplugin.passes.absorb.core import Core
+from ortplugin.passes.absorb.members import Member
 from ortplugin.passes.operands import merged_duplicates
-from ortplugin.program import FLOATING, Operand, Parameter, Program, ProgramError, Statement, parse
+from ortplugin.program import FLOATING, Operand, Parameter, Program, Statement
 
 DTYPES = (*FLOATING, "bool")  # of a norm's program: its kernels read and write no integers
+NORM = Core((NAME,), "the norm", statements=("LayerNormalization", "RMSNormalization"))
 WIDTH = {"float16": 1, "bfloat16": 1, "float": 2, "double": 3}
 
 
@@ -72,19 +74,11 @@ def node_of(program: Program, inputs: Sequence[gs.Tensor], name: str) -> gs.Node
     return gs.Node(NAME, name, {"program": str(program.readable())}, [inputs[i] for i in order], [], DOMAIN)
 
 
-def read_fused(scope: Scope, node: gs.Node) -> tuple[Program, list[gs.Tensor]] | None:
-    """The program of a FusedLayerNorm node and its inputs, each once; None for another node and for an invalid one."""
-    if scope.op(node) != f"{DOMAIN}::{NAME}":
-        return None
-    try:
-        program = parse(str(node.attrs.get("program", "")))
-    except ProgramError:
-        return None  # the runtime names the fault
-    if len(program.parameters) != len(node.inputs) or len(program.results) != len(node.outputs):
-        return None
-    if program.core is None or not program.core.op.endswith("Normalization"):
-        return None
-    return merged_duplicates(program, list(node.inputs))
+def joined(
+    _: object, norm: Member, program: Program, inputs: list[gs.Tensor], results: list[gs.Tensor]
+) -> tuple[gs.Node, list[gs.Tensor]]:
+    """The node of a norm that has drawn something in."""
+    return node_of(program, inputs, norm.node.name), results
 
 
 def core_dtype(given: str, result: str) -> str:
