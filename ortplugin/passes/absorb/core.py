@@ -63,31 +63,51 @@ class Core:
         known = all(each.op in self.statements for each in cores) and bool(cores) == bool(self.statements)
         return member if known else None
 
+    def node_of(self, first: Member, program: Program, inputs: Sequence[gs.Tensor]) -> gs.Node:
+        """The node `first` with another program, whose parameters stand for `inputs`; without outputs."""
+        node, own = first.node, self.own(first.node)[0]
+        operands = inputs if self.statements or self.prologue else inputs[1:]
+        attributes = {**node.attrs, "program": str(program)}
+        return gs.Node(node.op, node.name, attributes, [*node.inputs[:own], *operands], [], DOMAIN)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A core's node and a neighbour as one program: its parameters stand for `inputs`, its results for `results`."""
+
+    first: Member
+    other: Member
+    program: Program
+    inputs: list[gs.Tensor]
+    results: list[gs.Tensor]
+
 
 @dataclass(frozen=True)
 class Absorber:
     """A rule (passes/driver.py) that joins a core's node with the first of its neighbours that may be part of it.
 
-    read: the node as a program, None if it is none.
+    core: what it is.
     neighbours: who is tried, in order.
     member: a neighbour as a program, None if it has no business here. Raises NotPointwiseError or ProgramError where it
         is a near miss. It proves that shapes stay as they are.
-    results: of all that `first` and `other` make what the joined program gives out, in order.
-    make: the node, without outputs, and the outputs that it takes over; `first` is what was read of the core's node.
-    cycle: why the two can't be one where '{tensor}', which the later one reads, depends on the earlier one, '{node}'.
-        '{kept}' is who else needs what the earlier one makes.
+    results: of all that the core's node and the neighbour make what the two give out as one, in order.
+    make: the node, without outputs, and the outputs that it takes over. Raises NotPointwiseError where it can't be.
+    cycle: why the two can't be one where '{tensor}', which the later one, {late}, reads, depends on {early}. {kept} is
+        who else needs what the earlier one makes.
+    read: the core's node as a program, None if it is none; core.read if not given.
     """
 
-    read: Callable[[Scope, gs.Node], Member | None]
+    core: Core
     neighbours: Callable[[Scope, Member], Iterable[gs.Node]]
     member: Callable[[Scope, Member, gs.Node], Member | None]
     results: Callable[[Scope, Member, Member], list[gs.Tensor]]
-    make: Callable[[Scope, Member, Program, list[gs.Tensor], list[gs.Tensor]], tuple[gs.Node, list[gs.Tensor]]]
-    cycle: str = "'{tensor}', which the one reads, depends on the other, {node}"
+    make: Callable[[Scope, Joined], tuple[gs.Node, list[gs.Tensor]]]
+    cycle: str = "'{tensor}', which the one reads, depends on the other, {early}"
+    read: Callable[[Scope, gs.Node], Member | None] | None = None
 
     def __call__(self, scope: Scope, node: gs.Node) -> Outcome:
         """Joins the node with a neighbour, or says why with none of them."""
-        first = self.read(scope, node)
+        first = (self.read or self.core.read)(scope, node)
         if first is None:
             return None
         misses: list[Missed] = []
@@ -103,20 +123,27 @@ class Absorber:
     def _join(self, scope: Scope, first: Member, other: Member) -> Applied:
         members = in_order(scope, [first, other])
         nodes = [each.node for each in members]
-        self._check_acyclic(scope, nodes[0], nodes[1], other.inputs if members[1] is other else first.node.inputs)
+        own = first.node.inputs[: self.core.own(first.node)[0]] if members[1] is first else []
+        self._check_acyclic(scope, members[0], members[1], own)
         results = self.results(scope, first, other)
         program, inputs = compose(members, results)
         labels = tuple(label(each) for each in nodes)
-        new, outputs = self.make(scope, first, program, inputs, results)
+        new, outputs = self.make(scope, Joined(first, other, program, inputs, results))
         scope.replace(nodes, new, outputs)
         return Applied(labels, new)
 
-    def _check_acyclic(self, scope: Scope, early: gs.Node, late: gs.Node, read: Sequence[gs.Tensor]) -> None:
-        """Raises NotPointwiseError where a path leaves the earlier one and comes back to what the later one reads."""
-        kept = next((used for t in early.outputs if (used := scope.used_beyond(t, [early, late]))), "")
-        for tensor in read if kept else ():
-            if scope.producer(tensor) is not early and scope.depends_on(tensor, early):
-                raise NotPointwiseError(self.cycle.format(tensor=tensor.name, node=label(early), kept=kept))
+    def _check_acyclic(self, scope: Scope, early: Member, late: Member, own: Sequence[gs.Tensor]) -> None:
+        """Raises NotPointwiseError where a path leaves the earlier one and comes back to what the later one reads.
+
+        `own`: what the later one reads beside its program, which can't make it.
+        """
+        a, b = early.node, late.node
+        kept = next((used for t in early.outputs if (used := scope.used_beyond(t, [a, b]))), "")
+        back = [*own, *(t for t in late.inputs if kept and scope.producer(t) is not a)]
+        for tensor in back:
+            if scope.depends_on(tensor, a):
+                names = {"tensor": tensor.name, "early": label(a), "late": label(b), "kept": kept}
+                raise NotPointwiseError(self.cycle.format(**names))
 
 
 def in_order(scope: Scope, members: Iterable[Member]) -> list[Member]:

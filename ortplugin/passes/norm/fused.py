@@ -9,8 +9,7 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.ops.layer_norm import NAME
-from ortplugin.passes.absorb.core import Core
-from ortplugin.passes.absorb.members import Member
+from ortplugin.passes.absorb.core import Core, Joined
 from ortplugin.passes.operands import merged_duplicates
 from ortplugin.program import FLOATING, Operand, Parameter, Program, Statement
 
@@ -74,11 +73,9 @@ def node_of(program: Program, inputs: Sequence[gs.Tensor], name: str) -> gs.Node
     return gs.Node(NAME, name, {"program": str(program.readable())}, [inputs[i] for i in order], [], DOMAIN)
 
 
-def joined(
-    _: object, norm: Member, program: Program, inputs: list[gs.Tensor], results: list[gs.Tensor]
-) -> tuple[gs.Node, list[gs.Tensor]]:
-    """The node of a norm that has drawn something in."""
-    return node_of(program, inputs, norm.node.name), results
+def joined(_: object, norm: Joined) -> tuple[gs.Node, list[gs.Tensor]]:
+    """The node of a norm that has drawn something in, and its outputs."""
+    return node_of(norm.program, norm.inputs, norm.first.node.name), norm.results
 
 
 def core_dtype(given: str, result: str) -> str:

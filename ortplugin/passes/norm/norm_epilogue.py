@@ -57,5 +57,5 @@ def _results(scope: Scope, norm: Member, reader: Member) -> list[gs.Tensor]:
 NORM_EPILOGUE = RulePass(
     name="norm-epilogue",
     summary="gamma, beta, Casts, activations and other pointwise operators after a norm become part of it",
-    rule=Absorber(NORM.read, _readers, _member, _results, joined),
+    rule=Absorber(NORM, _readers, _member, _results, joined),
 )

@@ -80,5 +80,5 @@ CYCLE = "{kept}, and '{tensor}', which the norm also reads, depends on it"
 NORM_PROLOGUE = RulePass(
     name="norm-prologue",
     summary="residual and bias adds, Casts and other pointwise operators before a norm become part of it",
-    rule=Absorber(NORM.read, _makers, _member, _results, joined, CYCLE),
+    rule=Absorber(NORM, _makers, _member, _results, joined, CYCLE),
 )

@@ -28,14 +28,15 @@ from ortplugin.graph.shape_values import shape_values
 from ortplugin.graph.shapes import broadcast, element_count
 from ortplugin.ops.pointwise import NAME as POINTWISE
 from ortplugin.ops.sum_to import NAME, axes_of, why_no_sum
-from ortplugin.passes.absorb.members import Member, compose, member_of
+from ortplugin.passes.absorb.core import Absorber, Joined, in_order, makers, needed
+from ortplugin.passes.absorb.members import Member, member_of
 from ortplugin.passes.base import PassResult
 from ortplugin.passes.conditions import unsupported
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ortplugin.passes.driver import Missed, Outcome, RulePass
 from ortplugin.passes.pointwise.cost import too_dear, work
 from ortplugin.passes.pointwise.sets import tensor_bytes
-from ortplugin.passes.pointwise.sums import is_spared, is_whole, read_sum, totals_of
-from ortplugin.program import FLOATING, ProgramError
+from ortplugin.passes.pointwise.sums import SUM, is_spared, is_whole, read_sum, totals_of
+from ortplugin.program import FLOATING
 
 
 class FuseSumTo:
@@ -54,31 +55,29 @@ def _grow(left_alone: frozenset[int], scope: Scope, node: gs.Node) -> Outcome:
     if unsupported(scope):
         return None
     try:
-        sums = read_sum(scope, node)
-    except NotPointwiseError as reason:
+        return Absorber(SUM, _neighbours, partial(_member, left_alone), _results, _make, read=read_sum)(scope, node)
+    except NotPointwiseError as reason:  # of the sum itself
         maker = scope.producer(node.inputs[0])
         return Missed(label(node), str(reason)) if maker is not None and is_pointwise(scope, maker) else None
-    if sums is None:
-        return None
-    misses: list[Missed] = []
-    for other in _neighbours(scope, sums):
-        try:
-            found = read_sum(scope, other) or member_of(scope, other, left_alone)
-            if found is not None and _gains(scope, sums, found):
-                return _join(scope, sums, found)
-        except (NotPointwiseError, ProgramError) as reason:
-            misses.append(Missed(label(other), str(reason)))
-    return misses
 
 
 def _neighbours(scope: Scope, sums: Member) -> Iterator[gs.Node]:
     """Who makes what the sums read, who reads what they give out, and who reads what they read."""
-    makers = (scope.producer(tensor) for tensor in sums.inputs)
-    yield from (each for each in makers if each is not None)
+    yield from makers(scope, sums)
     totals = totals_of(sums)
     for tensor in (*sums.outputs, *sums.inputs):
         if any(tensor is each for each in totals) or is_whole(scope, sums, tensor):
             yield from (each for each in scope.consumers(tensor) if each is not sums.node)
+
+
+def _member(left_alone: frozenset[int], scope: Scope, sums: Member, node: gs.Node) -> Member | None:
+    """A neighbour as a program, None if nothing is gained. Raises NotPointwiseError or ProgramError.
+
+    The shape S of the sums' terms must be the same, surely, before and after: a SumTo adds up over all of S whatever
+    its operand's own shape is. So `_gains` proves it for every kind of neighbour, on both sides.
+    """
+    other = read_sum(scope, node) or member_of(scope, node, left_alone)
+    return other if other is not None and _gains(scope, sums, other) else None
 
 
 def _gains(scope: Scope, sums: Member, other: Member) -> bool:
@@ -108,30 +107,16 @@ def _gains(scope: Scope, sums: Member, other: Member) -> bool:
     return bool(made) or reads_result or scope.op(other.node) == f"{DOMAIN}::{POINTWISE}" or not followed
 
 
-def _join(scope: Scope, sums: Member, other: Member) -> Applied:
-    """Makes the two one. Raises NotPointwiseError or ProgramError where that would make a cycle or break a limit.
+def _results(scope: Scope, sums: Member, other: Member) -> list[gs.Tensor]:
+    return needed(scope, in_order(scope, [sums, other]))
 
-    The shape S of the sums' terms must be the same, surely, before and after: a SumTo adds up over all of S whatever
-    its operand's own shape is. So `_gains` proves it for every kind of neighbour, on both sides.
-    """
-    nodes = [sums.node, other.node]
-    for tensor in (*sums.inputs, *other.inputs):
-        if not any(scope.producer(tensor) is node for node in nodes):
-            for node in nodes:
-                if scope.depends_on(tensor, node):
-                    raise NotPointwiseError(
-                        f"'{tensor.name}', which the one reads, depends on the other, {label(node)}"
-                    )
-    members = sorted([sums, other], key=lambda each: scope.position[id(each.node)])
-    outputs = [tensor for each in members for tensor in each.outputs if scope.used_beyond(tensor, nodes)]
-    program, inputs = compose(members, outputs)
-    reason = why_no_sum(program)
+
+def _make(_: object, joined: Joined) -> tuple[gs.Node, list[gs.Tensor]]:
+    reason = why_no_sum(joined.program)
     if reason:
         raise NotPointwiseError(reason)
-    new = gs.Node(NAME, sums.node.name, {"program": str(program)}, inputs, [], DOMAIN)
-    labels = tuple(label(each.node) for each in members)
-    scope.replace([each.node for each in members], new, outputs)
-    return Applied(labels, new)
+    program = {"program": str(joined.program)}
+    return gs.Node(NAME, joined.first.node.name, program, joined.inputs, [], DOMAIN), joined.results
 
 
 FUSE_SUM_TO = FuseSumTo()

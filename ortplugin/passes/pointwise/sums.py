@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.pointwise import NotPointwiseError
 from ortplugin.graph.shapes import broadcast, equal
 from ortplugin.ops.sum_to import NAME, sum_of, why_no_sum
+from ortplugin.passes.absorb.core import Core
 from ortplugin.passes.absorb.members import Member
 from ortplugin.passes.conditions import unknown_rank
-from ortplugin.passes.operands import merged_duplicates
-from ortplugin.program import FLOATING, MAX_SUM_AXIS, Parameter, Program, ProgramError, Statement, parse
+from ortplugin.program import FLOATING, MAX_SUM_AXIS, Parameter, Program, Statement
+
+SUM = Core((NAME,), "the sum", statements=("SumTo",))
 
 
 def read_sum(scope: Scope, node: gs.Node) -> Member | None:
@@ -21,21 +22,10 @@ def read_sum(scope: Scope, node: gs.Node) -> Member | None:
 
     Raises NotPointwiseError with the reason where a ReduceSum can be none.
     """
-    op = scope.op(node)
-    if op == f"{DOMAIN}::{NAME}":
-        return _fused(node)
-    return _reduce_sum(scope, node) if op == "ReduceSum" else None
-
-
-def _fused(node: gs.Node) -> Member | None:
-    try:
-        program = parse(str(node.attrs.get("program", "")))
-    except ProgramError:
-        return None  # the runtime names the fault
-    if len(program.parameters) != len(node.inputs) or len(program.results) != len(node.outputs) or why_no_sum(program):
-        return None
-    program, inputs = merged_duplicates(program, node.inputs)
-    return Member(node, program, tuple(inputs), tuple(node.outputs))
+    if scope.op(node) == "ReduceSum":
+        return _reduce_sum(scope, node)
+    sums = SUM.read(scope, node)
+    return None if sums is None or why_no_sum(sums.program) else sums
 
 
 def _reduce_sum(scope: Scope, node: gs.Node) -> Member | None:
