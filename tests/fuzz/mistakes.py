@@ -35,10 +35,10 @@ class Mistake:
 
 MISTAKES = (
     Mistake(
-        "conv-epilogue", "ortplugin.passes.conv.chain",
+        "conv-epilogue", "ortplugin.passes.absorb.core",
         "for tensor in member.outputs if scope.used_beyond(tensor, nodes)]",
         "for tensor in member.outputs if scope.is_output(tensor)]",
-        "another consumer of a value between convolution and activation",
+        "another consumer of a value between convolution and activation, or before a sum",
     ),
     Mistake(
         "fold-batch-norm", "ortplugin.passes.conv.fold_batch_norm",

@@ -14,12 +14,13 @@ from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.shapes import TensorType
 from ortplugin.ops import find
+from ortplugin.passes.absorb.core import Core
 from ortplugin.passes.absorb.members import Member
-from ortplugin.passes.operands import merged_duplicates
 from ortplugin.program import DTYPE_NAMES, FLOATING, Parameter, Program, ProgramError, Statement, parse
 
 CONVOLUTIONS = ("FusedConv", "FusedConvTranspose")  # with one contract: X, W, operands of the program
 OWN_INPUTS = 2  # X and W; the others are the program's
+CONV = Core(CONVOLUTIONS, "the convolution", own=lambda _: (OWN_INPUTS, 0), prologue=False)
 
 
 def is_fused_conv(scope: Scope, node: gs.Node) -> bool:
@@ -64,22 +65,11 @@ def why_invalid(node: gs.Node) -> str | None:
     return None
 
 
-def member_of_conv(scope: Scope, node: gs.Node) -> Member | None:
-    """The convolution as a program whose first input is a tensor that stands for its value; None if it is invalid, or
-    its results have another layout than its operands.
+def read_conv(scope: Scope, node: gs.Node) -> Member | None:
+    """The convolution as a program whose first input stands for its value; None if it is invalid, or its results have
+    another layout than its operands.
     """
-    if "output_layout" in node.attrs:
-        return None
-    try:
-        program = parse(str(node.attrs.get("program", "")))
-    except ProgramError:
-        return None  # the runtime names the fault
-    operands = list(node.inputs[OWN_INPUTS:])
-    if len(program.parameters) != len(operands) + 1 or len(program.results) != len(node.outputs) or program.core:
-        return None
-    value = gs.Variable("", None if node.inputs[0].dtype is None else np.dtype(node.inputs[0].dtype))
-    program, inputs = merged_duplicates(program, [value, *operands])
-    return Member(node, program, tuple(inputs), tuple(node.outputs))
+    return None if "output_layout" in node.attrs else CONV.read(scope, node)
 
 
 def conv_dtype(scope: Scope, node: gs.Node) -> str | None:
