@@ -35,7 +35,7 @@ class Mistake:
 
 MISTAKES = (
     Mistake(
-        "conv-epilogue", "ortplugin.passes.absorb.core",
+        "conv-epilogue", "ortplugin.passes.absorb",
         "for tensor in member.outputs if scope.used_beyond(tensor, nodes)]",
         "for tensor in member.outputs if scope.is_output(tensor)]",
         "another consumer of a value between convolution and activation, or before a sum",
@@ -90,10 +90,10 @@ MISTAKES = (
         "the order of a Sub's operands",
     ),
     Mistake(
-        "norm-prologue", "ortplugin.passes.norm.norm_prologue",
-        "kept = scope.used_beyond(maker.outputs[0], [norm.node])",
-        "kept = scope.is_output(maker.outputs[0])",
-        "another consumer of the sum that is normalised",
+        "norm-prologue", "ortplugin.passes.absorb",
+        "for tensor in other.outputs if scope.used_beyond(tensor, nodes))]",
+        "for tensor in other.outputs if scope.is_output(tensor))]",
+        "another consumer of the sum that is normalised, or of a gradient",
     ),
     Mistake(
         "channels-last", "ortplugin.passes.layout.axes",

@@ -2,6 +2,7 @@
 
 A set of operators that follow from the convolution's value, in the graph's order, as long as it leaves one value for
 the others: HardSwish written as x * Clip(x + 3, 0, 6) / 6 reads the value twice, and only whole is it one value again.
+So a convolution does not join one neighbour after another as passes/absorb.py has it; all else is from there.
 Every result has the shape S of the convolution, so no operand may enlarge it; and what else an operator reads must not
 depend on the convolution: a squeeze-excite's gate does. A view of one pixel, [N, 1, 1, M] to [N, M], is passed.
 """
@@ -16,11 +17,11 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.pointwise import NotPointwiseError
-from ortplugin.passes.absorb.core import check_operand, needed
-from ortplugin.passes.absorb.members import Member, member_of
+from ortplugin.passes.absorb import needed
 from ortplugin.passes.conv.extents import same_lengths
-from ortplugin.passes.conv.fused import CONV, is_channels_last, read_conv
+from ortplugin.passes.conv.fused import CONV, is_channels_last
 from ortplugin.passes.driver import Missed
+from ortplugin.passes.members import Member, member_of
 from ortplugin.program import (
     FLOATING,
     MAX_PARAMETERS,
@@ -38,7 +39,7 @@ DTYPES = (*FLOATING, "bool")  # of what an epilogue reads and makes
 
 def chain_of(scope: Scope, conv: gs.Node) -> tuple[list[Member], list[gs.Tensor], list[Missed]]:
     """The convolution and what it draws in, in order; what they make for others; why there is no more."""
-    first = read_conv(scope, conv)
+    first = CONV.read(scope, conv)
     if first is None:
         return [], [], []
     members, misses = [first], []
@@ -127,7 +128,7 @@ def _drawable(scope: Scope, node: gs.Node, conv: gs.Node, members: list[Member])
         same = scope.same_shape(tensor, whole) or same_lengths(scope, tensor, whole)
         flattens = any(inside) and scope.rank(tensor) not in (0, 1)
         fits = (same or scope.broadcasts_to(tensor, whole)) and not flattens
-        check_operand(CONV, scope, conv, tensor, whole, fits)
+        CONV.check_operand(scope, conv, tensor, whole, fits)
         if same:
             names[parameter.name] = fresh_name("residual", [*member.program.dtypes, *names.values()])
     if any(inside) != all(inside):

@@ -12,12 +12,12 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope, scopes
 from ortplugin.graph.labels import label
-from ortplugin.passes.absorb.members import Member, compose
 from ortplugin.passes.base import Change, NearMiss, PassResult
 from ortplugin.passes.conv.chain import chain_of, flat_of
 from ortplugin.passes.conv.fused import CONV, is_fused_conv
 from ortplugin.passes.driver import Missed
 from ortplugin.passes.emit import integers
+from ortplugin.passes.members import Member, compose
 
 
 class ConvEpilogue:

@@ -14,13 +14,12 @@ from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.shapes import TensorType
 from ortplugin.ops import find
-from ortplugin.passes.absorb.core import Core
-from ortplugin.passes.absorb.members import Member
+from ortplugin.passes.absorb import Core
+from ortplugin.passes.members import Member
 from ortplugin.program import DTYPE_NAMES, FLOATING, Parameter, Program, ProgramError, Statement, parse
 
 CONVOLUTIONS = ("FusedConv", "FusedConvTranspose")  # with one contract: X, W, operands of the program
 OWN_INPUTS = 2  # X and W; the others are the program's
-CONV = Core(CONVOLUTIONS, "the convolution", own=lambda _: (OWN_INPUTS, 0), prologue=False)
 
 
 def is_fused_conv(scope: Scope, node: gs.Node) -> bool:
@@ -65,11 +64,23 @@ def why_invalid(node: gs.Node) -> str | None:
     return None
 
 
-def read_conv(scope: Scope, node: gs.Node) -> Member | None:
-    """The convolution as a program whose first input stands for its value; None if it is invalid, or its results have
-    another layout than its operands.
-    """
-    return None if "output_layout" in node.attrs else CONV.read(scope, node)
+class ConvCore(Core):
+    """What a convolution of ours is to what is pointwise after it (passes/absorb.py)."""
+
+    operators = CONVOLUTIONS
+    called = "the convolution"
+    prologue = False
+
+    def own(self, node: gs.Node) -> tuple[int, int]:
+        """X and W; no output."""
+        return OWN_INPUTS, 0
+
+    def read(self, scope: Scope, node: gs.Node) -> Member | None:
+        """The node as a program; None if it is invalid, or its results have another layout than its operands."""
+        return None if "output_layout" in node.attrs else super().read(scope, node)
+
+
+CONV = ConvCore()
 
 
 def conv_dtype(scope: Scope, node: gs.Node) -> str | None:

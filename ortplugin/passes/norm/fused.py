@@ -9,12 +9,12 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.ops.layer_norm import NAME
-from ortplugin.passes.absorb.core import Core, Joined
+from ortplugin.passes.absorb import Core
+from ortplugin.passes.members import Member
 from ortplugin.passes.operands import merged_duplicates
 from ortplugin.program import FLOATING, Operand, Parameter, Program, Statement
 
 DTYPES = (*FLOATING, "bool")  # of a norm's program: its kernels read and write no integers
-NORM = Core((NAME,), "the norm", statements=("LayerNormalization", "RMSNormalization"))
 WIDTH = {"float16": 1, "bfloat16": 1, "float": 2, "double": 3}
 
 
@@ -73,9 +73,16 @@ def node_of(program: Program, inputs: Sequence[gs.Tensor], name: str) -> gs.Node
     return gs.Node(NAME, name, {"program": str(program.readable())}, [inputs[i] for i in order], [], DOMAIN)
 
 
-def joined(_: object, norm: Joined) -> tuple[gs.Node, list[gs.Tensor]]:
-    """The node of a norm that has drawn something in, and its outputs."""
-    return node_of(norm.program, norm.inputs, norm.first.node.name), norm.results
+class NormCore(Core):
+    """What FusedLayerNorm is to what is pointwise around it (passes/absorb.py)."""
+
+    operators = (NAME,)
+    called = "the norm"
+    statements = ("LayerNormalization", "RMSNormalization")
+
+    def node_of(self, first: Member, program: Program, inputs: Sequence[gs.Tensor]) -> gs.Node:
+        """The node with another program."""
+        return node_of(program, inputs, first.node.name)
 
 
 def core_dtype(given: str, result: str) -> str:

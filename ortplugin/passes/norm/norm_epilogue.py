@@ -14,10 +14,9 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.pointwise import is_pointwise
-from ortplugin.passes.absorb.core import Absorber, check_operand
-from ortplugin.passes.absorb.members import Member, write_member
 from ortplugin.passes.driver import RulePass
-from ortplugin.passes.norm.fused import DTYPES, NORM, joined
+from ortplugin.passes.members import Member, write_member
+from ortplugin.passes.norm.fused import DTYPES, NormCore
 
 HINTS = {"Mul": "gamma", "Add": "beta", "Sub": "beta", "PRelu": "slope", "Where": "condition"}
 
@@ -28,34 +27,27 @@ def _values(norm: Member) -> list[gs.Tensor]:
     return [tensor for result, tensor in results if result.name in norm.program.epilogue]
 
 
-def _readers(scope: Scope, norm: Member) -> Iterator[gs.Node]:
-    """Who reads a value of the norm."""
-    found = {id(node): node for tensor in _values(norm) for node in scope.consumers(tensor)}
-    yield from (node for node in found.values() if is_pointwise(scope, node))
+class _Epilogue(NormCore):
+    def neighbours(self, scope: Scope, first: Member) -> Iterator[gs.Node]:
+        """Who reads a value of the norm."""
+        found = {id(node): node for tensor in _values(first) for node in scope.consumers(tensor)}
+        yield from (node for node in found.values() if is_pointwise(scope, node))
 
-
-def _member(scope: Scope, norm: Member, reader: gs.Node) -> Member:
-    """What reads the norm's value, as a program. Raises NotPointwiseError or ProgramError."""
-    made = {id(tensor) for tensor in norm.outputs}
-    y = next(tensor for tensor in _values(norm) if any(tensor is each for each in reader.inputs))
-    for each in reader.inputs:
-        if not each.is_empty() and id(each) not in made:
-            fits = scope.shape(each) == () or scope.broadcasts_to(each, y)
-            check_operand(NORM, scope, norm.node, each, y, fits)
-    hint = HINTS.get(scope.op(reader), "operand")
-    hints = ["residual" if hint == "beta" and scope.same_shape(each, y) else hint for each in reader.inputs]
-    return write_member(scope, reader, hints, DTYPES)
-
-
-def _results(scope: Scope, norm: Member, reader: Member) -> list[gs.Tensor]:
-    """What something needs of the norm; what is new takes the place of the first that nobody else reads."""
-    made = reader.outputs[0]
-    found = [each if scope.used_beyond(each, [reader.node]) else made for each in norm.outputs]
-    return list({id(each): each for each in (*found, made)}.values())
+    def member(self, scope: Scope, first: Member, node: gs.Node) -> Member:
+        """What reads the norm's value, as a program. Raises NotPointwiseError or ProgramError."""
+        made = {id(tensor) for tensor in first.outputs}
+        y = next(tensor for tensor in _values(first) if any(tensor is each for each in node.inputs))
+        for each in node.inputs:
+            if not each.is_empty() and id(each) not in made:
+                fits = scope.shape(each) == () or scope.broadcasts_to(each, y)
+                self.check_operand(scope, first.node, each, y, fits)
+        hint = HINTS.get(scope.op(node), "operand")
+        hints = ["residual" if hint == "beta" and scope.same_shape(each, y) else hint for each in node.inputs]
+        return write_member(scope, node, hints, DTYPES)
 
 
 NORM_EPILOGUE = RulePass(
     name="norm-epilogue",
     summary="gamma, beta, Casts, activations and other pointwise operators after a norm become part of it",
-    rule=Absorber(NORM, _readers, _member, _results, joined),
+    rule=_Epilogue(),
 )

@@ -20,10 +20,10 @@ from ortplugin.graph.labels import label
 from ortplugin.graph.pointwise import NotPointwiseError, is_pointwise
 from ortplugin.graph.shape_values import shape_values
 from ortplugin.ops.pointwise import NAME
-from ortplugin.passes.absorb.members import Member, compose, member_of
 from ortplugin.passes.base import Change, NearMiss, PassResult
 from ortplugin.passes.conditions import unsupported
 from ortplugin.passes.driver import Missed
+from ortplugin.passes.members import Member, compose, member_of
 from ortplugin.passes.pointwise.sets import PointwiseSets
 from ortplugin.program import ProgramError
 
@@ -45,19 +45,21 @@ class FusePointwise:
                 partition = PointwiseSets(scope, members)
                 left = None if limit is None else limit - len(changes)
                 chosen = partition.sets[:left]
-                changes += [self._fuse(scope, *each) for each in chosen]
+                changes += [fuse(self.name, scope, *each) for each in chosen]
                 if not chosen:
                     break
             misses += [NearMiss(self.name, each.node, each.reason) for each in (*missed, *partition.misses)]
         return PassResult(tuple(changes), tuple(dict.fromkeys(misses)))
 
-    def _fuse(self, scope: Scope, members: list[Member], outputs: list[gs.Tensor]) -> Change:
-        nodes = [member.node for member in members]
-        labels = tuple(label(node) for node in nodes)
-        program, inputs = compose(members, outputs)
-        new = gs.Node(NAME, nodes[-1].name, {"program": str(program)}, inputs, [], DOMAIN)
-        scope.replace(nodes, new, outputs)
-        return Change(self.name, labels, label(new))
+
+def fuse(rewrite: str, scope: Scope, members: list[Member], outputs: list[gs.Tensor]) -> Change:
+    """Puts one FusedPointwise in the place of the members, in order; `outputs`: what something else needs of them."""
+    nodes = [member.node for member in members]
+    labels = tuple(label(node) for node in nodes)
+    program, inputs = compose(members, outputs)
+    new = gs.Node(NAME, nodes[-1].name, {"program": str(program)}, inputs, [], DOMAIN)
+    scope.replace(nodes, new, outputs)
+    return Change(rewrite, labels, label(new))
 
 
 def find_members(scope: Scope, left_alone: frozenset[int]) -> tuple[dict[int, Member], list[Missed]]:

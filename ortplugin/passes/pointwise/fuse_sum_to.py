@@ -16,7 +16,6 @@ A lone ReduceSum stays, and so do sums of integers, which wrap here and do not i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import onnx_graphsurgeon as gs
 
@@ -27,15 +26,15 @@ from ortplugin.graph.pointwise import NotPointwiseError, is_pointwise
 from ortplugin.graph.shape_values import shape_values
 from ortplugin.graph.shapes import broadcast, element_count
 from ortplugin.ops.pointwise import NAME as POINTWISE
-from ortplugin.ops.sum_to import NAME, axes_of, why_no_sum
-from ortplugin.passes.absorb.core import Absorber, Joined, in_order, makers, needed
-from ortplugin.passes.absorb.members import Member, member_of
+from ortplugin.ops.sum_to import axes_of
+from ortplugin.passes.absorb import in_order, needed
 from ortplugin.passes.base import PassResult
 from ortplugin.passes.conditions import unsupported
 from ortplugin.passes.driver import Missed, Outcome, RulePass
+from ortplugin.passes.members import Member, member_of
 from ortplugin.passes.pointwise.cost import too_dear, work
 from ortplugin.passes.pointwise.sets import tensor_bytes
-from ortplugin.passes.pointwise.sums import SUM, is_spared, is_whole, read_sum, totals_of
+from ortplugin.passes.pointwise.sums import SumCore, is_spared, is_whole, totals_of
 from ortplugin.program import FLOATING
 
 
@@ -47,37 +46,41 @@ class FuseSumTo:
 
     def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
         """Joins what can be joined in the graph and its bodies, at most `limit` times."""
-        return RulePass(self.name, self.summary, partial(_grow, shape_values(graph)))(graph, limit)
+        return RulePass(self.name, self.summary, _Sums(shape_values(graph)))(graph, limit)
 
 
-def _grow(left_alone: frozenset[int], scope: Scope, node: gs.Node) -> Outcome:
-    """Joins a sum with the first of its neighbours that it can be joined with."""
-    if unsupported(scope):
-        return None
-    try:
-        return Absorber(SUM, _neighbours, partial(_member, left_alone), _results, _make, read=read_sum)(scope, node)
-    except NotPointwiseError as reason:  # of the sum itself
-        maker = scope.producer(node.inputs[0])
-        return Missed(label(node), str(reason)) if maker is not None and is_pointwise(scope, maker) else None
+class _Sums(SumCore):
+    def __init__(self, left_alone: frozenset[int]) -> None:
+        self.left_alone = left_alone
 
+    def __call__(self, scope: Scope, node: gs.Node) -> Outcome:
+        if unsupported(scope):
+            return None
+        try:
+            return super().__call__(scope, node)
+        except NotPointwiseError as reason:  # of the sum itself
+            maker = scope.producer(node.inputs[0])
+            return Missed(label(node), str(reason)) if maker is not None and is_pointwise(scope, maker) else None
 
-def _neighbours(scope: Scope, sums: Member) -> Iterator[gs.Node]:
-    """Who makes what the sums read, who reads what they give out, and who reads what they read."""
-    yield from makers(scope, sums)
-    totals = totals_of(sums)
-    for tensor in (*sums.outputs, *sums.inputs):
-        if any(tensor is each for each in totals) or is_whole(scope, sums, tensor):
-            yield from (each for each in scope.consumers(tensor) if each is not sums.node)
+    def neighbours(self, scope: Scope, first: Member) -> Iterator[gs.Node]:
+        """Who makes what the sums read, who reads what they give out, and who reads what they read."""
+        yield from super().neighbours(scope, first)
+        totals = totals_of(first)
+        for tensor in (*first.outputs, *first.inputs):
+            if any(tensor is each for each in totals) or is_whole(scope, first, tensor):
+                yield from (each for each in scope.consumers(tensor) if each is not first.node)
 
+    def member(self, scope: Scope, first: Member, node: gs.Node) -> Member | None:
+        """A neighbour as a program, None if nothing is gained. Raises NotPointwiseError or ProgramError.
 
-def _member(left_alone: frozenset[int], scope: Scope, sums: Member, node: gs.Node) -> Member | None:
-    """A neighbour as a program, None if nothing is gained. Raises NotPointwiseError or ProgramError.
+        The shape S of the sums' terms must be the same, surely, before and after: a SumTo adds up over all of S
+        whatever its operand's own shape is. So `_gains` proves it for every kind of neighbour, on both sides.
+        """
+        other = self.read(scope, node) or member_of(scope, node, self.left_alone)
+        return other if other is not None and _gains(scope, first, other) else None
 
-    The shape S of the sums' terms must be the same, surely, before and after: a SumTo adds up over all of S whatever
-    its operand's own shape is. So `_gains` proves it for every kind of neighbour, on both sides.
-    """
-    other = read_sum(scope, node) or member_of(scope, node, left_alone)
-    return other if other is not None and _gains(scope, sums, other) else None
+    def results(self, scope: Scope, first: Member, other: Member) -> list[gs.Tensor]:
+        return needed(scope, in_order(scope, [first, other]))
 
 
 def _gains(scope: Scope, sums: Member, other: Member) -> bool:
@@ -105,18 +108,6 @@ def _gains(scope: Scope, sums: Member, other: Member) -> bool:
     # What only shares an input and is followed by pointwise operators belongs to them: fused, they come back here.
     followed = any(is_pointwise(scope, each) for tensor in other.outputs for each in scope.consumers(tensor))
     return bool(made) or reads_result or scope.op(other.node) == f"{DOMAIN}::{POINTWISE}" or not followed
-
-
-def _results(scope: Scope, sums: Member, other: Member) -> list[gs.Tensor]:
-    return needed(scope, in_order(scope, [sums, other]))
-
-
-def _make(_: object, joined: Joined) -> tuple[gs.Node, list[gs.Tensor]]:
-    reason = why_no_sum(joined.program)
-    if reason:
-        raise NotPointwiseError(reason)
-    program = {"program": str(joined.program)}
-    return gs.Node(NAME, joined.first.node.name, program, joined.inputs, [], DOMAIN), joined.results
 
 
 FUSE_SUM_TO = FuseSumTo()

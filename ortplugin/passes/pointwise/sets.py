@@ -14,8 +14,8 @@ from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.order import tensors_read
 from ortplugin.graph.shapes import element_count, show
-from ortplugin.passes.absorb.members import Member
 from ortplugin.passes.driver import Missed
+from ortplugin.passes.members import Member
 from ortplugin.passes.pointwise.cost import too_dear, work
 from ortplugin.program import (
     MAX_CHARACTERS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import onnx_graphsurgeon as gs
@@ -80,12 +80,17 @@ def member_of(scope: Scope, node: gs.Node, left_alone: frozenset[int] = frozense
     if not is_pointwise(scope, node) or id(node.outputs[0]) in left_alone:
         return None
     output = node.outputs[0]
-    for tensor in (*node.inputs, output):
+    check_ranks(scope, [*node.inputs, output])
+    hint = HINTS.get(scope.op(node), "operand")
+    return write_member(scope, node, ["x" if scope.same_shape(each, output) else hint for each in node.inputs])
+
+
+def check_ranks(scope: Scope, tensors: Iterable[gs.Tensor]) -> None:
+    """Raises NotPointwiseError where the rank of one is unknown."""
+    for tensor in tensors:
         reason = None if tensor.is_empty() else unknown_rank(scope, tensor)
         if reason:
             raise NotPointwiseError(reason)
-    hint = HINTS.get(scope.op(node), "operand")
-    return write_member(scope, node, ["x" if scope.same_shape(each, output) else hint for each in node.inputs])
 
 
 def write_member(scope: Scope, node: gs.Node, hints: Sequence[str], dtypes: Sequence[str] = DTYPES) -> Member:
