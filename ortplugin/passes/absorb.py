@@ -3,7 +3,8 @@
     s = Add(x, r); n = FusedLayerNorm(s); y = Relu(n)      becomes      y = FusedLayerNorm(x, r)
 
 A Core says what an operator is and which neighbours it takes. Reading it, trying its neighbours one after another,
-keeping the graph free of cycles, composing the programs and replacing the nodes are the same for all.
+keeping the graph free of cycles, composing the programs and replacing the nodes are the same for all. A convolution
+alone looks further ahead than one neighbour, for a place where it leaves one value (conv/chain.py); the rest it shares.
 """
 
 from __future__ import annotations

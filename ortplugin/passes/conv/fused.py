@@ -65,7 +65,7 @@ def why_invalid(node: gs.Node) -> str | None:
 
 
 class ConvCore(Core):
-    """What a convolution of ours is to what is pointwise after it (passes/absorb.py)."""
+    """What a convolution of ours is to what is pointwise after it (passes/absorb.py); chain.py tries the neighbours."""
 
     operators = CONVOLUTIONS
     called = "the convolution"
