@@ -35,10 +35,10 @@ class Mistake:
 
 MISTAKES = (
     Mistake(
-        "conv-epilogue", "ortplugin.passes.conv.chain",
+        "conv-epilogue", "ortplugin.passes.absorb",
         "for tensor in member.outputs if scope.used_beyond(tensor, nodes)]",
         "for tensor in member.outputs if scope.is_output(tensor)]",
-        "another consumer of a value between convolution and activation",
+        "another consumer of a value between convolution and activation, or before a sum",
     ),
     Mistake(
         "fold-batch-norm", "ortplugin.passes.conv.fold_batch_norm",
@@ -90,10 +90,10 @@ MISTAKES = (
         "the order of a Sub's operands",
     ),
     Mistake(
-        "norm-prologue", "ortplugin.passes.norm.norm_prologue",
-        "kept = scope.used_beyond(tensor, [node])",
-        'kept = tensor.name if scope.is_output(tensor) else ""',
-        "another consumer of the sum that is normalised",
+        "norm-prologue", "ortplugin.passes.absorb",
+        "for tensor in other.outputs if scope.used_beyond(tensor, nodes))]",
+        "for tensor in other.outputs if scope.is_output(tensor))]",
+        "another consumer of the sum that is normalised, or of a gradient",
     ),
     Mistake(
         "channels-last", "ortplugin.passes.layout.axes",

@@ -75,6 +75,22 @@ def test_a_value_in_between_is_not_rounded(library: Any, name: str) -> None:
     assert np.array_equal(found, wanted)
 
 
+@pytest.mark.parametrize(
+    ("name", "nodes"),
+    [
+        ("norm-epilogue", "n = LayerNormalization <epsilon = 1e-5> (x, one)  y = Floor (n)"),
+        ("fuse-pointwise", "a = Mul (x, square)  b = Div (a, square)  y = Floor (b)"),
+    ],
+)
+def test_what_a_jump_reads_is_rounded(library: Any, name: str, nodes: str) -> None:
+    """A norm of -1 and 1 is 0.999995, in float16 1: without a rounding its floor would be 0."""
+    feeds = {"x": SIGNS.astype(np.float16), "r": ONES.astype(np.float16)}
+    made, report = ortplugin.optimize(model_of(nodes))
+    assert name in [change.rewrite for change in report.changes]
+    (found,) = make(made.SerializeToString()).run(None, feeds)
+    assert np.array_equal(found, SIGNS)
+
+
 def test_a_rounding_that_the_model_asks_for_stays(library: Any) -> None:
     nodes = f"s = Add (x, r)  h = Cast <to = 10> (s)  w = Cast <to = 1> (h)  y = Sub (w, x)  n = {NORM} (h, one, zero)"
     model = model_of(nodes, "float")

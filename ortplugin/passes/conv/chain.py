@@ -2,6 +2,7 @@
 
 A set of operators that follow from the convolution's value, in the graph's order, as long as it leaves one value for
 the others: HardSwish written as x * Clip(x + 3, 0, 6) / 6 reads the value twice, and only whole is it one value again.
+So a convolution does not join one neighbour after another as passes/absorb.py has it; all else is from there.
 Every result has the shape S of the convolution, so no operand may enlarge it; and what else an operator reads must not
 depend on the convolution: a squeeze-excite's gate does. A view of one pixel, [N, 1, 1, M] to [N, M], is passed.
 """
@@ -16,12 +17,11 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.pointwise import NotPointwiseError
-from ortplugin.graph.shapes import show
+from ortplugin.passes.absorb import needed
 from ortplugin.passes.conv.extents import same_lengths
-from ortplugin.passes.conv.fused import is_channels_last, member_of_conv
+from ortplugin.passes.conv.fused import CONV, is_channels_last
 from ortplugin.passes.driver import Missed
-from ortplugin.passes.pointwise.fuse_pointwise import member_of
-from ortplugin.passes.pointwise.sets import Member
+from ortplugin.passes.members import Member, member_of
 from ortplugin.program import (
     FLOATING,
     MAX_PARAMETERS,
@@ -39,11 +39,11 @@ DTYPES = (*FLOATING, "bool")  # of what an epilogue reads and makes
 
 def chain_of(scope: Scope, conv: gs.Node) -> tuple[list[Member], list[gs.Tensor], list[Missed]]:
     """The convolution and what it draws in, in order; what they make for others; why there is no more."""
-    first = member_of_conv(scope, conv)
+    first = CONV.read(scope, conv)
     if first is None:
         return [], [], []
     members, misses = [first], []
-    best, outputs = 1, _for_others(scope, members)
+    best, outputs = 1, needed(scope, members)
     allowed = max(1, len(outputs))
     queue: list[int] = []  # the places of what reads the chain's values; topological order, so makers come first
     seen: set[int] = set()
@@ -66,7 +66,7 @@ def chain_of(scope: Scope, conv: gs.Node) -> tuple[list[Member], list[gs.Tensor]
         if member is None:
             continue
         members.append(member)
-        left = _for_others(scope, members)
+        left = needed(scope, members)
         if member.program.statements and 0 < len(left) <= allowed and _fits(members):
             best, outputs = len(members), left
         follow(member.outputs)
@@ -108,7 +108,7 @@ def _drawable(scope: Scope, node: gs.Node, conv: gs.Node, members: list[Member])
     """
     if scope.op(node) == "Identity":  # remove-identities takes it; here it would be a Cast, a program of its own
         return None
-    member = member_of(scope, node, frozenset())
+    member = member_of(scope, node)
     if member is None:
         return None
     # A program has no value that nothing reads, and dead-nodes may be left out: ask before a value is one of a program.
@@ -126,11 +126,9 @@ def _drawable(scope: Scope, node: gs.Node, conv: gs.Node, members: list[Member])
                 raise NotPointwiseError(f"'{tensor.name}' has to be rounded to {parameter.dtype} before it")
             continue
         same = scope.same_shape(tensor, whole) or same_lengths(scope, tensor, whole)
-        if not (same or scope.broadcasts_to(tensor, whole)) or (any(inside) and scope.rank(tensor) not in (0, 1)):
-            shapes = f"{show(scope.shape(tensor))} does not surely broadcast to {show(scope.shape(whole))}"
-            raise NotPointwiseError(f"'{tensor.name}' of shape {shapes}")
-        if scope.depends_on(tensor, conv):
-            raise NotPointwiseError(f"'{tensor.name}', which it also reads, depends on the convolution")
+        flattens = any(inside) and scope.rank(tensor) not in (0, 1)
+        fits = (same or scope.broadcasts_to(tensor, whole)) and not flattens
+        CONV.check_operand(scope, conv, tensor, whole, fits)
         if same:
             names[parameter.name] = fresh_name("residual", [*member.program.dtypes, *names.values()])
     if any(inside) != all(inside):
@@ -140,12 +138,6 @@ def _drawable(scope: Scope, node: gs.Node, conv: gs.Node, members: list[Member])
         if each.dtype not in DTYPES:
             raise NotPointwiseError(f"it has a value of {each.dtype}; an epilogue knows {', '.join(DTYPES)}")
     return replace(member, program=program)
-
-
-def _for_others(scope: Scope, members: list[Member]) -> list[gs.Tensor]:
-    """What the members make and something else needs."""
-    nodes = [member.node for member in members]
-    return [tensor for member in members for tensor in member.outputs if scope.used_beyond(tensor, nodes)]
 
 
 def _fits(members: list[Member]) -> bool:

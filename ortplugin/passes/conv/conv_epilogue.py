@@ -2,7 +2,7 @@
 
     c = FusedConv(x, w, bias); s = Add(c, r); y = Relu(s)      becomes      y = FusedConv(x, w, bias, r)
 
-What is drawn in is a chain (conv_chain.py) that leaves one value for the others. Where two convolutions meet in an Add,
+What is drawn in is a chain (chain.py) that leaves one value for the others. Where two convolutions meet in an Add,
 the later one takes it, which then can read the earlier one's result.
 """
 
@@ -14,11 +14,10 @@ from ortplugin.graph.facts import Scope, scopes
 from ortplugin.graph.labels import label
 from ortplugin.passes.base import Change, NearMiss, PassResult
 from ortplugin.passes.conv.chain import chain_of, flat_of
-from ortplugin.passes.conv.fused import OWN_INPUTS, conv_node, is_fused_conv
+from ortplugin.passes.conv.fused import CONV, is_fused_conv
 from ortplugin.passes.driver import Missed
 from ortplugin.passes.emit import integers
-from ortplugin.passes.pointwise.fuse_pointwise import compose
-from ortplugin.passes.pointwise.sets import Member
+from ortplugin.passes.members import Member, compose
 
 
 class ConvEpilogue:
@@ -55,7 +54,7 @@ class ConvEpilogue:
         assert inputs[0] is members[0].inputs[0]  # the convolution's value
         flat = flat_of(scope, members)
         made = [_pixels(scope, conv, tensor) if id(tensor) in flat else tensor for tensor in outputs]
-        new = conv_node(conv.op, conv.name, conv.attrs, program, [*conv.inputs[:OWN_INPUTS], *inputs[1:]])
+        new = CONV.node_of(members[0], program, inputs)
         scope.replace(nodes, new, made)
         for pixels, tensor in zip(made, outputs, strict=True):
             if pixels is not tensor:

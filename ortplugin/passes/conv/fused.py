@@ -14,8 +14,8 @@ from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.shapes import TensorType
 from ortplugin.ops import find
-from ortplugin.passes.operands import merged_duplicates
-from ortplugin.passes.pointwise.sets import Member
+from ortplugin.passes.absorb import Core
+from ortplugin.passes.members import Member
 from ortplugin.program import DTYPE_NAMES, FLOATING, Parameter, Program, ProgramError, Statement, parse
 
 CONVOLUTIONS = ("FusedConv", "FusedConvTranspose")  # with one contract: X, W, operands of the program
@@ -64,22 +64,23 @@ def why_invalid(node: gs.Node) -> str | None:
     return None
 
 
-def member_of_conv(scope: Scope, node: gs.Node) -> Member | None:
-    """The convolution as a program whose first input is a tensor that stands for its value; None if it is invalid, or
-    its results have another layout than its operands.
-    """
-    if "output_layout" in node.attrs:
-        return None
-    try:
-        program = parse(str(node.attrs.get("program", "")))
-    except ProgramError:
-        return None  # the runtime names the fault
-    operands = list(node.inputs[OWN_INPUTS:])
-    if len(program.parameters) != len(operands) + 1 or len(program.results) != len(node.outputs) or program.core:
-        return None
-    value = gs.Variable("", None if node.inputs[0].dtype is None else np.dtype(node.inputs[0].dtype))
-    program, inputs = merged_duplicates(program, [value, *operands])
-    return Member(node, program, tuple(inputs), tuple(node.outputs))
+class ConvCore(Core):
+    """What a convolution of ours is to what is pointwise after it (passes/absorb.py); chain.py tries the neighbours."""
+
+    operators = CONVOLUTIONS
+    called = "the convolution"
+    prologue = False
+
+    def own(self, node: gs.Node) -> tuple[int, int]:
+        """X and W; no output."""
+        return OWN_INPUTS, 0
+
+    def read(self, scope: Scope, node: gs.Node) -> Member | None:
+        """The node as a program; None if it is invalid, or its results have another layout than its operands."""
+        return None if "output_layout" in node.attrs else super().read(scope, node)
+
+
+CONV = ConvCore()
 
 
 def conv_dtype(scope: Scope, node: gs.Node) -> str | None:

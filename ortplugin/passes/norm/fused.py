@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
 from ortplugin.ops.layer_norm import NAME
+from ortplugin.passes.absorb import Core
+from ortplugin.passes.members import Member
 from ortplugin.passes.operands import merged_duplicates
-from ortplugin.program import FLOATING, Operand, Parameter, Program, ProgramError, Statement, parse
+from ortplugin.program import FLOATING, Operand, Parameter, Program, Statement
 
 DTYPES = (*FLOATING, "bool")  # of a norm's program: its kernels read and write no integers
 WIDTH = {"float16": 1, "bfloat16": 1, "float": 2, "double": 3}
@@ -72,19 +73,16 @@ def node_of(program: Program, inputs: Sequence[gs.Tensor], name: str) -> gs.Node
     return gs.Node(NAME, name, {"program": str(program.readable())}, [inputs[i] for i in order], [], DOMAIN)
 
 
-def read_fused(scope: Scope, node: gs.Node) -> tuple[Program, list[gs.Tensor]] | None:
-    """The program of a FusedLayerNorm node and its inputs, each once; None for another node and for an invalid one."""
-    if scope.op(node) != f"{DOMAIN}::{NAME}":
-        return None
-    try:
-        program = parse(str(node.attrs.get("program", "")))
-    except ProgramError:
-        return None  # the runtime names the fault
-    if len(program.parameters) != len(node.inputs) or len(program.results) != len(node.outputs):
-        return None
-    if program.core is None or not program.core.op.endswith("Normalization"):
-        return None
-    return merged_duplicates(program, list(node.inputs))
+class NormCore(Core):
+    """What FusedLayerNorm is to what is pointwise around it (passes/absorb.py)."""
+
+    operators = (NAME,)
+    called = "the norm"
+    statements = ("LayerNormalization", "RMSNormalization")
+
+    def node_of(self, first: Member, program: Program, inputs: Sequence[gs.Tensor]) -> gs.Node:
+        """The node with another program."""
+        return node_of(program, inputs, first.node.name)
 
 
 def core_dtype(given: str, result: str) -> str:

@@ -12,26 +12,20 @@ of better operators, which have drawn in what they take.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope, scopes
 from ortplugin.graph.labels import label
-from ortplugin.graph.pointwise import NotPointwiseError, Writer, is_pointwise, write
+from ortplugin.graph.pointwise import NotPointwiseError, is_pointwise
 from ortplugin.graph.shape_values import shape_values
 from ortplugin.ops.pointwise import NAME
 from ortplugin.passes.base import Change, NearMiss, PassResult
-from ortplugin.passes.conditions import unknown_rank, unsupported
+from ortplugin.passes.conditions import unsupported
 from ortplugin.passes.driver import Missed
-from ortplugin.passes.operands import merged_duplicates
-from ortplugin.passes.pointwise.sets import Member, PointwiseSets
-from ortplugin.program import Operand, Parameter, Program, ProgramError, Statement, fresh_name, parse
-
-HINTS = {"Add": "bias", "Sub": "bias", "Mul": "scale", "Div": "scale", "PRelu": "slope", "Where": "condition"}
-
-_SEED = Program((Parameter("float", "_"),), (Parameter("float", "_"),), ())
+from ortplugin.passes.members import Member, compose, member_of
+from ortplugin.passes.pointwise.sets import PointwiseSets
+from ortplugin.program import ProgramError
 
 
 class FusePointwise:
@@ -51,19 +45,21 @@ class FusePointwise:
                 partition = PointwiseSets(scope, members)
                 left = None if limit is None else limit - len(changes)
                 chosen = partition.sets[:left]
-                changes += [self._fuse(scope, *each) for each in chosen]
+                changes += [fuse(self.name, scope, *each) for each in chosen]
                 if not chosen:
                     break
             misses += [NearMiss(self.name, each.node, each.reason) for each in (*missed, *partition.misses)]
         return PassResult(tuple(changes), tuple(dict.fromkeys(misses)))
 
-    def _fuse(self, scope: Scope, members: list[Member], outputs: list[gs.Tensor]) -> Change:
-        nodes = [member.node for member in members]
-        labels = tuple(label(node) for node in nodes)
-        program, inputs = compose(members, outputs)
-        new = gs.Node(NAME, nodes[-1].name, {"program": str(program)}, inputs, [], DOMAIN)
-        scope.replace(nodes, new, outputs)
-        return Change(self.name, labels, label(new))
+
+def fuse(rewrite: str, scope: Scope, members: list[Member], outputs: list[gs.Tensor]) -> Change:
+    """Puts one FusedPointwise in the place of the members, in order; `outputs`: what something else needs of them."""
+    nodes = [member.node for member in members]
+    labels = tuple(label(node) for node in nodes)
+    program, inputs = compose(members, outputs)
+    new = gs.Node(NAME, nodes[-1].name, {"program": str(program)}, inputs, [], DOMAIN)
+    scope.replace(nodes, new, outputs)
+    return Change(rewrite, labels, label(new))
 
 
 def find_members(scope: Scope, left_alone: frozenset[int]) -> tuple[dict[int, Member], list[Missed]]:
@@ -92,15 +88,6 @@ def find_members(scope: Scope, left_alone: frozenset[int]) -> tuple[dict[int, Me
     return members, misses
 
 
-def member_of(scope: Scope, node: gs.Node, left_alone: frozenset[int]) -> Member | None:
-    """The node as a program, None if it is not pointwise. Raises NotPointwiseError or ProgramError with the reason."""
-    if scope.op(node) == f"{DOMAIN}::{NAME}":
-        return _fused(node)
-    if is_pointwise(scope, node) and id(node.outputs[0]) not in left_alone:
-        return _single(scope, node)
-    return None
-
-
 def _folds_into_conv(scope: Scope, node: gs.Node, folded: set[int]) -> bool:
     """Whether ONNX Runtime folds the node into weights: a Mul or Add of a constant per channel right after a Conv.
 
@@ -119,67 +106,10 @@ def _folds_into_conv(scope: Scope, node: gs.Node, folded: set[int]) -> bool:
     return False
 
 
-def _fused(node: gs.Node) -> Member:
-    """What was fused before. Raises ProgramError if that is invalid, which the runtime names in full."""
-    program = parse(str(node.attrs.get("program", "")))
-    if len(program.parameters) != len(node.inputs) or len(program.results) != len(node.outputs) or program.core:
-        raise ProgramError("its program does not fit the node")
-    program, inputs = merged_duplicates(program, node.inputs)
-    return Member(node, program, tuple(inputs), tuple(node.outputs))
-
-
-def _single(scope: Scope, node: gs.Node) -> Member:
-    """The node as a program. Raises NotPointwiseError or ProgramError with the reason why it is none."""
-    output = node.outputs[0]
-    for tensor in (*node.inputs, output):
-        reason = None if tensor.is_empty() else unknown_rank(scope, tensor)
-        if reason:
-            raise NotPointwiseError(reason)
-    writer = Writer(_SEED, {}, scope)
-    hint = HINTS.get(scope.op(node), "operand")
-    value = write(writer, node, ["x" if scope.same_shape(each, output) else hint for each in node.inputs])
-    dtype = scope.dtype(output)
-    assert dtype is not None
-    program = Program(tuple(writer.parameters), (Parameter(dtype, value),), tuple(writer.statements))
-    return Member(node, program, tuple(writer.inputs), (output,))
-
-
 def _has_neighbour(scope: Scope, node: gs.Node) -> bool:
     makers = [scope.producer(tensor) for tensor in node.inputs]
     beside = [*(each for each in makers if each is not None), *scope.consumers(node.outputs[0])]
     return any(is_pointwise(scope, each) for each in beside)
-
-
-def compose(members: list[Member], outputs: list[gs.Tensor]) -> tuple[Program, list[gs.Tensor]]:
-    """One program of the members, in order, whose results are `outputs`; and what its parameters stand for."""
-    values: dict[int, Parameter] = {}  # of tensors
-    tensors: dict[str, gs.Tensor] = {}  # of parameters
-    statements: list[Statement] = []
-
-    def emit(statement: Statement) -> str:
-        statements.append(replace(statement, name=f"v_{len(statements)}"))
-        return statements[-1].name
-
-    for member in members:
-        local: dict[str, str] = {}
-        rounded = member.rounded
-        for parameter, tensor in zip(member.program.parameters, member.inputs, strict=True):
-            if id(tensor) not in values:
-                values[id(tensor)] = Parameter(parameter.dtype, fresh_name(parameter.name, tensors))
-                tensors[values[id(tensor)].name] = tensor
-            name = values[id(tensor)].name
-            if parameter.name in rounded and name not in tensors:
-                name = emit(Statement("v", "Cast", (name,), (("to", parameter.dtype),)))
-            local[parameter.name] = name
-        for statement in member.program.statements:
-            operands: tuple[Operand, ...] = tuple(local[x] if isinstance(x, str) else x for x in statement.operands)
-            local[statement.name] = emit(replace(statement, operands=operands))
-        for result, tensor in zip(member.program.results, member.outputs, strict=True):
-            values[id(tensor)] = Parameter(result.dtype, local[result.name])
-    parameters = tuple(values[id(tensor)] for tensor in tensors.values())
-    results = tuple(values[id(tensor)] for tensor in outputs)
-    program = Program(parameters, results, tuple(statements)).without_redundant_casts()
-    return program.readable(), [tensors[each.name] for each in program.parameters]
 
 
 FUSE_POINTWISE = FusePointwise()

@@ -16,7 +16,6 @@ A lone ReduceSum stays, and so do sums of integers, which wrap here and do not i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import onnx_graphsurgeon as gs
 
@@ -27,15 +26,16 @@ from ortplugin.graph.pointwise import NotPointwiseError, is_pointwise
 from ortplugin.graph.shape_values import shape_values
 from ortplugin.graph.shapes import broadcast, element_count
 from ortplugin.ops.pointwise import NAME as POINTWISE
-from ortplugin.ops.sum_to import NAME, axes_of, why_no_sum
+from ortplugin.ops.sum_to import axes_of
+from ortplugin.passes.absorb import in_order, needed
 from ortplugin.passes.base import PassResult
 from ortplugin.passes.conditions import unsupported
-from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ortplugin.passes.driver import Missed, Outcome, RulePass
+from ortplugin.passes.members import Member, member_of
 from ortplugin.passes.pointwise.cost import too_dear, work
-from ortplugin.passes.pointwise.fuse_pointwise import compose, member_of
-from ortplugin.passes.pointwise.sets import Member, tensor_bytes
-from ortplugin.passes.pointwise.sums import is_spared, is_whole, read_sum, totals_of
-from ortplugin.program import FLOATING, ProgramError
+from ortplugin.passes.pointwise.sets import tensor_bytes
+from ortplugin.passes.pointwise.sums import SumCore, is_spared, is_whole, totals_of
+from ortplugin.program import FLOATING
 
 
 class FuseSumTo:
@@ -46,39 +46,41 @@ class FuseSumTo:
 
     def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
         """Joins what can be joined in the graph and its bodies, at most `limit` times."""
-        return RulePass(self.name, self.summary, partial(_grow, shape_values(graph)))(graph, limit)
+        return RulePass(self.name, self.summary, _Sums(shape_values(graph)))(graph, limit)
 
 
-def _grow(left_alone: frozenset[int], scope: Scope, node: gs.Node) -> Outcome:
-    """Joins a sum with the first of its neighbours that it can be joined with."""
-    if unsupported(scope):
-        return None
-    try:
-        sums = read_sum(scope, node)
-    except NotPointwiseError as reason:
-        maker = scope.producer(node.inputs[0])
-        return Missed(label(node), str(reason)) if maker is not None and is_pointwise(scope, maker) else None
-    if sums is None:
-        return None
-    misses: list[Missed] = []
-    for other in _neighbours(scope, sums):
+class _Sums(SumCore):
+    def __init__(self, left_alone: frozenset[int]) -> None:
+        self.left_alone = left_alone
+
+    def __call__(self, scope: Scope, node: gs.Node) -> Outcome:
+        if unsupported(scope):
+            return None
         try:
-            found = read_sum(scope, other) or member_of(scope, other, left_alone)
-            if found is not None and _gains(scope, sums, found):
-                return _join(scope, sums, found)
-        except (NotPointwiseError, ProgramError) as reason:
-            misses.append(Missed(label(other), str(reason)))
-    return misses
+            return super().__call__(scope, node)
+        except NotPointwiseError as reason:  # of the sum itself
+            maker = scope.producer(node.inputs[0])
+            return Missed(label(node), str(reason)) if maker is not None and is_pointwise(scope, maker) else None
 
+    def neighbours(self, scope: Scope, first: Member) -> Iterator[gs.Node]:
+        """Who makes what the sums read, who reads what they give out, and who reads what they read."""
+        yield from super().neighbours(scope, first)
+        totals = totals_of(first)
+        for tensor in (*first.outputs, *first.inputs):
+            if any(tensor is each for each in totals) or is_whole(scope, first, tensor):
+                yield from (each for each in scope.consumers(tensor) if each is not first.node)
 
-def _neighbours(scope: Scope, sums: Member) -> Iterator[gs.Node]:
-    """Who makes what the sums read, who reads what they give out, and who reads what they read."""
-    makers = (scope.producer(tensor) for tensor in sums.inputs)
-    yield from (each for each in makers if each is not None)
-    totals = totals_of(sums)
-    for tensor in (*sums.outputs, *sums.inputs):
-        if any(tensor is each for each in totals) or is_whole(scope, sums, tensor):
-            yield from (each for each in scope.consumers(tensor) if each is not sums.node)
+    def member(self, scope: Scope, first: Member, node: gs.Node) -> Member | None:
+        """A neighbour as a program, None if nothing is gained. Raises NotPointwiseError or ProgramError.
+
+        The shape S of the sums' terms must be the same, surely, before and after: a SumTo adds up over all of S
+        whatever its operand's own shape is. So `_gains` proves it for every kind of neighbour, on both sides.
+        """
+        other = self.read(scope, node) or member_of(scope, node, self.left_alone)
+        return other if other is not None and _gains(scope, first, other) else None
+
+    def results(self, scope: Scope, first: Member, other: Member) -> list[gs.Tensor]:
+        return needed(scope, in_order(scope, [first, other]))
 
 
 def _gains(scope: Scope, sums: Member, other: Member) -> bool:
@@ -106,32 +108,6 @@ def _gains(scope: Scope, sums: Member, other: Member) -> bool:
     # What only shares an input and is followed by pointwise operators belongs to them: fused, they come back here.
     followed = any(is_pointwise(scope, each) for tensor in other.outputs for each in scope.consumers(tensor))
     return bool(made) or reads_result or scope.op(other.node) == f"{DOMAIN}::{POINTWISE}" or not followed
-
-
-def _join(scope: Scope, sums: Member, other: Member) -> Applied:
-    """Makes the two one. Raises NotPointwiseError or ProgramError where that would make a cycle or break a limit.
-
-    The shape S of the sums' terms must be the same, surely, before and after: a SumTo adds up over all of S whatever
-    its operand's own shape is. So `_gains` proves it for every kind of neighbour, on both sides.
-    """
-    nodes = [sums.node, other.node]
-    for tensor in (*sums.inputs, *other.inputs):
-        if not any(scope.producer(tensor) is node for node in nodes):
-            for node in nodes:
-                if scope.depends_on(tensor, node):
-                    raise NotPointwiseError(
-                        f"'{tensor.name}', which the one reads, depends on the other, {label(node)}"
-                    )
-    members = sorted([sums, other], key=lambda each: scope.position[id(each.node)])
-    outputs = [tensor for each in members for tensor in each.outputs if scope.used_beyond(tensor, nodes)]
-    program, inputs = compose(members, outputs)
-    reason = why_no_sum(program)
-    if reason:
-        raise NotPointwiseError(reason)
-    new = gs.Node(NAME, sums.node.name, {"program": str(program)}, inputs, [], DOMAIN)
-    labels = tuple(label(each.node) for each in members)
-    scope.replace([each.node for each in members], new, outputs)
-    return Applied(labels, new)
 
 
 FUSE_SUM_TO = FuseSumTo()

@@ -14,12 +14,10 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope, scopes
-from ortplugin.graph.labels import label
 from ortplugin.graph.shape_values import shape_values
 from ortplugin.graph.shapes import element_count
-from ortplugin.ops.pointwise import NAME
 from ortplugin.passes.base import Change, PassResult
-from ortplugin.passes.pointwise.fuse_pointwise import compose, find_members
+from ortplugin.passes.pointwise.fuse_pointwise import find_members, fuse
 from ortplugin.program import FLOATING
 
 PRODUCTS = ("MatMul", "Gemm", "com.microsoft::FusedMatMul")
@@ -43,11 +41,7 @@ class LonePointwise:
                     break
                 if node.domain == DOMAIN or not _pays(scope, node) or _is_drawn_in(scope, node):
                     continue
-                program, inputs = compose([member], list(member.outputs))
-                new = gs.Node(NAME, node.name, {"program": str(program)}, inputs, [], DOMAIN)
-                before = label(node)
-                scope.replace([node], new, list(member.outputs))
-                changes.append(Change(self.name, (before,), label(new)))
+                changes.append(fuse(self.name, scope, [member], list(member.outputs)))
         return PassResult(tuple(changes), ())
 
 

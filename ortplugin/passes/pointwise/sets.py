@@ -15,41 +15,14 @@ from ortplugin.graph.labels import label
 from ortplugin.graph.order import tensors_read
 from ortplugin.graph.shapes import element_count, show
 from ortplugin.passes.driver import Missed
+from ortplugin.passes.members import Member
 from ortplugin.passes.pointwise.cost import too_dear, work
 from ortplugin.program import (
-    COMPARISONS,
-    FLOATING,
     MAX_CHARACTERS,
     MAX_PARAMETERS,
     MAX_RESULTS,
     MAX_STATEMENTS,
-    Program,
-    Statement,
 )
-
-# A result of these jumps where an operand moves by a rounding; so does a Cast's to an integer or bool.
-JUMPS = frozenset({*COMPARISONS, "Floor", "Ceil", "Round", "Sign", "Mod", "IsInf"})
-HALF = ("float16", "bfloat16")
-
-
-@dataclass(frozen=True)
-class Member:
-    """One operator, or what was fused before, as a program: `inputs` and `outputs` are its parameters and results."""
-
-    node: gs.Node
-    program: Program
-    inputs: tuple[gs.Tensor, ...]
-    outputs: tuple[gs.Tensor, ...]
-
-    @property
-    def rounded(self) -> frozenset[str]:
-        """The parameters that must be rounded to their narrow dtype, as the model has it, where they are computed."""
-        jumping = {name for each in self.program.statements if _jumps(each) for name in each.names}
-        return frozenset(p.name for p in self.program.parameters if p.name in jumping and p.dtype in HALF)
-
-
-def _jumps(statement: Statement) -> bool:
-    return statement.op in JUMPS or (statement.op == "Cast" and statement.attribute("to") not in FLOATING)
 
 
 @dataclass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.domains import DOMAIN
@@ -10,32 +12,33 @@ from ortplugin.graph.labels import label
 from ortplugin.graph.pointwise import NotPointwiseError
 from ortplugin.graph.shapes import broadcast, equal
 from ortplugin.ops.sum_to import NAME, sum_of, why_no_sum
-from ortplugin.passes.conditions import unknown_rank
-from ortplugin.passes.operands import merged_duplicates
-from ortplugin.passes.pointwise.sets import Member
-from ortplugin.program import FLOATING, MAX_SUM_AXIS, Parameter, Program, ProgramError, Statement, parse
+from ortplugin.passes.absorb import Core
+from ortplugin.passes.members import Member, check_ranks
+from ortplugin.program import FLOATING, MAX_SUM_AXIS, Parameter, Program, Statement
 
 
-def read_sum(scope: Scope, node: gs.Node) -> Member | None:
-    """The sum as a program; None for another operator, and for a ReduceSum over no axis or of no floating dtype.
+class SumCore(Core):
+    """What a sum is to what is pointwise around it (passes/absorb.py)."""
 
-    Raises NotPointwiseError with the reason where a ReduceSum can be none.
-    """
-    op = scope.op(node)
-    if op == f"{DOMAIN}::{NAME}":
-        return _fused(node)
-    return _reduce_sum(scope, node) if op == "ReduceSum" else None
+    operators = (NAME,)
+    statements = ("SumTo",)
 
+    def read(self, scope: Scope, node: gs.Node) -> Member | None:
+        """The sum as a program; None for another operator, and for a ReduceSum over no axis or of no floating dtype.
 
-def _fused(node: gs.Node) -> Member | None:
-    try:
-        program = parse(str(node.attrs.get("program", "")))
-    except ProgramError:
-        return None  # the runtime names the fault
-    if len(program.parameters) != len(node.inputs) or len(program.results) != len(node.outputs) or why_no_sum(program):
-        return None
-    program, inputs = merged_duplicates(program, node.inputs)
-    return Member(node, program, tuple(inputs), tuple(node.outputs))
+        Raises NotPointwiseError with the reason where a ReduceSum can be none.
+        """
+        if scope.op(node) == "ReduceSum":
+            return _reduce_sum(scope, node)
+        sums = super().read(scope, node)
+        return None if sums is None or why_no_sum(sums.program) else sums
+
+    def node_of(self, first: Member, program: Program, inputs: Sequence[gs.Tensor]) -> gs.Node:
+        """The node with another program. Raises NotPointwiseError if that is none of this operator."""
+        reason = why_no_sum(program)
+        if reason:
+            raise NotPointwiseError(reason)
+        return gs.Node(NAME, first.node.name, {"program": str(program)}, list(inputs), [], DOMAIN)
 
 
 def _reduce_sum(scope: Scope, node: gs.Node) -> Member | None:
@@ -43,10 +46,7 @@ def _reduce_sum(scope: Scope, node: gs.Node) -> Member | None:
     dtype = scope.dtype(x)
     if dtype not in FLOATING or scope.dtype(y) != dtype:
         return None
-    for tensor in (x, y):
-        reason = unknown_rank(scope, tensor)
-        if reason:
-            raise NotPointwiseError(reason)
+    check_ranks(scope, [x, y])
     axes = _axes(scope, node)
     if not axes:
         return None

@@ -109,6 +109,21 @@ def test_one_gradient_as_two_outputs_stays(rng: np.random.Generator) -> None:
     assert_same_outputs(restore(original), optimized, rng)
 
 
+def test_what_the_operator_itself_reads_stays(rng: np.random.Generator) -> None:
+    """X and the gradient are one value here: drawn in, nobody would make X."""
+    original = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17, "ortplugin" : 1]>
+        g (float[2,3,6,5] v, float[3,3,3,3] W) => (float[2,3,6,5] dX, float[3,3,3,3] dW, float[3] dB) {
+        g = Relu(v)
+        dX, dW, dB = ortplugin.ConvGrad<program = "(float dz) => (float dz) {}", operands = "X W",
+            gradients = "dX dW dB", kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(g, W, g) }"""
+    )
+    optimized, result = run_pass(original, FUSE_CONV_GRAD)
+    assert operators(optimized) == ["Relu", "ConvGrad"]
+    assert reasons(result) == ["'g' (Relu): 'g', which 'dX' (ConvGrad) reads, depends on it"]
+    assert_same_outputs(restore(original), optimized, rng)
+
+
 def test_without_a_bias_nothing_is_gained() -> None:
     optimized, result = run_pass(graph("g = Mul(dy, s)", gradients="dX dW"), FUSE_CONV_GRAD)
     assert operators(optimized) == ["Mul", "ConvGrad"]

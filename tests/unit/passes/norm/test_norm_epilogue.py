@@ -300,3 +300,14 @@ def test_special_values_pass_through(rng: np.random.Generator) -> None:  # RELIA
         np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
         np.testing.assert_array_equal(np.isinf(found), np.isinf(expected))
         np.testing.assert_array_equal(np.signbit(found), np.signbit(expected))
+
+
+def test_what_a_jump_reads_is_rounded(rng: np.random.Generator) -> None:
+    """As in fuse-pointwise; tests/ort/test_roundings.py has values for which it matters."""
+    original = model(
+        "g (float16[2,8] x, float16[8] gamma) => (float16[2,8] y) { n = LayerNormalization(x, gamma)  y = Floor(n) }"
+    )
+    optimized, _ = run_pass(original, *PASSES)
+    steps = ["n = LayerNormalization(x)", "mul = Mul(n, gamma)", "cast = Cast<to=float16>(mul)", "y = Floor(cast)"]
+    assert lines(programs(optimized)[0]) == steps
+    assert_same_outputs(original, optimized, rng)
