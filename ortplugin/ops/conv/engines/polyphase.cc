@@ -7,6 +7,7 @@
 #include "ortplugin/device/wgmma.h"
 #include "ortplugin/runtime/gpu/kernel_sources.h"
 #include "ortplugin/runtime/round_up.h"
+#include "ortplugin/target/target.h"
 
 namespace ortplugin {
 namespace {
@@ -116,7 +117,8 @@ double Cost(const ConvProblem& problem, const PolyphaseConfig& config, const cud
 bool FitsPolyphase(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
   if (!FitsEngines(program, problem) || problem.dtype == DType::kFloat || problem.group != 1) return false;
   if (!device.has_wgmma() || !problem.transposed) return false;
-  if (problem.channels % 8 != 0 || problem.filters % 8 != 0) return false;
+  if (problem.channels % engine_limits::wgmma_vector != 0 || problem.filters % engine_limits::wgmma_vector != 0)
+    return false;
   for (const ValueId result : program.results())
     if (SizeOf(program.value(result).dtype) < 2) return false;
   if (problem.x_channels_first || problem.y_channels_first) return false;
@@ -132,15 +134,15 @@ bool FitsPolyphase(const Program& program, const ConvProblem& problem, const cud
   return Phases(problem) > 1 && Phases(problem) <= kMostPhases;
 }
 
-bool IsPolyphaseFast(const Program& program, const ConvProblem& problem) {
-  // Measured on an H200 against cuDNN, for 1 to 256 images of 44 layers with strides 2 and 3. With a program, which
-  // cuDNN leaves to a kernel behind it, 1.06 to 3 times as fast; without, 1 to 2.9 times where this says so, but for
-  // one of 32 channels, 0.94.
-  constexpr int64_t kMuch = int64_t{1} << 34, kMany = 256;
+bool IsPolyphaseFast(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+  const Target* const target = FindTarget(device);
+  if (target == nullptr) return false;
+  const TargetLimits& limits = target->limits;
   const int64_t taps = problem.kernel_height * problem.kernel_width;
   const int64_t multiply_adds =
       problem.batch * problem.height * problem.width * taps * problem.channels * problem.filters;
-  return !IsIdentity(program) || multiply_adds < kMuch || problem.filters >= kMany;
+  // A program cuDNN leaves to a kernel behind it.
+  return !IsIdentity(program) || multiply_adds < limits.polyphase_much || problem.filters >= limits.polyphase_wide;
 }
 
 PolyphaseConfig ConfigurePolyphase(const ConvProblem& problem, const cuda::DeviceFacts& device) {
@@ -179,6 +181,12 @@ cuda::LaunchShape PolyphaseLaunch(const ConvProblem& problem, const PolyphaseCon
                                   const cuda::DeviceFacts& device) {
   return {static_cast<unsigned>(Blocks(problem, config, device)), static_cast<unsigned>(config.warps * 32),
           static_cast<unsigned>(config.stages * (TileM(config) + config.tile_n) * kTileK * 2)};
+}
+
+EngineKernel MakePolyphase(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+  const PolyphaseConfig config = ConfigurePolyphase(problem, device);
+  return {PolyphaseSource(program, problem, config), "polyphase", PolyphaseLaunch(problem, config, device),
+          ConvArguments(program, problem)};
 }
 
 }  // namespace ortplugin
