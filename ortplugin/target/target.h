@@ -21,7 +21,7 @@ struct TargetLimits {
 #undef TARGET
 };
 
-struct Target {
+struct MeasuredGpu {
   const char* name;
   int major, minor;  // compute capability
   TargetLimits limits;
@@ -38,10 +38,10 @@ namespace engine_limits {
 // ours is not better by construction. GPUs of one capability have the same multiprocessor, instructions and shared
 // memory, which kernels are written and tuned for; of multiprocessors they have more or fewer, and the limits of work
 // are for each of these.
-const Target* FindTarget(const cuda::DeviceFacts& device);
+const MeasuredGpu* FindTarget(const cuda::DeviceFacts& device);
 
 // The entry that the optimizer asks, which has no GPU at hand: the H200's.
-const Target& DefaultTarget();
+const MeasuredGpu& DefaultTarget();
 
 // The GPU's own limits, or the default's: for what every GPU needs an answer to, such as which problems an engine is
 // offered for when it is asked for by name. Not for what is fastest: that is FindTarget's to say.

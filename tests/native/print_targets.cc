@@ -11,7 +11,7 @@ int main() {
 #include "ortplugin/target/engines.def"
 #undef LIMIT
   for (const test::Gpu& gpu : test::kGpus) {
-    const Target* const target = FindTarget(gpu.facts);
+    const MeasuredGpu* const target = FindTarget(gpu.facts);
     if (target == nullptr) continue;
     std::printf("%s %d.%d%s\n", target->name, target->major, target->minor,
                 target == &DefaultTarget() ? " default" : "");

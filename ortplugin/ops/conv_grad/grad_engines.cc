@@ -14,7 +14,7 @@ namespace {
 
 // Whether dX is known to be faster as a convolution on FusedConv's kernel than on cuDNN, in float32.
 bool IsDataGradFast(const DirectConv& conv, const cuda::DeviceFacts& gpu) {
-  const Target* const target = FindTarget(gpu);
+  const MeasuredGpu* const target = FindTarget(gpu);
   const int64_t taps = conv.kernel[0] * conv.kernel[1];
   if (target == nullptr || taps == 1) return false;
   const TargetLimits& limits = target->limits;

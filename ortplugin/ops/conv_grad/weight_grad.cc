@@ -238,7 +238,7 @@ bool FitsWeightGrad(const WeightGrad& grad, DType dtype) {
 }
 
 bool IsWeightGradFast(const WeightGrad& grad, DType dtype, bool allow_tf32, const cuda::DeviceFacts& gpu) {
-  const Target* const target = FindTarget(gpu);
+  const MeasuredGpu* const target = FindTarget(gpu);
   if (target == nullptr) return false;
   const TargetLimits& limits = target->limits;
   const int64_t taps = grad.kernel[0] * grad.kernel[1], channel_pairs = grad.channels * grad.outputs;

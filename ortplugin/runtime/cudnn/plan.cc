@@ -202,7 +202,7 @@ class GraphPlan : public Plan {
 // Why an epilogue is known not to be worth a plan whose kernels are compiled for it on this GPU: the convolution alone,
 // and a pointwise kernel after it, is faster. Null where it may be, and where nothing was measured.
 const char* WhyApart(const Graph& graph, const Target& target) {
-  const ortplugin::Target* const measured = FindTarget(target.device);
+  const MeasuredGpu* const measured = FindTarget(target.device);
   if (!graph.HasEpilogue() || measured == nullptr) return nullptr;
   const TargetLimits& limits = measured->limits;
   if (limits.cudnn_erf_apart != 0 && HasErf(*graph.problem().program))
@@ -243,7 +243,7 @@ void ForEachCandidate(const Graph& graph, const Target& target,
 }
 
 Found Search(const Target& target, const Problem& problem, size_t workspace_limit, const PlanText* text) {
-  const ortplugin::Target* const measured = FindTarget(target.device);
+  const MeasuredGpu* const measured = FindTarget(target.device);
   if (text == nullptr && measured != nullptr &&
       IsFasterWithIdentity(problem, measured->limits, target.device.multiprocessors)) {
     Found found = Search(target, WithIdentity(problem), workspace_limit, nullptr);

@@ -24,7 +24,7 @@ int64_t SharedBytes(const ConvProblem& problem, const Conv1x1Config& config) {
 int64_t Tiles(const ConvProblem& problem) { return DivideUp(problem.batch * problem.height * problem.width, kTileM); }
 
 bool HasManyTiles(const ConvProblem& problem, const cuda::DeviceFacts& device) {
-  return Tiles(problem) >= int64_t{8} * device.multiprocessors;
+  return Tiles(problem) >= LimitsNear(device).conv_1x1_dynamic_tiles * device.multiprocessors;
 }
 
 // The pixels of Y that one of X becomes.
@@ -119,7 +119,7 @@ bool FitsConv1x1(const Program& program, const ConvProblem& problem, const cuda:
 }
 
 bool IsConv1x1Fast(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
-  const Target* const target = FindTarget(device);
+  const MeasuredGpu* const target = FindTarget(device);
   if (target == nullptr) return false;
   const TargetLimits& limits = target->limits;
   const int64_t tiles = Tiles(problem), patch = Patch(problem);

@@ -86,7 +86,8 @@ DepthwiseConfig ConfigureDepthwise(const Program& program, const ConvProblem& pr
   } else if (best.tile_h == 1) {
     best.ahead = kernel == 7 || is_strided ? (kernel == 3 ? 3 : 2) : kernel;
   } else {
-    const bool is_crowded = Tiles(problem, best) * vectors >= int64_t{250} * device.multiprocessors;
+    const bool is_crowded =
+        Tiles(problem, best) * vectors >= LimitsNear(device).depthwise_crowded * device.multiprocessors;
     best.ahead = (is_strided && pixels >= 14) || (kernel == 7 && is_crowded) || (kernel == 3 && pixels == 8) ? 1 : 2;
   }
   best.float_weights = !is_float && kernel >= 5 && is_large;

@@ -157,7 +157,7 @@ bool FitsDirect(const DirectConv& conv, DType dtype) {
 }
 
 bool IsDirectFast(const DirectConv& conv, const cuda::DeviceFacts& gpu) {
-  const Target* const target = FindTarget(gpu);
+  const MeasuredGpu* const target = FindTarget(gpu);
   if (target == nullptr || Taps(conv) == 1) return false;
   const TargetLimits& limits = target->limits;
   if (conv.channels <= limits.direct_few_channels) return conv.outputs <= limits.direct_most_outputs_few;

@@ -138,7 +138,8 @@ FewOutputChannelsConfig ConfigureFewOutputChannels(const Program& program, const
     }
     if (option.tile_w == 1 + sizes.cuts || (option.tile_w < 16 && best.tile_h > 0)) break;
   }
-  while (best.tile_h > 1 && Tiles(problem, best) < int64_t{2} * device.multiprocessors) {
+  while (best.tile_h > 1 &&
+         Tiles(problem, best) < LimitsNear(device).few_output_channels_least_tiles * device.multiprocessors) {
     best.tile_h /= 2;
     Complete(problem, &best);
   }

@@ -37,7 +37,7 @@ GemvConfig ConfigureGemv(const Program& program, const ConvProblem& problem, con
   best.rows = 1;
   const auto warps = [&](int rows) { return problem.filters * DivideUp(problem.batch, rows) * best.lanes / 32; };
   while (best.rows < 4 && best.rows < best.lanes && best.rows < problem.batch &&
-         warps(2 * best.rows) >= int64_t{4} * device.multiprocessors)
+         warps(2 * best.rows) >= LimitsNear(device).gemv_rows_least_warps * device.multiprocessors)
     best.rows *= 2;
   best.threads = 128;
   return best;

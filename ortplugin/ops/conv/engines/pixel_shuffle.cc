@@ -36,7 +36,7 @@ bool FitsPixelShuffle(const ConvCase& conv_case, const ConvShape& shape) {
 // The kernels that cuDNN compiles for a transposed convolution with a program are up to twice as slow. Its ready-made
 // ones without a program are faster than writing and reading P where it does not stay in the cache.
 bool IsPixelShuffleFast(const ConvCase& conv_case, const ConvShape& shape, const cuda::DeviceFacts& device) {
-  const Target* const target = FindTarget(device);
+  const MeasuredGpu* const target = FindTarget(device);
   if (target == nullptr) return false;
   const int64_t size = static_cast<int64_t>(SizeOf(ValueType(*conv_case.program)));
   if (size != 2 || shape.channels % 8 != 0 || shape.filters % 8 != 0) return false;

@@ -85,17 +85,19 @@ int64_t Blocks(const ConvProblem& problem, const PolyphaseConfig& config, const 
   return std::min(Tiles(problem, config), std::max<int64_t>(1, room)) * Phases(problem);
 }
 
-// Microseconds but for what is the same in all configurations, fitted to 105 measurements of 18 layers on an H200, from
-// which it is off by 5% on average: what the slowest block's steps and tiles take, either alone or, where the
-// multiprocessor's blocks compete, by the bytes that come from shared memory and the results.
+// Microseconds but for what is the same in all configurations: what the slowest block's steps and tiles take, either
+// alone or, where the multiprocessor's blocks compete, by the bytes that come from shared memory and the results.
 double Cost(const ConvProblem& problem, const PolyphaseConfig& config, const cuda::DeviceFacts& device) {
+  const TargetLimits& limits = LimitsNear(device);
   const double rows = static_cast<double>(TileM(config)), columns = config.tile_n;
   const int64_t blocks = Blocks(problem, config, device), units = Tiles(problem, config) * Phases(problem);
   const double share = static_cast<double>(
       std::min<int64_t>(config.min_blocks, DivideUp(blocks, static_cast<int64_t>(device.multiprocessors))));
   const double step =
-      std::max(0.056 + 0.826 / (config.stages - 2), share * (0.00108 * (rows + columns) + 0.0000092 * rows * columns));
-  const double tile = std::max(0.584 + 0.00257 * columns * config.m_tiles, share * 0.0001 * rows * columns);
+      std::max(limits.polyphase_step + limits.polyphase_step_latency / (config.stages - 2),
+               share * (limits.polyphase_step_edge * (rows + columns) + limits.polyphase_step_area * rows * columns));
+  const double tile = std::max(limits.polyphase_tile + limits.polyphase_tile_columns * columns * config.m_tiles,
+                               share * limits.polyphase_tile_area * rows * columns);
   std::vector<int64_t> steps;
   for (const Axis::Taps& down : Rows(problem).phases)
     for (const Axis::Taps& right : Columns(problem).phases)
@@ -135,7 +137,7 @@ bool FitsPolyphase(const Program& program, const ConvProblem& problem, const cud
 }
 
 bool IsPolyphaseFast(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
-  const Target* const target = FindTarget(device);
+  const MeasuredGpu* const target = FindTarget(device);
   if (target == nullptr) return false;
   const TargetLimits& limits = target->limits;
   const int64_t taps = problem.kernel_height * problem.kernel_width;

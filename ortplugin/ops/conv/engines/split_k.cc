@@ -31,13 +31,16 @@ int64_t CopiedBytes(const ConvProblem& problem, const SplitKConfig& config) {
   return DivideUp(KTiles(problem), config.split_k) * kTileK * (kTileM + config.tile_n) * 2;
 }
 
-// Nanoseconds, but for what is the same in all configurations. Measured on an H200.
+// Nanoseconds, but for what is the same in all configurations.
 int64_t Cost(const ConvProblem& problem, const SplitKConfig& config, const cuda::DeviceFacts& device) {
-  constexpr int64_t kBytes = 62;  // copied in a nanosecond
-  const int64_t clusters = config.split_k > 1 ? 700 + 100 * config.split_k : 0;
-  const int64_t sums = config.tile_n > 64 ? 1700 : config.tile_n > 32 ? 300 : 0;
+  const TargetLimits& limits = LimitsNear(device);
+  const int64_t clusters =
+      config.split_k > 1 ? limits.split_k_cost_cluster + limits.split_k_cost_block * config.split_k : 0;
+  const int64_t sums = config.tile_n > 64   ? limits.split_k_cost_wide_tile
+                       : config.tile_n > 32 ? limits.split_k_cost_middle_tile
+                                            : 0;
   const int64_t waves = DivideUp(Blocks(problem, config), device.multiprocessors);
-  return waves * CopiedBytes(problem, config) / kBytes + clusters + sums;
+  return waves * CopiedBytes(problem, config) / limits.split_k_bytes_of_nanosecond + clusters + sums;
 }
 
 // The blocks that are at work at the same time: those of a cluster on neighbouring multiprocessors, and some are left
@@ -75,7 +78,7 @@ bool FitsSplitK(const Program& program, const ConvProblem& problem, const cuda::
 }
 
 bool IsSplitKFast(const Program&, const ConvProblem& problem, const cuda::DeviceFacts& device) {
-  const Target* const target = FindTarget(device);
+  const MeasuredGpu* const target = FindTarget(device);
   if (target == nullptr) return false;
   const TargetLimits& limits = target->limits;
   const bool is_plain =
@@ -88,13 +91,12 @@ bool IsSplitKFast(const Program&, const ConvProblem& problem, const cuda::Device
 }
 
 SplitKConfig ConfigureSplitK(const ConvProblem& problem, const cuda::DeviceFacts& device) {
-  // Found on an H200 among some thirty for each of 32 layers.
-  constexpr int64_t kMostSplitK = 6;
+  const int64_t most_split_k = LimitsNear(device).split_k_most_blocks;
   SplitKConfig best{};
   for (const int tile_n : {32, 64, 128}) {
     SplitKConfig config{tile_n, 1, 4, 2};
     const int64_t tiles = Tiles(problem, config);
-    for (; config.split_k == 1 || (config.split_k <= std::min(kMostSplitK, KTiles(problem)) &&
+    for (; config.split_k == 1 || (config.split_k <= std::min(most_split_k, KTiles(problem)) &&
                                    tiles * config.split_k <= Room(config.split_k, device));
          ++config.split_k)
       if (best.tile_n == 0 || Cost(problem, config, device) < Cost(problem, best, device)) best = config;

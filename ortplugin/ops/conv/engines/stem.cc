@@ -107,7 +107,8 @@ StemConfig ConfigureStem(const Program& program, const ConvProblem& problem, con
     best.min_blocks = 1;
   }
   // With much to do and several groups, copying ahead pays for a small one, too.
-  if (is_small && groups > 2 && Tiles(problem, best) >= int64_t{4} * device.multiprocessors) {
+  if (is_small && groups > 2 &&
+      Tiles(problem, best) >= LimitsNear(device).stem_copy_ahead_tiles * device.multiprocessors) {
     StemConfig steady = best;
     steady.warps = groups;
     steady.tile_h = 1;
