@@ -22,6 +22,7 @@ set(sources
   ${root}/ortplugin/runtime/program/operands.cc
   ${root}/ortplugin/runtime/program/program.cc
   ${root}/ortplugin/runtime/program/program_sweep.cc
+  ${root}/ortplugin/target/target.cc
   ${root}/ortplugin/ops/list_algorithms.cc
   ${root}/ortplugin/ops/conv/algorithm.cc
   ${root}/ortplugin/ops/conv/aligned_copies.cc
@@ -43,6 +44,7 @@ set(sources
   ${root}/ortplugin/ops/conv/engines/polyphase.cc
   ${root}/ortplugin/ops/conv/engines/stem.cc
   ${root}/ortplugin/ops/conv/engines/gemv.cc
+  ${root}/ortplugin/ops/conv/engines/table.cc
   ${root}/ortplugin/ops/conv_grad/contraction.cc
   ${root}/ortplugin/ops/conv_grad/conv_grad.cc
   ${root}/ortplugin/ops/conv_grad/conv_grad_cuda.cc

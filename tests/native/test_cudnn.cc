@@ -205,7 +205,7 @@ void TestSlowGradients() {
     problem.w = cudnn::ChannelsLast({given, channels, kernel, kernel});
     problem.y = cudnn::ChannelsLast({batch, given, small, small});
     problem.strides = {stride, stride};
-    return cudnn::IsSlowWithEpilogue(problem);
+    return cudnn::IsSlowWithEpilogue(problem, FindTarget(test::H200())->limits);
   };
   CHECK(is_slow(256, 128, 28, 128, 3, 2));   // many FLOPs
   CHECK(!is_slow(8, 128, 28, 128, 3, 2));    // few
@@ -215,7 +215,7 @@ void TestSlowGradients() {
   CHECK(!is_slow(64, 128, 8, 256, 4, 2));
   CHECK(!is_slow(256, 256, 28, 512, 1, 2) && !is_slow(256, 64, 64, 128, 2, 2));  // no overlap
   Problem forward = Good();
-  CHECK(!cudnn::IsSlowWithEpilogue(forward));
+  CHECK(!cudnn::IsSlowWithEpilogue(forward, FindTarget(test::H200())->limits));
 }
 
 // A data gradient, or a forward convolution, of float16 with channels last.
@@ -268,7 +268,8 @@ void TestIdentities() {
     problem->w = cudnn::ChannelsLast({64, 32, 3, 3});
   });
   for (const Case& each : cases)
-    CHECK_WITH(cudnn::IsFasterWithIdentity(each.problem, test::H200().multiprocessors) == each.is_faster,
+    CHECK_WITH(cudnn::IsFasterWithIdentity(each.problem, FindTarget(test::H200())->limits,
+                                           test::H200().multiprocessors) == each.is_faster,
                each.problem.ToString());
 
   CHECK(cudnn::TakesIdentity(fast) && !cudnn::HasIdentity(fast));

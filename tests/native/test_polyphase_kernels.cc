@@ -86,8 +86,9 @@ int main(int argc, char** argv) {
   const Program relu = Program::Parse(kRelu);
   // Much work for few filters is cuDNN's unless a program follows.
   const ConvProblem much = Layer(kHalf, 256, 28, 128, 128);
-  CHECK(IsPolyphaseFast(relu, much) && !IsPolyphaseFast(program, much) && IsPolyphaseFast(program, known));
-  CHECK(IsPolyphaseFast(program, Layer(kHalf, 256, 14, 256, 256)));
+  CHECK(IsPolyphaseFast(relu, much, device) && !IsPolyphaseFast(program, much, device) &&
+        IsPolyphaseFast(program, known, device));
+  CHECK(IsPolyphaseFast(program, Layer(kHalf, 256, 14, 256, 256), device));
   const Refusals refusals(known, [&](const ConvProblem& other) { return FitsPolyphase(program, other, device); });
   refusals.Check("a plain one", [](ConvProblem* changed) { changed->transposed = false; });
   refusals.Check("25 phases", [](ConvProblem* changed) { changed->strides = {5, 5}; });

@@ -90,7 +90,7 @@ int main(int argc, char** argv) {
                          ToString(problem.output_shape()));
             }
 
-  const auto is_fast = [&](const ConvProblem& problem) { return IsSplitKFast(problem, device); };
+  const auto is_fast = [&](const ConvProblem& problem) { return IsSplitKFast(program, problem, device); };
   CHECK(is_fast(Layer(kHalf, 1, 56, 64, 64, 3)) && is_fast(Layer(kHalf, 4, 7, 512, 512, 3)));
   CHECK(is_fast(Layer(kHalf, 8, 7, 512, 512, 3)));
   CHECK(is_fast(Layer(kHalf, 1, 7, 2048, 512, 1)) && is_fast(Layer(kHalf, 8, 14, 1024, 2048, 1, 2)));

@@ -45,11 +45,13 @@ ConvProblem MakeConvProblem(const ConvCase& conv_case, const ConvShape& shape) {
   problem.dilations = {rows.dilation, columns.dilation};
   problem.out_height = rows.out;
   problem.out_width = columns.out;
+  problem.channels_first = !shape.channels_last;
   problem.x_channels_first = conv_case.attributes.x_channels_first;
   problem.y_channels_first = conv_case.attributes.y_channels_first;
   problem.allow_tf32 = conv_case.allow_tf32;
   problem.constant_weights = conv_case.constant_weights;
   problem.operands.assign(conv_case.shapes.begin() + kConvInputs, conv_case.shapes.end());
+  problem.constant_operands = conv_case.constant_operands;
   return problem;
 }
 

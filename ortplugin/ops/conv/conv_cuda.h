@@ -28,7 +28,7 @@ struct ConvCase {
   std::vector<bool> constant_operands = {};
 };
 
-// The problem that our engines are asked for: two dimensions, NHWC.
+// The problem that our engines are asked for: two dimensions, in the node's layout.
 ConvProblem MakeConvProblem(const ConvCase& conv_case, const ConvShape& shape);
 
 // The convolution alone, and with the program.

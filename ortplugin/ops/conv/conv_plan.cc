@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <utility>
 
-#include "ortplugin/ops/conv/engines/direct.h"
 #include "ortplugin/ops/conv/engines/pixel_shuffle.h"
 #include "ortplugin/runtime/ort/scratch.h"
 #include "ortplugin/runtime/round_up.h"
@@ -18,38 +17,6 @@ DType InputType(const Program& program, size_t input) {
   return program.value(program.parameters()[input - kConvInputs + 1]).dtype;
 }
 DType ResultType(const Program& program, size_t r) { return program.value(program.results()[r]).dtype; }
-
-DirectConv DirectOf(const ConvShape& shape) {
-  DirectConv conv{};
-  conv.images = shape.batch;
-  conv.groups = shape.groups;
-  conv.channels = shape.channels / shape.groups;
-  conv.outputs = shape.filters / shape.groups;
-  for (size_t i = 0; i < 2; ++i) {
-    const Window& window = shape.windows[i];
-    conv.image[i] = window.size;
-    conv.output[i] = window.out;
-    conv.kernel[i] = window.kernel;
-    conv.strides[i] = window.stride;
-    conv.dilations[i] = window.dilation;
-    conv.pads[i] = window.pad_begin;
-  }
-  return conv;
-}
-
-std::optional<EngineKernel> FindDirect(const ConvCase& conv_case, const ConvShape& shape, const cuda::DeviceFacts& gpu,
-                                       bool only_where_fast) {
-  DirectConv conv = DirectOf(shape);
-  conv.constant_weights = conv_case.constant_weights;
-  conv.constant_operands = conv_case.constant_operands;
-  if (!FitsDirect(conv, ValueType(*conv_case.program)) || (only_where_fast && !IsDirectFast(conv, gpu)))
-    return std::nullopt;
-  const Axes axes = EpilogueAxes(*conv_case.program, kConvInputs, shape.result(), conv_case.shapes);
-  const std::optional<DirectConfig> config = ConfigureDirect(conv, gpu, kMostVector);
-  if (!config) return std::nullopt;
-  return EngineKernel{DirectSource(conv, *conv_case.program, axes, *config), "conv_direct", DirectLaunch(*config, gpu),
-                      DirectArguments(conv, *conv_case.program, axes, *config)};
-}
 
 void Transpose(const ConvPlan::Transposition& transposition, const cuda::DeviceFacts& device, cuda::Stream stream,
                void* from, void* to) {
@@ -66,8 +33,7 @@ bool IsEmpty(const ConvCase& conv_case) {
 
 std::optional<EngineKernel> FindEngine(const ConvCase& conv_case, const ConvShape& shape, const cuda::DeviceFacts& gpu,
                                        bool only_where_fast) {
-  if (shape.windows.size() != 2 || (conv_case.attributes.transposed && !shape.channels_last)) return std::nullopt;
-  if (!shape.channels_last) return FindDirect(conv_case, shape, gpu, only_where_fast);
+  if (shape.windows.size() != 2) return std::nullopt;
   return FindEngineKernel(*conv_case.program, MakeConvProblem(conv_case, shape), gpu, only_where_fast);
 }
 
@@ -145,7 +111,7 @@ std::unique_ptr<ConvPlan> ConvPlanner::Make(ConvCase conv_case, const std::vecto
 bool ConvPlanner::IsShuffled(const ConvCase& conv_case, const ConvShape& shape) const {
   if (algorithm_.kind != ConvAlgorithm::Kind::kAuto && algorithm_.kind != ConvAlgorithm::Kind::kShuffle) return false;
   return FitsPixelShuffle(conv_case, shape) &&
-         (algorithm_.kind == ConvAlgorithm::Kind::kShuffle || IsPixelShuffleFast(conv_case, shape));
+         (algorithm_.kind == ConvAlgorithm::Kind::kShuffle || IsPixelShuffleFast(conv_case, shape, device_));
 }
 
 // A GEMM and our kernel after it. Returns the reason why there is none, or nothing.

@@ -7,21 +7,22 @@
 #include "ortplugin/ops/conv/geometry.h"
 #include "ortplugin/ops/pointwise/pointwise.h"
 #include "ortplugin/runtime/program/operands.h"
+#include "ortplugin/target/target.h"
 
 namespace ortplugin {
 namespace {
 
-// Whether dX is faster as a convolution on FusedConv's kernel than on cuDNN, as measured in float32: cuDNN makes 32
-// channels of X at a time.
+// Whether dX is known to be faster as a convolution on FusedConv's kernel than on cuDNN, in float32.
 bool IsDataGradFast(const DirectConv& conv, const cuda::DeviceFacts& gpu) {
+  const MeasuredGpu* const target = FindTarget(gpu);
   const int64_t taps = conv.kernel[0] * conv.kernel[1];
-  if (taps == 1) return false;
-  if (conv.outputs <= 4) return conv.channels <= 64;
-  // Larger sums take so long that a multiprocessor must have many of them.
-  constexpr int64_t kLeastMultiplyAdds = int64_t{1} << 20;
+  if (target == nullptr || taps == 1) return false;
+  const TargetLimits& limits = target->limits;
+  if (conv.outputs <= limits.data_grad_few_outputs) return conv.channels <= limits.data_grad_most_channels_few;
   const int64_t multiply_adds =
       conv.images * conv.groups * conv.outputs * conv.output[0] * conv.output[1] * conv.channels * taps;
-  return conv.channels <= 32 && conv.outputs <= 16 && multiply_adds > kLeastMultiplyAdds * gpu.multiprocessors;
+  return conv.channels <= limits.data_grad_most_channels && conv.outputs <= limits.data_grad_most_outputs &&
+         multiply_adds > limits.data_grad_least_work * gpu.multiprocessors;
 }
 
 bool IsTaken(const std::string& algorithm, bool is_fast) {
@@ -104,7 +105,7 @@ std::optional<WeightGradEngine> FindWeightGradEngine(const GradNode& node, const
   grad.channels_last = node.channels_last;
   grad.weight_dtype = node.weight_dtype;
   if (!FitsWeightGrad(grad, node.dtype()) ||
-      !IsTaken(node.weight_algorithm, IsWeightGradFast(grad, node.dtype(), node.allow_tf32)))
+      !IsTaken(node.weight_algorithm, IsWeightGradFast(grad, node.dtype(), node.allow_tf32, gpu)))
     return std::nullopt;
   const std::string name = NameOf(node.dtype());
   const Program identity = Program::Parse("(" + name + " x) => (" + name + " x) {}");

@@ -10,6 +10,7 @@
 
 #include "ortplugin/runtime/gpu/kernel_sources.h"
 #include "ortplugin/runtime/round_up.h"
+#include "ortplugin/target/target.h"
 
 namespace ortplugin {
 namespace {
@@ -236,14 +237,16 @@ bool FitsWeightGrad(const WeightGrad& grad, DType dtype) {
          grad.images * grad.outputs * grad.output[0] * grad.output[1] < kMost;
 }
 
-bool IsWeightGradFast(const WeightGrad& grad, DType dtype, bool allow_tf32) {
+bool IsWeightGradFast(const WeightGrad& grad, DType dtype, bool allow_tf32, const cuda::DeviceFacts& gpu) {
+  const MeasuredGpu* const target = FindTarget(gpu);
+  if (target == nullptr) return false;
+  const TargetLimits& limits = target->limits;
   const int64_t taps = grad.kernel[0] * grad.kernel[1], channel_pairs = grad.channels * grad.outputs;
-  // Tensor cores outrun all but the smallest.
-  if (dtype != DType::kFloat || allow_tf32) return channel_pairs * taps <= 32 * 16 * 9;
-  if (grad.channels <= 64 && grad.outputs <= 64) return true;
-  // cuDNN is weak here, too.
+  if (dtype != DType::kFloat || allow_tf32) return channel_pairs * taps <= limits.weight_grad_most_weights_tensor_cores;
+  if (std::max(grad.channels, grad.outputs) <= limits.weight_grad_most_channels) return true;
   const bool is_sparse = taps == 1 || grad.strides[0] * grad.strides[1] > 1;
-  return is_sparse && std::min(grad.channels, grad.outputs) <= 64 && channel_pairs <= 64 * 256;
+  return is_sparse && std::min(grad.channels, grad.outputs) <= limits.weight_grad_most_channels &&
+         channel_pairs <= limits.weight_grad_most_pairs;
 }
 
 std::optional<WeightGradConfig> ConfigureWeightGrad(const WeightGrad& grad, const Program& program,

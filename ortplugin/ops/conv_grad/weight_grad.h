@@ -42,8 +42,8 @@ struct WeightGradConfig {
 bool IsWeightGradProgram(const Program& program, const Axes& axes, bool makes_bias);
 // Whether the kernel can do it at all, if there is a tile configuration.
 bool FitsWeightGrad(const WeightGrad& grad, DType dtype);
-// Whether it is the fastest there is, as measured.
-bool IsWeightGradFast(const WeightGrad& grad, DType dtype, bool allow_tf32);
+// Whether it is the fastest there is, as measured on this GPU.
+bool IsWeightGradFast(const WeightGrad& grad, DType dtype, bool allow_tf32, const cuda::DeviceFacts& gpu);
 
 // Empty where no tile fits the memory of a block.
 std::optional<WeightGradConfig> ConfigureWeightGrad(const WeightGrad& grad, const Program& program,

@@ -31,16 +31,20 @@ from ortplugin.graph.shapes import show
 from ortplugin.passes.conv.fused import conv_dtype, conv_node, is_channels_last, why_invalid
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 from ortplugin.program import parse
+from ortplugin.target import DEFAULT, ENGINES
 
-MANY_PRODUCTS = 1 << 31  # from which on a convolution with a program pays, whatever its kernel
-FEW_PRODUCTS = 210  # of an element, up to which our kernel for one element may be the fastest (engines/conv_1x1.cc)
-VERY_LONG_SUM = 4096  # elements of a sum, from which on it pays
-LONG_SUM = 2048  # and with so few products that our kernel for few pixels is the fastest (engines/split_k.cc)
-SMALL_WORK = 1 << 29
-NARROW = range(64, 128)  # channels of the result, of which much work pays
-HUGE_WORK = 1 << 32  # where cuDNN has no faster gradients (IsFasterWithIdentity)
-FEW_CHANNELS = 8  # of the result; kernels for fewer have their own ways
-DEPTHWISE_KERNELS = (3, 5, 7)  # square ones, of which our kernel is
+# What one GPU's measurements decided; h200.def says of each why.
+MANY_PRODUCTS = DEFAULT["turn_many_multiply_adds"]
+FEW_PRODUCTS = DEFAULT["conv_1x1_most_intensity"]
+VERY_LONG_SUM = DEFAULT["turn_very_long_sum"]
+LONG_SUM = DEFAULT["turn_long_sum"]
+SMALL_WORK = DEFAULT["turn_little_work"]
+NARROW = range(DEFAULT["turn_narrow_least"], DEFAULT["turn_narrow_most"] + 1)
+HUGE_WORK = DEFAULT["cudnn_identity_most_multiply_adds"]  # beyond, cuDNN has no faster gradients
+FEW_CHANNELS = DEFAULT["turn_least_channels"]
+# What our kernels take on every GPU.
+DEPTHWISE_FILTERS = range(ENGINES["depthwise_least_filter"], ENGINES["depthwise_most_filter"] + 1, 2)
+VECTOR = ENGINES["wgmma_vector"]
 UNKNOWN = "only with channels last, and depthwise or in 16 bits, a convolution is known to be faster"
 
 
@@ -101,7 +105,7 @@ def _pads(node: gs.Node, kernel: tuple[int, ...]) -> list[int] | str:
 def _loss(scope: Scope, node: gs.Node, weights: npt.NDArray[Any], group: int) -> str | None:
     """Why a convolution is not known to be faster; None if it is."""
     columns, kernel = weights.shape[-1], weights.shape[1:-1]
-    square = len(kernel) == 2 and kernel[0] == kernel[1] and kernel[0] in DEPTHWISE_KERNELS
+    square = len(kernel) == 2 and kernel[0] == kernel[1] and kernel[0] in DEPTHWISE_FILTERS
     if square and columns == 1 and group == weights.shape[0]:
         return None
     if conv_dtype(scope, node) not in ("float16", "bfloat16"):
@@ -114,7 +118,7 @@ def _loss(scope: Scope, node: gs.Node, weights: npt.NDArray[Any], group: int) ->
         return None
     sum_length = rows * prod(kernel)
     # What cuDNN, and our kernel, were measured for.
-    is_measured = group == 1 and len(kernel) == 2 and rows % 8 == 0 and columns % 8 == 0
+    is_measured = group == 1 and len(kernel) == 2 and rows % VECTOR == 0 and columns % VECTOR == 0
     is_long, is_narrow = is_measured and sum_length >= LONG_SUM, is_measured and columns in NARROW and prod(kernel) > 1
     if is_long and sum_length >= VERY_LONG_SUM:
         return None

@@ -8,6 +8,8 @@ Our kernel for few filters writes either; the Transpose takes 12 us for 64 image
 
 from __future__ import annotations
 
+from math import prod
+
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.domains import DOMAIN
@@ -19,9 +21,20 @@ from ortplugin.passes.conv.fused import conv_dtype, conv_node, is_channels_last,
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 from ortplugin.passes.layout.plan import is_perm, to_first
 from ortplugin.program import parse
+from ortplugin.target import ENGINES
 
-MOST_FILTERS = 8  # what our kernel takes
-CHANNELS = {"float16": 8, "bfloat16": 8, "float": 4}  # that it takes at once
+# What our kernel takes on every GPU (FitsFewOutputChannels asks the same lines).
+MOST_FILTERS = ENGINES["few_output_channels_most_filters"]
+MOST_FILTER = ENGINES["few_output_channels_most_filter"]  # rows and columns of one
+MOST_STRIDE = ENGINES["few_output_channels_most_stride"]
+MOST_COLUMNS = ENGINES["few_output_channels_most_columns"]  # vectors that one pixel of X becomes
+GROUPS = ENGINES["few_output_channels_groups"]
+DILATION = ENGINES["few_output_channels_dilation"]
+CHANNELS = {  # that it takes at once
+    "float16": ENGINES["few_output_channels_vector"],
+    "bfloat16": ENGINES["few_output_channels_vector"],
+    "float": ENGINES["few_output_channels_vector_fp32"],
+}
 
 
 def write_as_wanted(scope: Scope, node: gs.Node) -> Outcome:
@@ -51,15 +64,21 @@ def _reason(scope: Scope, node: gs.Node) -> str | None:
         return f"its dtype is {dtype or 'not known'}; images are written in {', '.join(CHANNELS)}"
     if shape is None or len(shape) != 4:
         return f"its weights have the shape {show(shape)}; an image has two dimensions"
-    if node.attrs.get("group", 1) != 1:
+    if node.attrs.get("group", GROUPS) != GROUPS:
         return f"it has {node.attrs['group']} groups; an image is written by one group"
     channels, filters = shape[0], shape[-1]
     if not isinstance(filters, int) or filters > MOST_FILTERS:
         return f"it has {filters} filters; up to {MOST_FILTERS} are written with channels first"
     if not isinstance(channels, int) or channels % CHANNELS[dtype]:
         return f"its {channels} channels are no multiple of {CHANNELS[dtype]}"
-    if any(each != 1 for each in node.attrs.get("dilations") or ()):
+    if any(each != DILATION for each in node.attrs.get("dilations") or ()):
         return f"its kernel is dilated by {list(node.attrs['dilations'])}"
+    kernel, strides = shape[1:-1], list(node.attrs.get("strides") or (1, 1))
+    if any(not isinstance(each, int) or each > MOST_FILTER for each in kernel):
+        return f"its kernel is {show(kernel)}; up to {MOST_FILTER} rows and columns are written with channels first"
+    columns = -(-prod(strides) * filters // CHANNELS[dtype])
+    if max(strides) > MOST_STRIDE or columns > MOST_COLUMNS:
+        return f"its strides are {strides}, for {filters} filters; a pixel of X may become {MOST_COLUMNS} vectors"
     return None
 
 

@@ -15,17 +15,18 @@ and it joins if wasted <= saved, or if the work is at most FREE, which hides beh
 length is unknown only FREE work joins. Nothing small joins if anything outside the set needs its value: it would be
 computed twice.
 
-LAUNCH_BYTES is what an H200 moves in the 2 microseconds of a launch; WORK_BYTES what it moves while one simple
-operation runs on every lane (4 TB/s against 132 x 128 lanes at 1.8 GHz).
+LAUNCH_BYTES, WORK_BYTES and FREE are measurements of a GPU: `ortplugin.target` has them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-LAUNCH_BYTES = 8 << 20
-WORK_BYTES = 0.125
-FREE = 4
+from ortplugin.target import DEFAULT
+
+LAUNCH_BYTES = DEFAULT["launch_bytes"]
+WORK_BYTES = DEFAULT.limits["work_bytes"].value
+FREE = DEFAULT["free_work"]
 
 # Work of one statement, in simple operations: of every operator, core ones included.
 _SIMPLE = """

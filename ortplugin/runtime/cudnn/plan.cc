@@ -199,13 +199,18 @@ class GraphPlan : public Plan {
   bool is_deterministic_ = true, is_compiled_here_ = false;
 };
 
-// Why an epilogue is not worth a plan whose kernels are compiled for it, measured on an H200 with cuDNN 9.19: the
-// convolution alone, and a pointwise kernel after it, took 0.5 to 0.8 of the time. Null where it may be.
+// Why an epilogue is known not to be worth a plan whose kernels are compiled for it on this GPU: the convolution alone,
+// and a pointwise kernel after it, is faster. Null where it may be, and where nothing was measured.
 const char* WhyApart(const Graph& graph, const Target& target) {
-  if (!graph.HasEpilogue()) return nullptr;
-  if (HasErf(*graph.problem().program)) return "Gelu and Erf are faster apart than in the kernels that cuDNN compiles";
-  if (IsSlowWithEpilogue(graph.problem())) return "strided data gradients like this are faster without an epilogue";
-  if (graph.problem().direction == Direction::kForward && HasLongSums(graph.problem(), target.device.multiprocessors))
+  const MeasuredGpu* const measured = FindTarget(target.device);
+  if (!graph.HasEpilogue() || measured == nullptr) return nullptr;
+  const TargetLimits& limits = measured->limits;
+  if (limits.cudnn_erf_apart != 0 && HasErf(*graph.problem().program))
+    return "Gelu and Erf are faster apart than in the kernels that cuDNN compiles";
+  if (IsSlowWithEpilogue(graph.problem(), limits))
+    return "strided data gradients like this are faster without an epilogue";
+  if (graph.problem().direction == Direction::kForward &&
+      HasLongSums(graph.problem(), limits, target.device.multiprocessors))
     return "long sums for few elements are faster without an epilogue";
   return nullptr;
 }
@@ -238,8 +243,9 @@ void ForEachCandidate(const Graph& graph, const Target& target,
 }
 
 Found Search(const Target& target, const Problem& problem, size_t workspace_limit, const PlanText* text) {
-  // Measured for the kernels that cuDNN has for wgmma.
-  if (text == nullptr && target.device.has_wgmma() && IsFasterWithIdentity(problem, target.device.multiprocessors)) {
+  const MeasuredGpu* const measured = FindTarget(target.device);
+  if (text == nullptr && measured != nullptr &&
+      IsFasterWithIdentity(problem, measured->limits, target.device.multiprocessors)) {
     Found found = Search(target, WithIdentity(problem), workspace_limit, nullptr);
     if (found.plan != nullptr && found.plan->is_deterministic()) return found;
   }

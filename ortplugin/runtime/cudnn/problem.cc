@@ -129,11 +129,9 @@ const Tensor& ValueOf(const Problem& problem) {
   return problem.direction == Direction::kWeightGradient ? problem.w : problem.y;
 }
 
-// Measured on an H200 with cuDNN 9.19, 3x3 / 2 and 4x4 / 2 in float16: the compiled kernels take about twice as long
-// where the ready-made ones keep the GPU busy (many FLOPs) or divide long sums, and where their tile, of 128
-// channels, is half empty.
-bool IsSlowWithEpilogue(const Problem& problem) {
-  constexpr int64_t kManyMultiplyAdds = int64_t{1} << 33, kLongSum = 1100, kNarrow = 64;
+// The compiled kernels take about twice as long (3x3 / 2 and 4x4 / 2 in float16) where the ready-made ones keep the GPU
+// busy (many FLOPs) or divide long sums, and where their tile is half empty.
+bool IsSlowWithEpilogue(const Problem& problem, const TargetLimits& limits) {
   if (problem.direction != Direction::kDataGradient) return false;
   int64_t stride = 1, kernel = 1, multiply_adds = problem.w.dims[1];
   for (size_t i = 0; i < problem.strides.size(); ++i) {
@@ -144,16 +142,17 @@ bool IsSlowWithEpilogue(const Problem& problem) {
   if (stride == 1 || kernel <= stride) return false;
   for (const int64_t dim : problem.y.dims) multiply_adds *= dim;
   const int64_t sum = problem.w.dims[0] / problem.groups * kernel / stride;
-  return problem.w.dims[1] <= kNarrow || sum >= kLongSum || multiply_adds * kernel >= kManyMultiplyAdds;
+  return problem.w.dims[1] <= limits.cudnn_gradient_narrow || sum >= limits.cudnn_gradient_long_sum ||
+         multiply_adds * kernel >= limits.cudnn_gradient_many_multiply_adds;
 }
 
-bool HasLongSums(const Problem& problem, int multiprocessors) {
-  constexpr int64_t kLongSum = 2048, kTile = 128;
+bool HasLongSums(const Problem& problem, const TargetLimits& limits, int multiprocessors) {
   const std::vector<int64_t>& value = ValueOf(problem).dims;
   int64_t rows = 1;
   for (const int64_t dim : value) rows *= dim;
   rows /= value[1];
-  return SumLength(problem) >= kLongSum && 2 * DivideUp(rows, kTile) * DivideUp(value[1], kTile) < multiprocessors;
+  const int64_t tile = limits.cudnn_tile, tiles = DivideUp(rows, tile) * DivideUp(value[1], tile);
+  return SumLength(problem) >= limits.cudnn_long_sum && 2 * tiles < multiprocessors;
 }
 
 bool TakesIdentity(const Problem& problem) {
@@ -169,20 +168,19 @@ Problem WithIdentity(Problem problem) {
 
 bool HasIdentity(const Problem& problem) { return problem.program != nullptr && IsIdentity(*problem.program); }
 
-// Measured on an H200 with cuDNN 9.19, for 64 layers of 32 to 512 channels in float16, batch 1 to 128: a data gradient
-// took 0.5 to 0.96 of the time, a forward convolution 0.6 to 1.02; with more FLOPs up to four times as long, as
-// forward convolutions with fewer and 1x1 convolutions did by a tenth.
-bool IsFasterWithIdentity(const Problem& problem, int multiprocessors) {
-  constexpr int64_t kMostMultiplyAdds = int64_t{1} << 32, kLeastForward = int64_t{1} << 29, kNarrow = 32;
+bool IsFasterWithIdentity(const Problem& problem, const TargetLimits& limits, int multiprocessors) {
+  if (limits.cudnn_identity_pays == 0) return false;
   const Tensor& value = ValueOf(problem);
   if (!TakesIdentity(problem) || problem.groups != 1 || value.dims.size() != 4 || value.strides[1] != 1) return false;
   for (const std::vector<int64_t>* each : {&problem.strides, &problem.dilations})
     if (std::count(each->begin(), each->end(), 1) != 2) return false;
-  if (problem.w.dims[2] * problem.w.dims[3] == 1 || value.dims[1] < kNarrow) return false;
+  // 1x1 convolutions take a tenth longer.
+  if (problem.w.dims[2] * problem.w.dims[3] == 1 || value.dims[1] < limits.cudnn_identity_least_channels) return false;
   int64_t multiply_adds = SumLength(problem);
   for (const int64_t dim : value.dims) multiply_adds *= dim;
-  if (multiply_adds > kMostMultiplyAdds || HasLongSums(problem, multiprocessors)) return false;
-  return problem.direction == Direction::kDataGradient || multiply_adds >= kLeastForward;
+  if (multiply_adds > limits.cudnn_identity_most_multiply_adds || HasLongSums(problem, limits, multiprocessors))
+    return false;
+  return problem.direction == Direction::kDataGradient || multiply_adds >= limits.cudnn_identity_least_forward;
 }
 
 std::optional<Problem> Rotated180(const Problem& gradient) {

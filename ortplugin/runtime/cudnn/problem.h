@@ -9,6 +9,7 @@
 
 #include "ortplugin/runtime/cudnn/abi.h"
 #include "ortplugin/runtime/cudnn/cudnn.h"
+#include "ortplugin/target/target.h"
 
 namespace ortplugin::cudnn {
 
@@ -29,11 +30,11 @@ std::optional<Problem> InOneLayout(Problem problem);
 
 // Whether it is a strided data gradient for which the kernels that cuDNN compiles with an epilogue are known to take
 // longer than its ready-made ones without, and the epilogue in a kernel after it.
-bool IsSlowWithEpilogue(const Problem& problem);
+bool IsSlowWithEpilogue(const Problem& problem, const TargetLimits& limits);
 
-// Whether sums have 2048 elements or more, for so few results that their tiles leave half of the multiprocessors idle:
+// Whether sums are long, for so few results that their tiles leave half of the multiprocessors idle:
 // cuDNN's ready-made kernels divide such sums among multiprocessors, but not those that it compiles.
-bool HasLongSums(const Problem& problem, int multiprocessors);
+bool HasLongSums(const Problem& problem, const TargetLimits& limits, int multiprocessors);
 
 // Whether an identity may follow the convolution (PlanText): it has no epilogue, is fp16 or bf16, and is no weight
 // gradient.
@@ -44,7 +45,7 @@ Problem WithIdentity(Problem problem);
 bool HasIdentity(const Problem& problem);
 
 // Whether plans with an identity are known to be faster.
-bool IsFasterWithIdentity(const Problem& problem, int multiprocessors);
+bool IsFasterWithIdentity(const Problem& problem, const TargetLimits& limits, int multiprocessors);
 
 // The forward convolution, with filters rotated by 180 degrees, whose sums are those of a data gradient of stride 1 and
 // one group.

@@ -7,6 +7,7 @@
 #include "ortplugin/runtime/cudnn/cudnn.h"
 #include "ortplugin/runtime/gpu/kernel_sources.h"
 #include "ortplugin/runtime/round_up.h"
+#include "ortplugin/target/target.h"
 
 namespace ortplugin {
 namespace {
@@ -23,7 +24,7 @@ int64_t SharedBytes(const ConvProblem& problem, const Conv1x1Config& config) {
 int64_t Tiles(const ConvProblem& problem) { return DivideUp(problem.batch * problem.height * problem.width, kTileM); }
 
 bool HasManyTiles(const ConvProblem& problem, const cuda::DeviceFacts& device) {
-  return Tiles(problem) >= int64_t{8} * device.multiprocessors;
+  return Tiles(problem) >= LimitsNear(device).conv_1x1_dynamic_tiles * device.multiprocessors;
 }
 
 // The pixels of Y that one of X becomes.
@@ -107,7 +108,8 @@ bool FitsConv1x1(const Program& program, const ConvProblem& problem, const cuda:
   if (!FitsEngines(program, problem) || problem.dtype == DType::kFloat || problem.group != 1) return false;
   if (!device.has_wgmma()) return false;
   if (problem.kernel_height != 1 || problem.kernel_width != 1 || problem.pads != std::array<int64_t, 4>{}) return false;
-  if (problem.channels % 8 != 0 || problem.filters % 8 != 0) return false;
+  if (problem.channels % engine_limits::wgmma_vector != 0 || problem.filters % engine_limits::wgmma_vector != 0)
+    return false;
   if (problem.x_channels_first || problem.y_channels_first) return false;
   if (!problem.transposed && problem.strides != std::array<int64_t, 2>{1, 1}) return false;
   if (problem.transposed && (DivideUp(problem.out_height, problem.strides[0]) != problem.height ||
@@ -117,19 +119,24 @@ bool FitsConv1x1(const Program& program, const ConvProblem& problem, const cuda:
 }
 
 bool IsConv1x1Fast(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
-  // Measured on an H200 against cuDNN, for 1 to 256 images of 60 layers. What may be fast here is what
-  // passes/conv/turn_conv_transpose.py turns into a convolution without a program (FEW_PRODUCTS).
+  const MeasuredGpu* const target = FindTarget(device);
+  if (target == nullptr) return false;
+  const TargetLimits& limits = target->limits;
   const int64_t tiles = Tiles(problem), patch = Patch(problem);
   if (patch > 1 && OperandRegisters(program, problem) > 0) return false;  // pixels between have no MMA to wait for
-  if (patch > 1 && problem.channels > 256 && tiles < int64_t{16} * device.multiprocessors) return false;
-  if (problem.filters < kLine / 2 && HasManyTiles(problem, device)) return false;
+  const bool has_many_tiles = tiles >= limits.conv_1x1_many_tiles * device.multiprocessors;
+  if (patch > 1 && problem.channels > limits.conv_1x1_many_channels && !has_many_tiles) return false;
+  if (problem.filters < limits.conv_1x1_least_filters && HasManyTiles(problem, device)) return false;
   const int64_t multiply_adds = problem.channels * problem.filters,
                 elements = problem.channels + patch * problem.filters;
-  if (multiply_adds <= 96 * elements) return problem.channels <= (patch > 1 ? 512 : 384);
-  if (multiply_adds > 210 * elements || problem.channels > 256) return false;
+  if (multiply_adds <= limits.conv_1x1_low_intensity * elements)
+    return problem.channels <= (patch > 1 ? limits.conv_1x1_most_channels_transposed : limits.conv_1x1_most_channels);
+  // Up to here passes/conv/turn_conv_transpose.py makes a transposed convolution a plain one for this engine.
+  if (multiply_adds > limits.conv_1x1_most_intensity * elements) return false;
+  if (problem.channels > limits.conv_1x1_most_channels_intense) return false;
   // With a higher arithmetic intensity cuDNN's kernels win, but where they leave the program to another kernel, or have
   // few tiles.
-  return IsApart(program) || (tiles >= 24 && tiles <= device.multiprocessors);
+  return IsApart(program) || (tiles >= limits.conv_1x1_least_tiles && tiles <= device.multiprocessors);
 }
 
 Conv1x1Config ConfigureConv1x1(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
@@ -160,6 +167,12 @@ cuda::LaunchShape Conv1x1Launch(const ConvProblem& problem, const Conv1x1Config&
   const int64_t most = std::max<int64_t>(1, device.multiprocessors / blocks_n);
   return {static_cast<unsigned>(std::min(Tiles(problem), most) * blocks_n), static_cast<unsigned>(config.warps * 32),
           static_cast<unsigned>(SharedBytes(problem, config))};
+}
+
+EngineKernel MakeConv1x1(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+  const Conv1x1Config config = ConfigureConv1x1(program, problem, device);
+  return {Conv1x1Source(program, problem, config), "conv_1x1", Conv1x1Launch(problem, config, device),
+          ConvArguments(program, problem)};
 }
 
 }  // namespace ortplugin

@@ -23,4 +23,6 @@ std::string Conv1x1Source(const Program& program, const ConvProblem& problem, co
 cuda::LaunchShape Conv1x1Launch(const ConvProblem& problem, const Conv1x1Config& config,
                                 const cuda::DeviceFacts& device);
 
+EngineKernel MakeConv1x1(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device);
+
 }  // namespace ortplugin

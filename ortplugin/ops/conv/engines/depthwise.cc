@@ -5,6 +5,7 @@
 
 #include "ortplugin/runtime/gpu/kernel_sources.h"
 #include "ortplugin/runtime/round_up.h"
+#include "ortplugin/target/target.h"
 
 namespace ortplugin {
 namespace {
@@ -19,12 +20,13 @@ int64_t Slices(const ConvProblem& problem, const DepthwiseConfig& config) {
 
 }  // namespace
 
-bool FitsDepthwise(const Program& program, const ConvProblem& problem) {
+bool FitsDepthwise(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts&) {
   const int64_t kernel = problem.kernel_height;
-  if (!FitsEngines(program, problem) || problem.x_channels_first) return false;
+  if (!FitsEngines(program, problem) || problem.x_channels_first || problem.transposed) return false;
   if (problem.group != problem.channels || problem.filters != problem.channels || problem.channels % 2 != 0)
     return false;
-  if ((kernel != 3 && kernel != 5 && kernel != 7) || problem.kernel_width != kernel) return false;
+  if (kernel < engine_limits::depthwise_least_filter || kernel > engine_limits::depthwise_most_filter) return false;
+  if (kernel % 2 == 0 || problem.kernel_width != kernel) return false;
   if (problem.dilations != std::array<int64_t, 2>{1, 1}) return false;
   return problem.strides[0] == problem.strides[1] && problem.strides[0] <= 2;
 }
@@ -84,7 +86,8 @@ DepthwiseConfig ConfigureDepthwise(const Program& program, const ConvProblem& pr
   } else if (best.tile_h == 1) {
     best.ahead = kernel == 7 || is_strided ? (kernel == 3 ? 3 : 2) : kernel;
   } else {
-    const bool is_crowded = Tiles(problem, best) * vectors >= int64_t{250} * device.multiprocessors;
+    const bool is_crowded =
+        Tiles(problem, best) * vectors >= LimitsNear(device).depthwise_crowded * device.multiprocessors;
     best.ahead = (is_strided && pixels >= 14) || (kernel == 7 && is_crowded) || (kernel == 3 && pixels == 8) ? 1 : 2;
   }
   best.float_weights = !is_float && kernel >= 5 && is_large;
@@ -113,6 +116,12 @@ std::string DepthwiseSource(const Program& program, const ConvProblem& problem, 
 cuda::LaunchShape DepthwiseLaunch(const ConvProblem& problem, const DepthwiseConfig& config) {
   return {static_cast<unsigned>(DivideUp(Tiles(problem, config), config.tiles) * Slices(problem, config)),
           static_cast<unsigned>(config.lanes * config.tiles), 0, cuda::NextStarts::kAtTrigger};
+}
+
+EngineKernel MakeDepthwise(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+  const DepthwiseConfig config = ConfigureDepthwise(program, problem, device);
+  return {DepthwiseSource(program, problem, config), "depthwise", DepthwiseLaunch(problem, config),
+          ConvArguments(program, problem)};
 }
 
 }  // namespace ortplugin

@@ -6,8 +6,11 @@
 #include <numeric>
 #include <sstream>
 
+#include "ortplugin/ops/pointwise/pointwise.h"
 #include "ortplugin/runtime/gpu/kernel_sources.h"
+#include "ortplugin/runtime/program/epilogue.h"
 #include "ortplugin/runtime/round_up.h"
+#include "ortplugin/target/target.h"
 
 namespace ortplugin {
 namespace {
@@ -154,13 +157,14 @@ bool FitsDirect(const DirectConv& conv, DType dtype) {
 }
 
 bool IsDirectFast(const DirectConv& conv, const cuda::DeviceFacts& gpu) {
-  if (Taps(conv) == 1) return false;
-  if (conv.channels <= 4) return conv.outputs <= 64;
-  // Larger sums take so long that a multiprocessor must have many of them.
-  constexpr int64_t kLeastMultiplyAdds = int64_t{2} << 20;
+  const MeasuredGpu* const target = FindTarget(gpu);
+  if (target == nullptr || Taps(conv) == 1) return false;
+  const TargetLimits& limits = target->limits;
+  if (conv.channels <= limits.direct_few_channels) return conv.outputs <= limits.direct_most_outputs_few;
   const int64_t multiply_adds =
       conv.images * conv.groups * conv.outputs * conv.output[0] * conv.output[1] * conv.channels * Taps(conv);
-  return conv.channels <= 16 && conv.outputs <= 32 && multiply_adds > kLeastMultiplyAdds * gpu.multiprocessors;
+  return conv.channels <= limits.direct_most_channels && conv.outputs <= limits.direct_most_outputs &&
+         multiply_adds > limits.direct_least_work * gpu.multiprocessors;
 }
 
 std::optional<DirectConfig> ConfigureDirect(const DirectConv& conv, const cuda::DeviceFacts& gpu, int most_vector) {
@@ -473,6 +477,53 @@ cuda::LaunchShape DirectLaunch(const DirectConfig& config, const cuda::DeviceFac
   return {static_cast<unsigned>(DivideUp(config.tiles, rounds) * config.map_blocks),
           static_cast<unsigned>(config.threads), 0,
           config.is_short ? cuda::NextStarts::kAtLaunch : cuda::NextStarts::kAtEnd};
+}
+
+namespace {
+
+DirectConv DirectOf(const ConvProblem& problem) {
+  DirectConv conv{};
+  conv.images = problem.batch;
+  conv.groups = problem.group;
+  conv.channels = problem.channels / problem.group;
+  conv.outputs = problem.filters / problem.group;
+  conv.image[0] = problem.height;
+  conv.image[1] = problem.width;
+  conv.output[0] = problem.out_height;
+  conv.output[1] = problem.out_width;
+  conv.kernel[0] = problem.kernel_height;
+  conv.kernel[1] = problem.kernel_width;
+  for (size_t i = 0; i < 2; ++i) {
+    conv.strides[i] = problem.strides[i];
+    conv.dilations[i] = problem.dilations[i];
+    conv.pads[i] = problem.pads[i];
+  }
+  conv.constant_weights = problem.constant_weights;
+  conv.constant_operands = problem.constant_operands;
+  return conv;
+}
+
+}  // namespace
+
+bool FitsDirect(const Program&, const ConvProblem& problem, const cuda::DeviceFacts&) {
+  return problem.channels_first && !problem.transposed && FitsDirect(DirectOf(problem), problem.dtype);
+}
+
+bool IsDirectFast(const Program&, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+  return IsDirectFast(DirectOf(problem), device);
+}
+
+std::optional<EngineKernel> MakeDirect(const Program& program, const ConvProblem& problem,
+                                       const cuda::DeviceFacts& device) {
+  constexpr size_t kOwnInputs = 2;  // X and W
+  const DirectConv conv = DirectOf(problem);
+  std::vector<Shape> shapes(kOwnInputs);
+  shapes.insert(shapes.end(), problem.operands.begin(), problem.operands.end());
+  const Axes axes = EpilogueAxes(program, kOwnInputs, problem.output_shape(), shapes);
+  const std::optional<DirectConfig> config = ConfigureDirect(conv, device, kMostVector);
+  if (!config) return std::nullopt;
+  return EngineKernel{DirectSource(conv, program, axes, *config), "conv_direct", DirectLaunch(*config, device),
+                      DirectArguments(conv, program, axes, *config)};
 }
 
 }  // namespace ortplugin

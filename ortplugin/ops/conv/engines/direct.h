@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "ortplugin/ops/conv/engines/engine.h"
 #include "ortplugin/runtime/gpu/cuda.h"
 #include "ortplugin/runtime/program/operands.h"
 #include "ortplugin/runtime/program/program.h"
@@ -50,5 +51,11 @@ std::string DirectSource(const DirectConv& conv, const Program& program, const A
 std::vector<uint64_t> DirectArguments(const DirectConv& conv, const Program& program, const Axes& axes,
                                       const DirectConfig& config);
 cuda::LaunchShape DirectLaunch(const DirectConfig& config, const cuda::DeviceFacts& gpu);
+
+// The engine's line in the table. MakeDirect: empty where no tile fits the memory of a block.
+bool FitsDirect(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device);
+bool IsDirectFast(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device);
+std::optional<EngineKernel> MakeDirect(const Program& program, const ConvProblem& problem,
+                                       const cuda::DeviceFacts& device);
 
 }  // namespace ortplugin

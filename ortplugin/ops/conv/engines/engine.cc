@@ -4,13 +4,6 @@
 #include <numeric>
 #include <sstream>
 
-#include "ortplugin/ops/conv/engines/conv_1x1.h"
-#include "ortplugin/ops/conv/engines/depthwise.h"
-#include "ortplugin/ops/conv/engines/few_output_channels.h"
-#include "ortplugin/ops/conv/engines/gemv.h"
-#include "ortplugin/ops/conv/engines/polyphase.h"
-#include "ortplugin/ops/conv/engines/split_k.h"
-#include "ortplugin/ops/conv/engines/stem.h"
 #include "ortplugin/runtime/gpu/kernel_sources.h"
 
 namespace ortplugin {
@@ -65,6 +58,7 @@ cuda::Function EngineKernel::Load(const cuda::DeviceFacts& device) const {
 
 bool FitsEngines(const Program& program, const ConvProblem& problem) {
   const DType dtype = problem.dtype;
+  if (problem.channels_first) return false;
   if (dtype != DType::kFloat16 && dtype != DType::kBFloat16 && dtype != DType::kFloat) return false;
   if (program.parameters().size() != problem.operands.size() + 1) return false;
   const int64_t x = problem.batch * problem.height * problem.width * problem.channels;
@@ -152,48 +146,6 @@ std::vector<uint64_t> ConvArguments(const Program& program, const ConvProblem& p
   std::vector<uint64_t> arguments(problem.operands.size() + 2 + program.results().size(), 0);
   arguments.push_back(static_cast<uint64_t>(problem.batch));
   return arguments;
-}
-
-std::optional<EngineKernel> FindEngineKernel(const Program& program, const ConvProblem& problem,
-                                             const cuda::DeviceFacts& device, bool only_where_fast) {
-  if (problem.transposed && FitsFewOutputChannels(program, problem, device)) {
-    const FewOutputChannelsConfig config = ConfigureFewOutputChannels(program, problem, device);
-    return EngineKernel{FewOutputChannelsSource(program, problem, config), "few_output_channels",
-                        FewOutputChannelsLaunch(problem, config, device), ConvArguments(program, problem)};
-  }
-  if (!problem.transposed && FitsDepthwise(program, problem)) {
-    const DepthwiseConfig config = ConfigureDepthwise(program, problem, device);
-    return EngineKernel{DepthwiseSource(program, problem, config), "depthwise", DepthwiseLaunch(problem, config),
-                        ConvArguments(program, problem)};
-  }
-  if (!problem.transposed && FitsStem(program, problem, device)) {
-    const StemConfig config = ConfigureStem(program, problem, device);
-    return EngineKernel{StemSource(program, problem, config), "stem", StemLaunch(problem, config, device),
-                        ConvArguments(program, problem)};
-  }
-  if (!problem.transposed && FitsGemv(program, problem)) {
-    const GemvConfig config = ConfigureGemv(program, problem, device);
-    return EngineKernel{GemvSource(program, problem, config), "gemv", GemvLaunch(problem, config),
-                        ConvArguments(program, problem)};
-  }
-  const bool fits_conv_1x1 = FitsConv1x1(program, problem, device);
-  if (FitsSplitK(program, problem, device) && (IsSplitKFast(problem, device) || (!fits_conv_1x1 && !only_where_fast))) {
-    const SplitKConfig config = ConfigureSplitK(problem, device);
-    return EngineKernel{SplitKSource(program, problem, config), "split_k", SplitKLaunch(problem, config),
-                        ConvArguments(program, problem)};
-  }
-  if (fits_conv_1x1 && (!only_where_fast || IsConv1x1Fast(program, problem, device))) {
-    const Conv1x1Config config = ConfigureConv1x1(program, problem, device);
-    return EngineKernel{Conv1x1Source(program, problem, config), "conv_1x1", Conv1x1Launch(problem, config, device),
-                        ConvArguments(program, problem)};
-  }
-  if (!fits_conv_1x1 && FitsPolyphase(program, problem, device) &&
-      (!only_where_fast || IsPolyphaseFast(program, problem))) {
-    const PolyphaseConfig config = ConfigurePolyphase(problem, device);
-    return EngineKernel{PolyphaseSource(program, problem, config), "polyphase",
-                        PolyphaseLaunch(problem, config, device), ConvArguments(program, problem)};
-  }
-  return std::nullopt;
 }
 
 }  // namespace ortplugin

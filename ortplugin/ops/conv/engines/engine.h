@@ -1,13 +1,4 @@
-// Our engines for convolutions. Tensors are two-dimensional and NHWC but for the image that the stem reads and the
-// result that few_output_channels may write.
-//
-//   depthwise.h            depthwise 3x3, 5x5, 7x7
-//   stem.h                 the first convolution of an image network, up to four input channels
-//   gemv.h                 1x1 on one pixel: matrix-vector products
-//   split_k.h              little work for the GPU: implicit GEMM with split K (Hopper)
-//   conv_1x1.h             pointwise (1x1) convolution, memory-bound, plain or transposed (Hopper)
-//   few_output_channels.h  transposed convolution for few output channels
-//   polyphase.h            transposed convolution with strides (Hopper)
+// Our engines for two-dimensional convolutions: what they share, and how they are asked for. table.cc has their table.
 //
 // How FusedConv uses them, once for each combination of shapes:
 //
@@ -47,13 +38,19 @@ struct ConvProblem {
   std::array<int64_t, 4> pads{};  // top, left, bottom, right; of a transposed one, what is cut off there
   std::array<int64_t, 2> strides{1, 1}, dilations{1, 1};
   int64_t out_height = 1, out_width = 1;
-  bool x_channels_first = false;  // X is [N, C, H, W]; W [M, kh, kw, C/group] and Y [N, H, W, M] are not
+  bool channels_first = false;  // X, W and Y, as ONNX has them: [N, C, H, W], [M, C/group, kh, kw], [N, M, H, W]
+  // Else all are NHWC, W [M, kh, kw, C/group], but for these two:
+  bool x_channels_first = false;  // X is [N, C, H, W]
   bool y_channels_first = false;  // every result is [N, M, H, W]; the operands are not. Transposed ones alone
   bool allow_tf32 = false;
-  bool constant_weights = false;  // W is an initializer, so no kernel in front writes it
-  std::vector<Shape> operands;    // of the program's second parameter and on; they broadcast to Y's shape
+  bool constant_weights = false;        // W is an initializer, so no kernel in front writes it
+  std::vector<Shape> operands;          // of the program's second parameter and on; they broadcast to Y's shape
+  std::vector<bool> constant_operands;  // which of them are initializers; empty: none
 
-  Shape output_shape() const { return {batch, out_height, out_width, filters}; }
+  Shape output_shape() const {
+    if (channels_first) return {batch, filters, out_height, out_width};
+    return {batch, out_height, out_width, filters};
+  }
 };
 
 struct EngineKernel {
@@ -65,15 +62,31 @@ struct EngineKernel {
   cuda::Function Load(const cuda::DeviceFacts& device) const;
 };
 
-// The kernel of the first engine that fits this problem, or, with `only_where_fast`, that is also known to be faster
-// than cuDNN; none where there is no such engine. `program` has one parameter, the convolution's value, and one more
-// for each of problem.operands.
+// A line of the table. `program` has one parameter, the convolution's value, and one more for each of problem.operands.
+struct Engine {
+  const char* name;
+  // Whether its kernel computes this problem on this GPU.
+  bool (*fits)(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device);
+  // Whether it is known to be faster than a library's engine there, where it fits: measured on that GPU (target.h), or
+  // better by construction, which the line's reason says.
+  bool (*is_fastest)(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device);
+  // Empty where no tile configuration fits the GPU's memory.
+  std::optional<EngineKernel> (*make)(const Program& program, const ConvProblem& problem,
+                                      const cuda::DeviceFacts& device);
+  const char* reason;  // what it is for, why it stands where it stands, and why it is the fastest
+};
+
+const std::vector<Engine>& EngineTable();
+
+// The kernel of the first engine of the table that fits this problem and is known to be the fastest. Where there is
+// none, nothing; or without `only_where_fast`, for those that time it, that of the most general engine that fits.
 std::optional<EngineKernel> FindEngineKernel(const Program& program, const ConvProblem& problem,
                                              const cuda::DeviceFacts& device, bool only_where_fast);
 
 // ---- What the engines share -----------------------------------------------------------------------------------------
 
-// All indices and offsets of the problem's tensors fit 31 bits, and nothing is empty or of a dtype without an engine.
+// For the engines of NHWC: all indices and offsets of the problem's tensors fit 31 bits, and nothing is empty or of a
+// dtype without an engine.
 bool FitsEngines(const Program& program, const ConvProblem& problem);
 
 // CUDA C++ in front of an engine's kernel: the problem's sizes as macros (CHANNELS, .., PAD_LEFT), CONSTANT_WEIGHTS,

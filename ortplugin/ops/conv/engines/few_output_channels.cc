@@ -5,12 +5,12 @@
 
 #include "ortplugin/runtime/gpu/kernel_sources.h"
 #include "ortplugin/runtime/round_up.h"
+#include "ortplugin/target/target.h"
 
 namespace ortplugin {
 namespace {
 
 constexpr int64_t kMostWeights = 32 << 10;  // bytes of shared memory
-constexpr int64_t kMostGroups = 8;          // of columns: four sums of a thread each
 
 // The sizes that few_output_channels.cu works out from its macros.
 struct Sizes {
@@ -23,7 +23,8 @@ struct Sizes {
 Sizes SizesOf(const ConvProblem& problem) {
   Sizes sizes{};
   sizes.tensor_cores = problem.dtype != DType::kFloat;
-  sizes.octet = sizes.tensor_cores ? 8 : 4;
+  sizes.octet =
+      sizes.tensor_cores ? engine_limits::few_output_channels_vector : engine_limits::few_output_channels_vector_fp32;
   sizes.taps_h = DivideUp(problem.kernel_height, problem.strides[0]);
   sizes.taps_w = DivideUp(problem.kernel_width, problem.strides[1]);
   sizes.groups = DivideUp(problem.strides[0] * problem.strides[1] * problem.filters, sizes.octet);
@@ -101,13 +102,17 @@ int64_t Cost(const ConvProblem& problem, const FewOutputChannelsConfig& config) 
 }  // namespace
 
 bool FitsFewOutputChannels(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
-  if (!FitsEngines(program, problem) || !problem.transposed || problem.group != 1 || problem.filters > 8) return false;
-  if (problem.dilations != std::array<int64_t, 2>{1, 1} || problem.x_channels_first) return false;
-  if (std::max(problem.kernel_height, problem.kernel_width) > 7) return false;
-  if (std::max(problem.strides[0], problem.strides[1]) > 4) return false;
+  // What passes/layout/image_output.py asks as well, so that it writes no image that this engine does not.
+  using namespace engine_limits;
+  if (!FitsEngines(program, problem) || !problem.transposed || problem.x_channels_first) return false;
+  if (problem.group != few_output_channels_groups || problem.filters > few_output_channels_most_filters) return false;
+  for (const int64_t dilation : problem.dilations)
+    if (dilation != few_output_channels_dilation) return false;
+  if (std::max(problem.kernel_height, problem.kernel_width) > few_output_channels_most_filter) return false;
+  if (std::max(problem.strides[0], problem.strides[1]) > few_output_channels_most_stride) return false;
   const Sizes sizes = SizesOf(problem);
   if (sizes.tensor_cores && !device.has_mma_m16n8k16()) return false;
-  if (problem.channels % sizes.octet != 0 || sizes.groups > kMostGroups) return false;
+  if (problem.channels % sizes.octet != 0 || sizes.groups > few_output_channels_most_columns) return false;
   FewOutputChannelsConfig least{};
   least.tile_h = 1;
   least.tile_w = 1 + sizes.cuts;
@@ -133,7 +138,8 @@ FewOutputChannelsConfig ConfigureFewOutputChannels(const Program& program, const
     }
     if (option.tile_w == 1 + sizes.cuts || (option.tile_w < 16 && best.tile_h > 0)) break;
   }
-  while (best.tile_h > 1 && Tiles(problem, best) < int64_t{2} * device.multiprocessors) {
+  while (best.tile_h > 1 &&
+         Tiles(problem, best) < LimitsNear(device).few_output_channels_least_tiles * device.multiprocessors) {
     best.tile_h /= 2;
     Complete(problem, &best);
   }
@@ -171,6 +177,13 @@ cuda::LaunchShape FewOutputChannelsLaunch(const ConvProblem& problem, const FewO
   const int64_t most = int64_t{config.min_blocks} * device.multiprocessors;
   return {static_cast<unsigned>(std::min(Tiles(problem, config), most)), static_cast<unsigned>(config.warps * 32), 0,
           cuda::NextStarts::kAtTrigger};
+}
+
+EngineKernel MakeFewOutputChannels(const Program& program, const ConvProblem& problem,
+                                   const cuda::DeviceFacts& device) {
+  const FewOutputChannelsConfig config = ConfigureFewOutputChannels(program, problem, device);
+  return {FewOutputChannelsSource(program, problem, config), "few_output_channels",
+          FewOutputChannelsLaunch(problem, config, device), ConvArguments(program, problem)};
 }
 
 }  // namespace ortplugin

@@ -23,4 +23,6 @@ std::string FewOutputChannelsSource(const Program& program, const ConvProblem& p
 cuda::LaunchShape FewOutputChannelsLaunch(const ConvProblem& problem, const FewOutputChannelsConfig& config,
                                           const cuda::DeviceFacts& device);
 
+EngineKernel MakeFewOutputChannels(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device);
+
 }  // namespace ortplugin

@@ -6,16 +6,25 @@
 
 #include "ortplugin/runtime/gpu/kernel_sources.h"
 #include "ortplugin/runtime/round_up.h"
+#include "ortplugin/target/target.h"
 
 namespace ortplugin {
 
-bool FitsGemv(const Program& program, const ConvProblem& problem) {
-  if (!FitsEngines(program, problem) || problem.group != 1 || problem.batch > 64) return false;
+bool FitsGemv(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+  if (!FitsEngines(program, problem) || problem.group != 1 || problem.transposed) return false;
   if (problem.channels * problem.filters >= int64_t{1} << 30) return false;
-  // Beyond this many multiply-adds a GEMM on tensor cores is faster.
-  if (problem.batch > 1 && problem.batch * problem.channels * problem.filters > 12'000'000) return false;
+  // What is far from a matrix-vector product is no case for --tune either.
+  const TargetLimits& limits = LimitsNear(device);
+  if (problem.batch > limits.gemv_most_batch) return false;
+  if (problem.batch > 1 && problem.batch * problem.channels * problem.filters > limits.gemv_most_multiply_adds)
+    return false;
   return problem.height == 1 && problem.width == 1 && problem.kernel_height == 1 && problem.kernel_width == 1 &&
          problem.out_height == 1 && problem.out_width == 1 && problem.pads == std::array<int64_t, 4>{};
+}
+
+bool IsGemvFast(const Program&, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+  // Of one image each weight is read once and used once, so that nothing is left to gain but where it is read.
+  return problem.batch == 1 || FindTarget(device) != nullptr;
 }
 
 GemvConfig ConfigureGemv(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
@@ -28,7 +37,7 @@ GemvConfig ConfigureGemv(const Program& program, const ConvProblem& problem, con
   best.rows = 1;
   const auto warps = [&](int rows) { return problem.filters * DivideUp(problem.batch, rows) * best.lanes / 32; };
   while (best.rows < 4 && best.rows < best.lanes && best.rows < problem.batch &&
-         warps(2 * best.rows) >= int64_t{4} * device.multiprocessors)
+         warps(2 * best.rows) >= LimitsNear(device).gemv_rows_least_warps * device.multiprocessors)
     best.rows *= 2;
   best.threads = 128;
   return best;
@@ -47,6 +56,11 @@ std::string GemvSource(const Program& program, const ConvProblem& problem, const
 cuda::LaunchShape GemvLaunch(const ConvProblem& problem, const GemvConfig& config) {
   const int64_t threads = problem.filters * DivideUp(problem.batch, config.rows) * config.lanes;
   return {static_cast<unsigned>(DivideUp(threads, config.threads)), static_cast<unsigned>(config.threads)};
+}
+
+EngineKernel MakeGemv(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+  const GemvConfig config = ConfigureGemv(program, problem, device);
+  return {GemvSource(program, problem, config), "gemv", GemvLaunch(problem, config), ConvArguments(program, problem)};
 }
 
 }  // namespace ortplugin

@@ -5,6 +5,7 @@
 
 #include "ortplugin/runtime/gpu/kernel_sources.h"
 #include "ortplugin/runtime/round_up.h"
+#include "ortplugin/target/target.h"
 
 namespace ortplugin {
 namespace {
@@ -32,14 +33,15 @@ bool FitsPixelShuffle(const ConvCase& conv_case, const ConvShape& shape) {
   return gemm_elements < int64_t{1} << 30 && FitsEngines(*conv_case.program, MakeConvProblem(conv_case, shape));
 }
 
-// Measured on an H200 with cuDNN 9.19, float16: 2x2 / 2 of U-Net's decoder and 1x1 / 2 of ResNet-50, batch 8 and 256.
 // The kernels that cuDNN compiles for a transposed convolution with a program are up to twice as slow. Its ready-made
 // ones without a program are faster than writing and reading P where it does not stay in the cache.
-bool IsPixelShuffleFast(const ConvCase& conv_case, const ConvShape& shape) {
-  constexpr int64_t kMostCached = 16 << 20;  // bytes of the result
+bool IsPixelShuffleFast(const ConvCase& conv_case, const ConvShape& shape, const cuda::DeviceFacts& device) {
+  const MeasuredGpu* const target = FindTarget(device);
+  if (target == nullptr) return false;
   const int64_t size = static_cast<int64_t>(SizeOf(ValueType(*conv_case.program)));
   if (size != 2 || shape.channels % 8 != 0 || shape.filters % 8 != 0) return false;
-  return !IsIdentity(*conv_case.program) || ElementCount(shape.result()) * size <= kMostCached;
+  return !IsIdentity(*conv_case.program) ||
+         ElementCount(shape.result()) * size <= target->limits.pixel_shuffle_most_bytes;
 }
 
 cudnn::Problem GemmProblem(const ConvCase& conv_case, const ConvShape& shape) {

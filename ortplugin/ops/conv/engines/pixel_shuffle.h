@@ -18,7 +18,7 @@ namespace ortplugin {
 bool FitsPixelShuffle(const ConvCase& conv_case, const ConvShape& shape);
 
 // Whether this is known to be faster than cuDNN's transposed convolution.
-bool IsPixelShuffleFast(const ConvCase& conv_case, const ConvShape& shape);
+bool IsPixelShuffleFast(const ConvCase& conv_case, const ConvShape& shape, const cuda::DeviceFacts& device);
 
 // The GEMM, without the program: the data gradient of a 1x1 convolution, for which W is in order as it is.
 cudnn::Problem GemmProblem(const ConvCase& conv_case, const ConvShape& shape);

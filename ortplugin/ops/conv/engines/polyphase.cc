@@ -7,6 +7,7 @@
 #include "ortplugin/device/wgmma.h"
 #include "ortplugin/runtime/gpu/kernel_sources.h"
 #include "ortplugin/runtime/round_up.h"
+#include "ortplugin/target/target.h"
 
 namespace ortplugin {
 namespace {
@@ -84,17 +85,19 @@ int64_t Blocks(const ConvProblem& problem, const PolyphaseConfig& config, const 
   return std::min(Tiles(problem, config), std::max<int64_t>(1, room)) * Phases(problem);
 }
 
-// Microseconds but for what is the same in all configurations, fitted to 105 measurements of 18 layers on an H200, from
-// which it is off by 5% on average: what the slowest block's steps and tiles take, either alone or, where the
-// multiprocessor's blocks compete, by the bytes that come from shared memory and the results.
+// Microseconds but for what is the same in all configurations: what the slowest block's steps and tiles take, either
+// alone or, where the multiprocessor's blocks compete, by the bytes that come from shared memory and the results.
 double Cost(const ConvProblem& problem, const PolyphaseConfig& config, const cuda::DeviceFacts& device) {
+  const TargetLimits& limits = LimitsNear(device);
   const double rows = static_cast<double>(TileM(config)), columns = config.tile_n;
   const int64_t blocks = Blocks(problem, config, device), units = Tiles(problem, config) * Phases(problem);
   const double share = static_cast<double>(
       std::min<int64_t>(config.min_blocks, DivideUp(blocks, static_cast<int64_t>(device.multiprocessors))));
   const double step =
-      std::max(0.056 + 0.826 / (config.stages - 2), share * (0.00108 * (rows + columns) + 0.0000092 * rows * columns));
-  const double tile = std::max(0.584 + 0.00257 * columns * config.m_tiles, share * 0.0001 * rows * columns);
+      std::max(limits.polyphase_step + limits.polyphase_step_latency / (config.stages - 2),
+               share * (limits.polyphase_step_edge * (rows + columns) + limits.polyphase_step_area * rows * columns));
+  const double tile = std::max(limits.polyphase_tile + limits.polyphase_tile_columns * columns * config.m_tiles,
+                               share * limits.polyphase_tile_area * rows * columns);
   std::vector<int64_t> steps;
   for (const Axis::Taps& down : Rows(problem).phases)
     for (const Axis::Taps& right : Columns(problem).phases)
@@ -116,7 +119,8 @@ double Cost(const ConvProblem& problem, const PolyphaseConfig& config, const cud
 bool FitsPolyphase(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
   if (!FitsEngines(program, problem) || problem.dtype == DType::kFloat || problem.group != 1) return false;
   if (!device.has_wgmma() || !problem.transposed) return false;
-  if (problem.channels % 8 != 0 || problem.filters % 8 != 0) return false;
+  if (problem.channels % engine_limits::wgmma_vector != 0 || problem.filters % engine_limits::wgmma_vector != 0)
+    return false;
   for (const ValueId result : program.results())
     if (SizeOf(program.value(result).dtype) < 2) return false;
   if (problem.x_channels_first || problem.y_channels_first) return false;
@@ -132,15 +136,15 @@ bool FitsPolyphase(const Program& program, const ConvProblem& problem, const cud
   return Phases(problem) > 1 && Phases(problem) <= kMostPhases;
 }
 
-bool IsPolyphaseFast(const Program& program, const ConvProblem& problem) {
-  // Measured on an H200 against cuDNN, for 1 to 256 images of 44 layers with strides 2 and 3. With a program, which
-  // cuDNN leaves to a kernel behind it, 1.06 to 3 times as fast; without, 1 to 2.9 times where this says so, but for
-  // one of 32 channels, 0.94.
-  constexpr int64_t kMuch = int64_t{1} << 34, kMany = 256;
+bool IsPolyphaseFast(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+  const MeasuredGpu* const target = FindTarget(device);
+  if (target == nullptr) return false;
+  const TargetLimits& limits = target->limits;
   const int64_t taps = problem.kernel_height * problem.kernel_width;
   const int64_t multiply_adds =
       problem.batch * problem.height * problem.width * taps * problem.channels * problem.filters;
-  return !IsIdentity(program) || multiply_adds < kMuch || problem.filters >= kMany;
+  // A program cuDNN leaves to a kernel behind it.
+  return !IsIdentity(program) || multiply_adds < limits.polyphase_much || problem.filters >= limits.polyphase_wide;
 }
 
 PolyphaseConfig ConfigurePolyphase(const ConvProblem& problem, const cuda::DeviceFacts& device) {
@@ -179,6 +183,12 @@ cuda::LaunchShape PolyphaseLaunch(const ConvProblem& problem, const PolyphaseCon
                                   const cuda::DeviceFacts& device) {
   return {static_cast<unsigned>(Blocks(problem, config, device)), static_cast<unsigned>(config.warps * 32),
           static_cast<unsigned>(config.stages * (TileM(config) + config.tile_n) * kTileK * 2)};
+}
+
+EngineKernel MakePolyphase(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+  const PolyphaseConfig config = ConfigurePolyphase(problem, device);
+  return {PolyphaseSource(program, problem, config), "polyphase", PolyphaseLaunch(problem, config, device),
+          ConvArguments(program, problem)};
 }
 
 }  // namespace ortplugin

@@ -16,10 +16,12 @@ struct PolyphaseConfig {
 
 bool FitsPolyphase(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device);
 // Whether it is known to be faster than cuDNN.
-bool IsPolyphaseFast(const Program& program, const ConvProblem& problem);
+bool IsPolyphaseFast(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device);
 PolyphaseConfig ConfigurePolyphase(const ConvProblem& problem, const cuda::DeviceFacts& device);
 std::string PolyphaseSource(const Program& program, const ConvProblem& problem, const PolyphaseConfig& config);
 cuda::LaunchShape PolyphaseLaunch(const ConvProblem& problem, const PolyphaseConfig& config,
                                   const cuda::DeviceFacts& device);
+
+EngineKernel MakePolyphase(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device);
 
 }  // namespace ortplugin

@@ -6,6 +6,7 @@
 #include "ortplugin/device/wgmma.h"
 #include "ortplugin/runtime/gpu/kernel_sources.h"
 #include "ortplugin/runtime/round_up.h"
+#include "ortplugin/target/target.h"
 
 namespace ortplugin {
 namespace {
@@ -30,13 +31,16 @@ int64_t CopiedBytes(const ConvProblem& problem, const SplitKConfig& config) {
   return DivideUp(KTiles(problem), config.split_k) * kTileK * (kTileM + config.tile_n) * 2;
 }
 
-// Nanoseconds, but for what is the same in all configurations. Measured on an H200.
+// Nanoseconds, but for what is the same in all configurations.
 int64_t Cost(const ConvProblem& problem, const SplitKConfig& config, const cuda::DeviceFacts& device) {
-  constexpr int64_t kBytes = 62;  // copied in a nanosecond
-  const int64_t clusters = config.split_k > 1 ? 700 + 100 * config.split_k : 0;
-  const int64_t sums = config.tile_n > 64 ? 1700 : config.tile_n > 32 ? 300 : 0;
+  const TargetLimits& limits = LimitsNear(device);
+  const int64_t clusters =
+      config.split_k > 1 ? limits.split_k_cost_cluster + limits.split_k_cost_block * config.split_k : 0;
+  const int64_t sums = config.tile_n > 64   ? limits.split_k_cost_wide_tile
+                       : config.tile_n > 32 ? limits.split_k_cost_middle_tile
+                                            : 0;
   const int64_t waves = DivideUp(Blocks(problem, config), device.multiprocessors);
-  return waves * CopiedBytes(problem, config) / kBytes + clusters + sums;
+  return waves * CopiedBytes(problem, config) / limits.split_k_bytes_of_nanosecond + clusters + sums;
 }
 
 // The blocks that are at work at the same time: those of a cluster on neighbouring multiprocessors, and some are left
@@ -66,31 +70,33 @@ int64_t Vector(const SplitKConfig& config) {
 bool FitsSplitK(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
   if (!FitsEngines(program, problem) || problem.dtype == DType::kFloat || problem.group != 1) return false;
   if (!device.has_wgmma() || !device.has_clusters() || problem.transposed) return false;
-  if (problem.channels % 8 != 0 || problem.filters % 8 != 0) return false;
+  if (problem.channels % engine_limits::wgmma_vector != 0 || problem.filters % engine_limits::wgmma_vector != 0)
+    return false;
   constexpr int64_t kMostReach = 1 << 29;  // a row of X that does not exist is this far above the first, twice
   if ((problem.kernel_height - 1) * problem.dilations[0] >= kMostReach || problem.pads[0] >= kMostReach) return false;
   return !problem.x_channels_first && !problem.y_channels_first;
 }
 
-bool IsSplitKFast(const ConvProblem& problem, const cuda::DeviceFacts& device) {
-  // Measured on an H200 against cuDNN, for 1 to 16 images of 54 layers of ResNet-50, DenseNet, EfficientNet and
-  // ConvNeXt: 1.05 to 2.1 times as fast where this says so.
-  constexpr int64_t kLong = 64;
+bool IsSplitKFast(const Program&, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+  const MeasuredGpu* const target = FindTarget(device);
+  if (target == nullptr) return false;
+  const TargetLimits& limits = target->limits;
   const bool is_plain =
       problem.kernel_height == 1 && problem.kernel_width == 1 && problem.strides == std::array<int64_t, 2>{1, 1};
-  const int64_t most = is_plain ? 200 : KTiles(problem) >= kLong ? 450 : 400;  // KiB
+  const int64_t most = is_plain                                 ? limits.split_k_most_kib_1x1
+                       : KTiles(problem) >= limits.split_k_long ? limits.split_k_most_kib_long
+                                                                : limits.split_k_most_kib;
   const SplitKConfig config = ConfigureSplitK(problem, device);
   return Blocks(problem, config) <= device.multiprocessors && CopiedBytes(problem, config) <= most << 10;
 }
 
 SplitKConfig ConfigureSplitK(const ConvProblem& problem, const cuda::DeviceFacts& device) {
-  // Found on an H200 among some thirty for each of 32 layers.
-  constexpr int64_t kMostSplitK = 6;
+  const int64_t most_split_k = LimitsNear(device).split_k_most_blocks;
   SplitKConfig best{};
   for (const int tile_n : {32, 64, 128}) {
     SplitKConfig config{tile_n, 1, 4, 2};
     const int64_t tiles = Tiles(problem, config);
-    for (; config.split_k == 1 || (config.split_k <= std::min(kMostSplitK, KTiles(problem)) &&
+    for (; config.split_k == 1 || (config.split_k <= std::min(most_split_k, KTiles(problem)) &&
                                    tiles * config.split_k <= Room(config.split_k, device));
          ++config.split_k)
       if (best.tile_n == 0 || Cost(problem, config, device) < Cost(problem, best, device)) best = config;
@@ -121,6 +127,12 @@ std::string SplitKSource(const Program& program, const ConvProblem& problem, con
 cuda::LaunchShape SplitKLaunch(const ConvProblem& problem, const SplitKConfig& config) {
   return {static_cast<unsigned>(Blocks(problem, config)), static_cast<unsigned>(config.warps * 32),
           static_cast<unsigned>(SharedBytes(config))};
+}
+
+EngineKernel MakeSplitK(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+  const SplitKConfig config = ConfigureSplitK(problem, device);
+  return {SplitKSource(program, problem, config), "split_k", SplitKLaunch(problem, config),
+          ConvArguments(program, problem)};
 }
 
 }  // namespace ortplugin

@@ -15,9 +15,11 @@ struct SplitKConfig {
 
 bool FitsSplitK(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device);
 // Whether it is known to be faster than cuDNN.
-bool IsSplitKFast(const ConvProblem& problem, const cuda::DeviceFacts& device);
+bool IsSplitKFast(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device);
 SplitKConfig ConfigureSplitK(const ConvProblem& problem, const cuda::DeviceFacts& device);
 std::string SplitKSource(const Program& program, const ConvProblem& problem, const SplitKConfig& config);
 cuda::LaunchShape SplitKLaunch(const ConvProblem& problem, const SplitKConfig& config);
+
+EngineKernel MakeSplitK(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device);
 
 }  // namespace ortplugin

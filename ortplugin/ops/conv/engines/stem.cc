@@ -6,6 +6,7 @@
 
 #include "ortplugin/runtime/gpu/kernel_sources.h"
 #include "ortplugin/runtime/round_up.h"
+#include "ortplugin/target/target.h"
 
 namespace ortplugin {
 namespace {
@@ -51,7 +52,7 @@ int64_t Tiles(const ConvProblem& problem, const StemConfig& config) {
 }  // namespace
 
 bool FitsStem(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
-  if (!FitsEngines(program, problem) || problem.dtype == DType::kFloat) return false;
+  if (!FitsEngines(program, problem) || problem.dtype == DType::kFloat || problem.transposed) return false;
   if (!device.has_mma_m16n8k16()) return false;
   if (problem.channels > 4 || problem.group != 1 || problem.filters % 16 != 0 || problem.filters > 128) return false;
   if (problem.dilations != std::array<int64_t, 2>{1, 1}) return false;
@@ -59,6 +60,11 @@ bool FitsStem(const Program& program, const ConvProblem& problem, const cuda::De
   if (sizes.copy < 2 || sizes.step % 2 != 0) return false;
   return sizes.k_steps * FiltersOfWarp(problem) / 4 <= kMostWeights &&
          SharedBytes(problem, {0, 0, 1, 8, 1, 1, 1}) <= cuda::kStaticSharedBytes;
+}
+
+bool IsStemFast(const Program&, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+  // An image that is NCHW a library needs transposed first: one more kernel, which writes the image and reads it again.
+  return problem.x_channels_first || FindTarget(device) != nullptr;
 }
 
 StemConfig ConfigureStem(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
@@ -101,7 +107,8 @@ StemConfig ConfigureStem(const Program& program, const ConvProblem& problem, con
     best.min_blocks = 1;
   }
   // With much to do and several groups, copying ahead pays for a small one, too.
-  if (is_small && groups > 2 && Tiles(problem, best) >= int64_t{4} * device.multiprocessors) {
+  if (is_small && groups > 2 &&
+      Tiles(problem, best) >= LimitsNear(device).stem_copy_ahead_tiles * device.multiprocessors) {
     StemConfig steady = best;
     steady.warps = groups;
     steady.tile_h = 1;
@@ -134,6 +141,12 @@ cuda::LaunchShape StemLaunch(const ConvProblem& problem, const StemConfig& confi
   const int64_t most = int64_t{config.min_blocks} * device.multiprocessors;
   return {static_cast<unsigned>(std::min(Tiles(problem, config), most)), static_cast<unsigned>(config.warps * 32), 0,
           cuda::NextStarts::kAtTrigger};
+}
+
+EngineKernel MakeStem(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+  const StemConfig config = ConfigureStem(program, problem, device);
+  return {StemSource(program, problem, config), "stem", StemLaunch(problem, config, device),
+          ConvArguments(program, problem)};
 }
 
 }  // namespace ortplugin

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 import onnx
 import pytest
@@ -22,12 +24,19 @@ UP = "strides = [2, 2], pads = [1, 1, 1, 1]"
 
 
 def network(
-    filters: int = 3, channels: int = 8, attributes: str = UP, extra: str = "", outputs: str = "", size: str = "5,4"
+    filters: int = 3,
+    channels: int = 8,
+    attributes: str = UP,
+    extra: str = "",
+    outputs: str = "",
+    size: str = "5,4",
+    kernel: tuple[int, int] = (4, 4),
 ) -> onnx.ModelProto:
     """A transposed convolution that makes an image; `moved` puts its channels last, before a Transpose."""
-    values = ", ".join(str((7 * i % 13 - 6) / 8) for i in range(channels * filters * 16))
+    values = ", ".join(str((7 * i % 13 - 6) / 8) for i in range(channels * filters * prod(kernel)))
     return model(f"""g (float[N,{channels},{size}] x) => (float[N,M,H,W] y{outputs})
-        <float[{channels},{filters},4,4] w = {{{values}}}> {{ y = ConvTranspose<{attributes}>(x, w)  {extra} }}""")
+        <float[{channels},{filters},{kernel[0]},{kernel[1]}] w = {{{values}}}>
+        {{ y = ConvTranspose<{attributes}>(x, w)  {extra} }}""")
 
 
 def moved(original: onnx.ModelProto) -> onnx.ModelProto:
@@ -90,6 +99,9 @@ NEAR_MISSES = {
     "it has 9 filters": network(9),
     "its 6 channels are no multiple": network(channels=6),
     "its kernel is dilated by [2, 1]": network(attributes="dilations = [2, 1]"),
+    "its kernel is [9, 4]; up to 7 rows": network(kernel=(9, 4)),
+    "its strides are [5, 1]": network(attributes="strides = [5, 1]"),
+    "its strides are [4, 4], for 3 filters; a pixel of X may become 8 vectors": network(attributes="strides = [4, 4]"),
     "it has 2 groups": network(attributes=f"{UP}, group = 2"),
     "others read": network(extra="t = Transpose<perm = [0, 2, 3, 1]>(y)  z = Softmax(t)", outputs=", float[N,H,W,3] z"),
 }

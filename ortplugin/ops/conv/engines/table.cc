@@ -1,0 +1,80 @@
+// The engines for convolutions in one table. Each says whether it fits and asks of the GPU at hand whether it is the
+// fastest; the order only breaks ties, from the special to the general.
+//
+// "By construction" in a reason: no measurement of a GPU is needed to know that it is faster there. All others are used
+// by default only on GPUs that target/ has an entry of. On any other the library's engine is used, and --tune times
+// ours beside it.
+//
+// cuDNN has no line. It comes behind the table (ConvPlanner::FindCudnn), for what no line is the fastest at, since its
+// plans are no kernels of ours: they are searched for by threads while a session is created, may be refused with a
+// reason, and have parts of their own (a GEMM and pixel_shuffle, the program fused or apart). What was measured of
+// these is asked of target/ as well.
+
+#include "ortplugin/ops/conv/engines/conv_1x1.h"
+#include "ortplugin/ops/conv/engines/depthwise.h"
+#include "ortplugin/ops/conv/engines/direct.h"
+#include "ortplugin/ops/conv/engines/engine.h"
+#include "ortplugin/ops/conv/engines/few_output_channels.h"
+#include "ortplugin/ops/conv/engines/gemv.h"
+#include "ortplugin/ops/conv/engines/polyphase.h"
+#include "ortplugin/ops/conv/engines/split_k.h"
+#include "ortplugin/ops/conv/engines/stem.h"
+
+namespace ortplugin {
+namespace {
+
+bool Always(const Program&, const ConvProblem&, const cuda::DeviceFacts&) { return true; }
+
+template <EngineKernel (*make)(const Program&, const ConvProblem&, const cuda::DeviceFacts&)>
+std::optional<EngineKernel> Make(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+  return make(program, problem, device);
+}
+
+// A 1x1 filter has one tap, which is one phase's: conv_1x1 knows what the others are.
+bool FitsPolyphaseAlone(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+  return FitsPolyphase(program, problem, device) && !FitsConv1x1(program, problem, device);
+}
+
+}  // namespace
+
+const std::vector<Engine>& EngineTable() {
+  static const auto* const table = new std::vector<Engine>{
+      {"few_output_channels", FitsFewOutputChannels, Always, Make<MakeFewOutputChannels>,
+       "transposed, up to eight filters; first, as the narrowest. By construction: a GEMM's tile of 32 columns or more "
+       "is empty for the most part, and the result may be NCHW without a kernel that transposes it"},
+      {"depthwise", FitsDepthwise, Always, Make<MakeDepthwise>,
+       "depthwise 3x3, 5x5, 7x7; of groups, which no other line takes. By construction: a filter meets one channel, so "
+       "there is no matrix to multiply; it is memory-bound and touches each element once, the program included"},
+      {"stem", FitsStem, IsStemFast, Make<MakeStem>,
+       "up to four input channels, which split_k and conv_1x1 do not take. By construction where the image is NCHW, "
+       "which a library has transposed by a kernel in front; else as measured"},
+      {"gemv", FitsGemv, IsGemvFast, Make<MakeGemv>,
+       "1x1 on one pixel; before split_k, which divides sums for the same reason but in tiles of 64 pixels. By "
+       "construction for one image: each weight is read and used once; else as measured"},
+      {"split_k", FitsSplitK, IsSplitKFast, Make<MakeSplitK>,
+       "little work for the GPU; before conv_1x1, whose few tiles leave multiprocessors idle there. As measured"},
+      {"conv_1x1", FitsConv1x1, IsConv1x1Fast, Make<MakeConv1x1>,
+       "pointwise (1x1) convolution, plain or transposed, memory-bound; before polyphase, for its one tap. As "
+       "measured"},
+      {"polyphase", FitsPolyphaseAlone, IsPolyphaseFast, Make<MakePolyphase>,
+       "transposed with strides, of any filter; the most general of the transposed ones. As measured"},
+      {"direct", FitsDirect, IsDirectFast, MakeDirect,
+       "fp32, NCHW, few channels; the only line of that layout. As measured"},
+  };
+  return *table;
+}
+
+std::optional<EngineKernel> FindEngineKernel(const Program& program, const ConvProblem& problem,
+                                             const cuda::DeviceFacts& device, bool only_where_fast) {
+  const std::vector<Engine>& table = EngineTable();
+  for (const Engine& engine : table)
+    if (engine.fits(program, problem, device) && engine.is_fastest(program, problem, device))
+      if (std::optional<EngineKernel> kernel = engine.make(program, problem, device)) return kernel;
+  if (only_where_fast) return std::nullopt;
+  for (auto engine = table.rbegin(); engine != table.rend(); ++engine)
+    if (engine->fits(program, problem, device))
+      if (std::optional<EngineKernel> kernel = engine->make(program, problem, device)) return kernel;
+  return std::nullopt;
+}
+
+}  // namespace ortplugin

@@ -1,0 +1,156 @@
+// The table of engines for convolutions: who is used on which GPU, and why.
+
+#include <map>
+#include <set>
+#include <string>
+
+#include "ortplugin/ops/conv/conv_plan.h"
+#include "ortplugin/ops/conv/engines/engine.h"
+#include "ortplugin/ops/conv/engines/pixel_shuffle.h"
+#include "ortplugin/ops/conv_grad/weight_grad.h"
+#include "ortplugin/target/target.h"
+#include "tests/native/check.h"
+#include "tests/native/gpus.h"
+
+using namespace ortplugin;
+
+namespace {
+
+struct Case {
+  const char* engine;  // that is the fastest on an H200
+  ConvProblem problem;
+  bool is_by_construction;  // and so on every GPU that it fits
+};
+
+ConvProblem Square(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t kernel,
+                   int64_t stride = 1, bool transposed = false) {
+  ConvProblem problem;
+  problem.dtype = dtype;
+  problem.transposed = transposed;
+  problem.batch = batch;
+  problem.height = problem.width = size;
+  problem.channels = channels;
+  problem.filters = filters;
+  problem.kernel_height = problem.kernel_width = kernel;
+  problem.strides = {stride, stride};
+  const int64_t pad = (kernel - 1) / 2;
+  problem.pads = {pad, pad, pad, pad};
+  problem.out_height = problem.out_width = transposed ? size * stride : (size - 1) / stride + 1;
+  return problem;
+}
+
+std::vector<Case> Cases() {
+  constexpr DType kHalf = DType::kFloat16, kFloat = DType::kFloat;
+  std::vector<Case> cases = {{"few_output_channels", Square(kHalf, 8, 32, 64, 3, 4, 2, true), true},
+                             {"few_output_channels", Square(kFloat, 8, 32, 64, 3, 4, 2, true), true},
+                             {"depthwise", Square(kHalf, 8, 28, 96, 96, 5), true},
+                             {"stem", Square(kHalf, 8, 224, 4, 32, 3, 2), false},
+                             {"stem", Square(kHalf, 8, 224, 3, 32, 3, 2), true},
+                             {"gemv", Square(kHalf, 1, 1, 512, 1000, 1), true},
+                             {"gemv", Square(kHalf, 8, 1, 512, 1000, 1), false},
+                             {"split_k", Square(kHalf, 1, 14, 256, 256, 3), false},
+                             {"conv_1x1", Square(kHalf, 8, 56, 64, 64, 1), false},
+                             {"polyphase", Square(kHalf, 8, 28, 128, 128, 4, 2, true), false},
+                             {"direct", Square(kFloat, 100, 28, 1, 16, 3), false}};
+  cases[2].problem.group = 96;
+  cases[4].problem.x_channels_first = true;
+  cases.back().problem.channels_first = true;
+  return cases;
+}
+
+Program Identity(DType dtype) {
+  const std::string type = NameOf(dtype);
+  return Program::Parse("(" + type + " c) => (" + type + " c) {}");
+}
+
+// Which engine FindEngineKernel takes; "library" where there is none.
+std::string Taken(const ConvProblem& problem, const cuda::DeviceFacts& device, bool only_where_fast) {
+  const auto kernel = FindEngineKernel(Identity(problem.dtype), problem, device, only_where_fast);
+  if (!kernel) return "library";
+  return std::string(kernel->entry) == "conv_direct" ? "direct" : kernel->entry;
+}
+
+void TestLines() {
+  std::set<std::string> names;
+  for (const Engine& engine : EngineTable()) {
+    CHECK_WITH(names.insert(engine.name).second, engine.name);
+    CHECK_WITH(std::string(engine.reason).size() > 40, engine.name);
+  }
+  std::set<std::string> met;
+  for (const Case& each : Cases()) met.insert(each.engine);
+  CHECK(met == names);  // each line has a case below
+}
+
+void TestWhoIsFastest() {
+  for (const test::Gpu& gpu : test::kGpus) {
+    CHECK_WITH((FindTarget(gpu.facts) != nullptr) == (std::string(gpu.name) == "H200"), gpu.name);
+    for (const Case& each : Cases()) {
+      const std::string what = gpu.name + std::string(": ") + each.engine, taken = Taken(each.problem, gpu.facts, true);
+      const Program program = Identity(each.problem.dtype);
+      for (const Engine& engine : EngineTable()) {
+        if (std::string(engine.name) != each.engine) continue;
+        // Without an entry: by construction or not at all.
+        const bool fits = engine.fits(program, each.problem, gpu.facts);
+        const bool is_used = fits && (FindTarget(gpu.facts) != nullptr || each.is_by_construction);
+        CHECK_WITH(taken == (is_used ? each.engine : "library"), what + ": " + taken);
+        // Who times engines is offered it all the same, or a more general one.
+        CHECK_WITH(!fits || Taken(each.problem, gpu.facts, false) != "library", what);
+      }
+    }
+  }
+}
+
+// No engine of a GPU without an entry is used for what its reason does not claim "by construction".
+void TestReasons() {
+  std::map<std::string, bool> by_construction;
+  for (const Case& each : Cases()) by_construction[each.engine] |= each.is_by_construction;
+  for (const Engine& engine : EngineTable()) {
+    const std::string reason = engine.reason;
+    CHECK_WITH((reason.find("y construction") != std::string::npos) == by_construction[engine.name], reason);
+  }
+}
+
+void TestCapabilities() {
+  cuda::DeviceFacts h100 = test::H200();
+  h100.multiprocessors = 114;
+  CHECK(FindTarget(h100) == FindTarget(test::H200()));  // the same multiprocessors, but fewer
+  CHECK(&LimitsNear(h100) == &FindTarget(h100)->limits);
+  for (const test::Gpu& gpu : test::kGpus)
+    if (FindTarget(gpu.facts) == nullptr) CHECK_WITH(&LimitsNear(gpu.facts) == &DefaultTarget().limits, gpu.name);
+}
+
+// What stands behind the table and in ConvGrad asks as well.
+void TestOthers() {
+  ConvCase conv_case{};
+  conv_case.attributes.transposed = conv_case.attributes.channels_last = true;
+  conv_case.attributes.groups = 1;
+  conv_case.attributes.strides = {2, 2};
+  conv_case.program = std::make_shared<const Program>(Identity(DType::kFloat16));
+  conv_case.shapes = {{8, 16, 16, 64}, {64, 2, 2, 32}};
+  const ConvShape shape = FitConv(conv_case.attributes, conv_case.shapes[0], conv_case.shapes[1]);
+  WeightGrad grad{};
+  grad.images = 100;
+  grad.channels = grad.outputs = 16;
+  for (int i = 0; i < 2; ++i) {
+    grad.image[i] = grad.output[i] = 28;
+    grad.kernel[i] = 3;
+    grad.strides[i] = grad.pads[i] = 1;
+  }
+  for (const test::Gpu& gpu : test::kGpus) {
+    const bool is_known = FindTarget(gpu.facts) != nullptr;
+    CHECK_WITH(FitsPixelShuffle(conv_case, shape) && IsPixelShuffleFast(conv_case, shape, gpu.facts) == is_known,
+               gpu.name);
+    CHECK_WITH(IsWeightGradFast(grad, DType::kFloat, false, gpu.facts) == is_known, gpu.name);
+  }
+}
+
+}  // namespace
+
+int main() {
+  TestLines();
+  TestWhoIsFastest();
+  TestReasons();
+  TestCapabilities();
+  TestOthers();
+  return test::Summary();
+}
