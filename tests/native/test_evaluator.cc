@@ -21,6 +21,7 @@
 #include "ortplugin/runtime/half.h"
 #include "ortplugin/runtime/program/evaluator.h"
 #include "ortplugin/runtime/program/vector_math.h"
+#include "ortplugin/runtime/x86_level.h"
 #include "tests/native/check.h"
 
 // Of how many floats the dense samples take one: a prime, so that all low bits occur.
@@ -796,7 +797,20 @@ void CheckReductions(DType dtype, long double unit) {
   }
 }
 
+// CPUID as we read it against what GCC's runtime library makes of it.
+void CheckLevel() {
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+  __builtin_cpu_init();
+  const bool has_avx2 =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  CHECK(ortplugin::X86Level() == (!has_avx2 ? 2 : has_avx512 ? 4 : 3));
+#endif
+}
+
 int main() {
+  CheckLevel();
   CheckReductions<float>(DType::kFloat, 6e-8L);
   CheckReductions<double>(DType::kDouble, 1.2e-16L);
   CheckHalves();

@@ -6,6 +6,7 @@
 
 #include "ortplugin/runtime/host_memory.h"
 #include "ortplugin/runtime/round_up.h"
+#include "ortplugin/runtime/x86_level.h"
 
 namespace ortplugin {
 namespace {
@@ -119,12 +120,9 @@ template <typename T>
 void Multiply(int64_t m, int64_t n, int64_t depth, const T* a, int64_t a_row, int64_t a_column, const T* b,
               int64_t b_row, T* c, int64_t c_row) {
 #if defined(__x86_64__) && defined(__GNUC__)
-  static const int level = [] {
-    __builtin_cpu_init();
-    return __builtin_cpu_supports("avx512f") ? 2 : __builtin_cpu_supports("avx2") ? 1 : 0;
-  }();
-  if (level == 2) return ProductAvx512(m, n, depth, a, a_row, a_column, b, b_row, c, c_row);
-  if (level == 1) return ProductAvx2(m, n, depth, a, a_row, a_column, b, b_row, c, c_row);
+  static const int level = X86Level();
+  if (level >= 4) return ProductAvx512(m, n, depth, a, a_row, a_column, b, b_row, c, c_row);
+  if (level >= 3) return ProductAvx2(m, n, depth, a, a_row, a_column, b, b_row, c, c_row);
 #endif
   Product(m, n, depth, a, a_row, a_column, b, b_row, c, c_row);
 }

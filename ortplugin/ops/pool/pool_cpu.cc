@@ -11,6 +11,7 @@
 #include "ortplugin/runtime/program/evaluator.h"
 #include "ortplugin/runtime/program/operand_lanes.h"
 #include "ortplugin/runtime/round_up.h"
+#include "ortplugin/runtime/x86_level.h"
 
 namespace ortplugin {
 namespace {
@@ -40,8 +41,7 @@ ORTPLUGIN_INLINE T Combine(T a, T b) {
   return static_cast<T>(a + b);
 }
 
-// ---- loops over lanes, for the vectors of the CPU at hand
-// ------------------------------------------------------------
+// ---- loops over lanes, for the vectors of the CPU at hand ----------------------------------------------------------
 
 // sums[i] = sums[i] combined with every taps[t][i].
 template <bool is_max, typename T>
@@ -94,11 +94,8 @@ ORTPLUGIN_LOOPS(Avx2, __attribute__((target("avx2"))))
 template <bool is_max, typename T>
 Loops<is_max, T> ChooseLoops() {
 #if defined(__x86_64__) && defined(__GNUC__)
-  static const bool has_avx2 = [] {
-    __builtin_cpu_init();
-    return __builtin_cpu_supports("avx2") != 0;
-  }();
-  if (has_avx2) return {TapsAvx2<is_max, T>, StridedAvx2<is_max, T>};
+  static const int level = X86Level();
+  if (level >= 3) return {TapsAvx2<is_max, T>, StridedAvx2<is_max, T>};
 #endif
   return {TapsBaseline<is_max, T>, StridedBaseline<is_max, T>};
 }

@@ -19,6 +19,7 @@
 #include "ortplugin/runtime/half.h"
 #include "ortplugin/runtime/program/integer_math.h"
 #include "ortplugin/runtime/program/vector_math.h"
+#include "ortplugin/runtime/x86_level.h"
 
 #ifdef __FAST_MATH__
 #error "the evaluator promises IEEE 754: compile it without -ffast-math"
@@ -28,8 +29,9 @@ namespace ortplugin {
 namespace {
 
 // Lanes of different values never overlap in part: they are distinct blocks, or the very same one.
-// (clang finds that out at run time.)
-#if defined(__GNUC__) && !defined(__clang__)
+#if defined(__clang__)
+#define ORTPLUGIN_LANES _Pragma("clang loop vectorize(assume_safety)")
+#elif defined(__GNUC__)
 #define ORTPLUGIN_LANES _Pragma("GCC ivdep")
 #else
 #define ORTPLUGIN_LANES
@@ -46,6 +48,8 @@ namespace {
 using Bool = uint8_t;
 
 // ---- The loops, inlined into each instruction set's copy ----------------------------------------------------------
+// The count is a variable of the loop's function: read from memory that the stores may change, it would have clang
+// leave the loop scalar.
 
 struct Job {
   const Statement* statement;
@@ -64,8 +68,9 @@ template <typename A, typename R, typename F>
 ORTPLUGIN_INLINE void Map(const Job& job, F f) {
   const A* a = static_cast<const A*>(job.a);
   R* result = static_cast<R*>(job.result);
+  const size_t count = job.count;
   ORTPLUGIN_LANES
-  for (size_t i = 0; i < job.count; ++i) result[i] = static_cast<R>(f(a[i]));
+  for (size_t i = 0; i < count; ++i) result[i] = static_cast<R>(f(a[i]));
 }
 
 template <typename A, typename R, typename F>
@@ -73,8 +78,9 @@ ORTPLUGIN_INLINE void Map2(const Job& job, F f) {
   const A* a = static_cast<const A*>(job.a);
   const A* b = static_cast<const A*>(job.b);
   R* result = static_cast<R*>(job.result);
+  const size_t count = job.count;
   ORTPLUGIN_LANES
-  for (size_t i = 0; i < job.count; ++i) result[i] = static_cast<R>(f(a[i], b[i]));
+  for (size_t i = 0; i < count; ++i) result[i] = static_cast<R>(f(a[i], b[i]));
 }
 
 // For a function f that vectorises but is right only for lanes that are `within` its range; `otherwise` is right for
@@ -83,11 +89,12 @@ template <typename T, typename Within, typename F, typename Otherwise>
 ORTPLUGIN_INLINE void MapWithin(const Job& job, Within within, F f, Otherwise otherwise) {
   const T* a = static_cast<const T*>(job.a);
   const T* b = static_cast<const T*>(job.b != nullptr ? job.b : job.a);
+  const size_t count = job.count;
   uint32_t outside = 0;
-  for (size_t i = 0; i < job.count; ++i) outside += within(a[i], b[i]) ? 0 : 1;
-  if (outside == 0) return Map2<T, T>({job.statement, job.from, job.to, 0, a, b, nullptr, job.result, job.count}, f);
+  for (size_t i = 0; i < count; ++i) outside += within(a[i], b[i]) ? 0 : 1;
+  if (outside == 0) return Map2<T, T>({job.statement, job.from, job.to, 0, a, b, nullptr, job.result, count}, f);
   T* result = static_cast<T*>(job.result);
-  for (size_t i = 0; i < job.count; ++i) result[i] = within(a[i], b[i]) ? f(a[i], b[i]) : otherwise(a[i], b[i]);
+  for (size_t i = 0; i < count; ++i) result[i] = within(a[i], b[i]) ? f(a[i], b[i]) : otherwise(a[i], b[i]);
 }
 
 template <typename A, typename T, typename F>
@@ -96,8 +103,9 @@ ORTPLUGIN_INLINE void Map3(const Job& job, F f) {
   const T* b = static_cast<const T*>(job.b);
   const T* c = static_cast<const T*>(job.c);
   T* result = static_cast<T*>(job.result);
+  const size_t count = job.count;
   ORTPLUGIN_LANES
-  for (size_t i = 0; i < job.count; ++i) result[i] = f(a[i], b[i], c[i]);
+  for (size_t i = 0; i < count; ++i) result[i] = f(a[i], b[i], c[i]);
 }
 
 // A lane of any operand dtype as the float that rounding further to a 16-bit dtype makes the nearest of.
@@ -550,14 +558,8 @@ ORTPLUGIN_COPY(Avx2, F16C, __attribute__((target("avx2,fma,f16c"))))
 ORTPLUGIN_COPY(Avx512, F16C, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,f16c"))))
 
 Functions Choose() {
-  __builtin_cpu_init();
-  const bool has_avx2 =
-      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-  if (ORTPLUGIN_X86_LEVEL >= 4 && has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-    return kAvx512;
-  }
-  return ORTPLUGIN_X86_LEVEL >= 3 && has_avx2 ? kAvx2 : kBaseline;
+  const int level = std::min(X86Level(), ORTPLUGIN_X86_LEVEL);
+  return level >= 4 ? kAvx512 : level >= 3 ? kAvx2 : kBaseline;
 }
 #else
 Functions Choose() { return kBaseline; }
