@@ -106,7 +106,8 @@ def _output(*command: str) -> str:
 def write(name: str, record: Mapping[str, Any], folder: Path = RESULTS, *, columns: bool = False) -> Path:
     """Writes `<folder>/<name>.json`, numbers with six digits, what holds no other object in one line.
 
-    `columns`: of many rows alike the keys stand once, and each row lists its values; `read` reads both forms.
+    `columns`: of many rows alike the keys stand once, and each row lists its values, of texts that many rows have the
+    number in "texts"; `read` reads both forms.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
@@ -119,10 +120,13 @@ def write(name: str, record: Mapping[str, Any], folder: Path = RESULTS, *, colum
 def read(path: Path) -> dict[str, Any]:
     """The record that `write` wrote."""
     record: dict[str, Any] = json.loads(path.read_text())
-    names = record.pop("columns", None)
+    names, texts = record.pop("columns", None), record.pop("texts", {})
     if names is not None:
         pairs = (zip(names, row, strict=False) for row in record["rows"])
-        record["rows"] = [{name: value for name, value in each if value is not None} for each in pairs]
+        record["rows"] = [
+            {name: texts[name][value] if name in texts else value for name, value in each if value is not None}
+            for each in pairs
+        ]
     return record
 
 
@@ -131,8 +135,20 @@ def _in_columns(record: Mapping[str, Any]) -> dict[str, Any]:
     counts = Counter(name for row in record["rows"] for name in row)
     names = [name for name, _ in counts.most_common()]
     last = [max(names.index(name) for name in row) for row in record["rows"]]
-    rows = [[row.get(name) for name in names[: end + 1]] for row, end in zip(record["rows"], last, strict=True)]
-    return {**record, "columns": names, "rows": rows}
+    texts = {name: found for name in names if (found := _repeated(record["rows"], name))}
+
+    def value(row: Mapping[str, Any], name: str) -> Any:
+        return texts[name].index(row[name]) if name in row and name in texts else row.get(name)
+
+    rows = [[value(row, name) for name in names[: end + 1]] for row, end in zip(record["rows"], last, strict=True)]
+    return {**record, "columns": names, "texts": texts, "rows": rows}
+
+
+def _repeated(rows: Sequence[Mapping[str, Any]], name: str) -> list[str]:
+    """The distinct values of a column of texts, where it has each twice on average; else none."""
+    values = [row[name] for row in rows if name in row]
+    distinct = list(dict.fromkeys(map(str, values)))
+    return distinct if all(isinstance(each, str) for each in values) and 2 * len(distinct) <= len(values) else []
 
 
 def merged(
@@ -217,12 +233,12 @@ def run(
     """
     args = arguments(doc, options or {})
     if args.source:
-        record = json.loads(args.source.read_text())
+        record = read(args.source)
     else:
         record = {"environment": environment(args.commit), "rows": []}
         for line in measure(args, record):
             print(line, flush=True)
-            write(name, record, args.out)
+            write(name, record, args.out, columns=True)
     print(table(record))
     if args.readme:
         fill_readme(name, table(record))

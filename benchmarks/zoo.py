@@ -64,6 +64,7 @@ SECOND_WORKERS = 2  # processes of a GPU in which rows are measured for the seco
 SAID = 300  # characters of what a process that died said last
 START_SECONDS = 120  # that a new process may take besides
 MOST_MEMORY = 7 << 30  # bytes of a worker after a row, with which it goes on
+LONGEST_REASON = 150  # characters of one in the table; what comes later differs by names and shapes
 
 Row = dict[str, Any]
 Measure = Callable[[Job, Setting, Callable[[Mapping[str, Any]], None]], None]
@@ -444,7 +445,8 @@ def _problems(cases: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
             for key, what in (("uncaptured", "not captured"), ("ort_uncaptured", "ORT's original not captured")):
                 if key in row:
                     reasons.setdefault((what, row[key]), []).append(which)
-        for reason, which in reasons.items():
+        for (what, why), which in reasons.items():
+            reason = (what, why if len(why) <= LONGEST_REASON else why[:LONGEST_REASON] + "...")
             text = name if len(which) == len(rows) else f"{name} ({', '.join(which)})"
             places.setdefault(reason, []).append(text)
     order = [
