@@ -1,17 +1,21 @@
-"""A transposed convolution of stride 1 becomes a convolution, with its weights turned around.
+"""A transposed convolution of stride 1 becomes a convolution, with its filters rotated by 180 degrees.
 
     y = FusedConvTranspose(x, w)     becomes     y = FusedConv(x, v)
 
-    v[m, c, k] = w[c, m, K - 1 - k] in each group, K the kernel's size; pads (K - 1) * dilation - pads
+    v[m, c, k] = w[c, m, K - 1 - k] in each group, K the filter's size; pads (K - 1) * dilation - pads
 
-Both compute the same sums. What pays was measured on an H200: a depthwise one gets a kernel of ours, and so does one of
-a single element in 16 bits, with or without a program, if it has few products for each element of its tensors, which
-then need not turn its weights in every run; in 16 bits long sums do, whatever follows: with few products they have a
-kernel of ours, up to twice as fast, and very long ones have kernels of cuDNN's as fast, or 4% faster with --tune; so do
-many sums for 64 or 96 channels, where cuDNN's gradients take 5 to 20% longer, or three times as long; one of 16 bits
-with bias and Relu is a ready-made kernel of cuDNN's, where it compiles one for a transposed convolution that takes 1 to
-25% longer with many products, and up to twice as long with a kernel of one element. Others stay: alone, or with few
-products, cuDNN's transposed convolutions are as fast, or faster.
+Both compute the same sums. Which is faster was measured on an H200 (`ortplugin.target`); a convolution is
+
+- depthwise: our engine for it has no transposed form;
+- 1x1 in fp16 or bf16, with a program, or memory-bound: nothing has to rotate the weights in every run;
+- in fp16 or bf16 with long sums: split-K for little work, up to twice as fast, and for very long sums cuDNN's, as fast,
+  or 4% faster with --tune;
+- in fp16 or bf16 for 64 or 96 channels and much work: cuDNN's data gradients take 5 to 20% longer, or three times as
+  long;
+- in fp16 or bf16 with a program and much work: cuDNN has a ready-made kernel with bias and Relu, and compiles one for a
+  transposed convolution that takes 1 to 25% longer.
+
+Others stay: without a program, or with little work, cuDNN's transposed convolutions are as fast, or faster.
 """
 
 from __future__ import annotations
@@ -34,18 +38,18 @@ from ortplugin.program import parse
 from ortplugin.target import DEFAULT, ENGINES
 
 # What one GPU's measurements decided; h200.def says of each why.
-MANY_PRODUCTS = DEFAULT["turn_many_multiply_adds"]
-FEW_PRODUCTS = DEFAULT["conv_1x1_most_intensity"]
+MUCH_WORK = DEFAULT["turn_many_multiply_adds"]
+MEMORY_BOUND = DEFAULT["conv_1x1_most_intensity"]
 VERY_LONG_SUM = DEFAULT["turn_very_long_sum"]
 LONG_SUM = DEFAULT["turn_long_sum"]
-SMALL_WORK = DEFAULT["turn_little_work"]
+LITTLE_WORK = DEFAULT["turn_little_work"]
 NARROW = range(DEFAULT["turn_narrow_least"], DEFAULT["turn_narrow_most"] + 1)
 HUGE_WORK = DEFAULT["cudnn_identity_most_multiply_adds"]  # beyond, cuDNN has no faster gradients
 FEW_CHANNELS = DEFAULT["turn_least_channels"]
-# What our kernels take on every GPU.
+# What our engines take on every GPU.
 DEPTHWISE_FILTERS = range(ENGINES["depthwise_least_filter"], ENGINES["depthwise_most_filter"] + 1, 2)
 VECTOR = ENGINES["wgmma_vector"]
-UNKNOWN = "only with channels last, and depthwise or in 16 bits, a convolution is known to be faster"
+UNKNOWN = "only with channels last, and depthwise or in fp16 or bf16, a convolution is known to be faster"
 
 
 def rewrite(scope: Scope, node: gs.Node) -> Outcome:
@@ -114,10 +118,10 @@ def _loss(scope: Scope, node: gs.Node, weights: npt.NDArray[Any], group: int) ->
         return f"its result has {columns} channels in a group"
     rows = weights.shape[0] // group
     is_bare = not parse(str(node.attrs["program"])).statements
-    if prod(kernel) == 1 and (not is_bare or (group == 1 and rows * columns <= FEW_PRODUCTS * (rows + columns))):
+    if prod(kernel) == 1 and (not is_bare or (group == 1 and rows * columns <= MEMORY_BOUND * (rows + columns))):
         return None
     sum_length = rows * prod(kernel)
-    # What cuDNN, and our kernel, were measured for.
+    # What cuDNN, and our engine, were measured for.
     is_measured = group == 1 and len(kernel) == 2 and rows % VECTOR == 0 and columns % VECTOR == 0
     is_long, is_narrow = is_measured and sum_length >= LONG_SUM, is_measured and columns in NARROW and prod(kernel) > 1
     if is_long and sum_length >= VERY_LONG_SUM:
@@ -128,13 +132,13 @@ def _loss(scope: Scope, node: gs.Node, weights: npt.NDArray[Any], group: int) ->
     sizes = [] if shape is None else [each for each in shape if isinstance(each, int)]
     if shape is None or len(sizes) < len(shape):
         return f"its result's shape {show(shape)} is not known"
-    products = prod(sizes) * sum_length
-    if is_long and products <= SMALL_WORK:
+    multiply_adds = prod(sizes) * sum_length
+    if is_long and multiply_adds <= LITTLE_WORK:
         return None
-    if is_bare and not (is_narrow and products >= HUGE_WORK):
-        limit = f"more than {SMALL_WORK}" if is_long else f"fewer than {HUGE_WORK}"
-        return f"nothing follows it, and it has {products} products, {limit}"
-    return None if products >= MANY_PRODUCTS else f"it has {products} products, few enough to be as fast as it is"
+    if is_bare and not (is_narrow and multiply_adds >= HUGE_WORK):
+        limit = f"more than {LITTLE_WORK}" if is_long else f"fewer than {HUGE_WORK}"
+        return f"nothing follows it, and it has {multiply_adds} multiply-adds, {limit}"
+    return None if multiply_adds >= MUCH_WORK else f"it has {multiply_adds} multiply-adds, few enough to be as fast"
 
 
 TURN_CONV_TRANSPOSE = RulePass(

@@ -4,7 +4,7 @@
                                                                                          input_layout = "NCHW">(x, w)
 
 Transposing an image of three channels takes ONNX Runtime longer than the convolution that follows (21 microseconds for
-eight of 224 x 224 in float16 on an H200, 14 for 64 filters of 7 x 7), and our kernel for few channels reads either.
+eight of 224 x 224 in float16 on an H200, 14 for 64 filters of 7 x 7), and our engine `stem` reads either.
 """
 
 from __future__ import annotations

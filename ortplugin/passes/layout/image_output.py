@@ -3,7 +3,8 @@
     y = Transpose(FusedConvTranspose<layout = "NHWC">(x, w))     becomes     y = FusedConvTranspose<layout = "NHWC",
                                                                                  output_layout = "NCHW">(x, w)
 
-Our kernel for few filters writes either; the Transpose takes 12 us for 64 images of 3 x 64 x 64 in float16 on an H200.
+Our engine for few output channels (few_output_channels) writes either; the Transpose takes 12 us for 64 images of
+3 x 64 x 64 in fp16 on an H200.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ortplugin.passes.layout.plan import is_perm, to_first
 from ortplugin.program import parse
 from ortplugin.target import ENGINES
 
-# What our kernel takes on every GPU (FitsFewOutputChannels asks the same lines).
+# What our engine takes on every GPU (FitsFewOutputChannels asks the same lines).
 MOST_FILTERS = ENGINES["few_output_channels_most_filters"]
 MOST_FILTER = ENGINES["few_output_channels_most_filter"]  # rows and columns of one
 MOST_STRIDE = ENGINES["few_output_channels_most_stride"]
@@ -58,7 +59,7 @@ def write_as_wanted(scope: Scope, node: gs.Node) -> Outcome:
 
 
 def _reason(scope: Scope, node: gs.Node) -> str | None:
-    """Why our kernel for few filters would not take it, where the shapes tell; another would transpose for itself."""
+    """Why our engine would not take it, where the shapes tell; another would transpose for itself."""
     dtype, shape = conv_dtype(scope, node), scope.shape(node.inputs[1])
     if dtype not in CHANNELS:
         return f"its dtype is {dtype or 'not known'}; images are written in {', '.join(CHANNELS)}"

@@ -62,8 +62,8 @@ def attributes_of(model: onnx.ModelProto) -> dict[str, Any]:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few products are many."""
-    monkeypatch.setattr(turn_conv_transpose, "MANY_PRODUCTS", 1)
+    """Little work counts as much."""
+    monkeypatch.setattr(turn_conv_transpose, "MUCH_WORK", 1)
 
 
 @pytest.mark.usefixtures("small")
@@ -141,7 +141,7 @@ def test_a_kernel_of_one_element(follows: bool, rng: np.random.Generator) -> Non
     ("x", "w"),
     [
         (("N", 512, 4, 3), (512, 8, 3, 3)),  # very long sums, of any batch
-        ((4, 240, 14, 14), (240, 8, 3, 3)),  # long ones with few products
+        ((4, 240, 14, 14), (240, 8, 3, 3)),  # long ones with little work
         ((1, 2048, 7, 7), (2048, 2048, 1, 1)),
     ],
 )
@@ -155,7 +155,7 @@ def test_long_sums(x: Dims, w: tuple[int, ...], follows: bool, rng: np.random.Ge
 
 def test_alone_between_transposes() -> None:
     """Data that has its channels last already: the Transposes meet their inverses, and nothing follows the layer. With
-    64 channels and many products it turns, with few products or more channels it does not."""
+    64 channels and much work it becomes one, with little work or more channels it does not."""
     for batch, channels, op in ((256, 64, "FusedConv"), (8, 64, "FusedConvTranspose"), (64, 128, "FusedConvTranspose")):
         alone = up((batch, 56, 56, channels), (channels, channels, 3, 3), follows=False, pads=[1, 1, 1, 1])
         (layer,) = alone.graph.node
@@ -176,9 +176,9 @@ MISSES = {
     "alone": (up(follows=False), "nothing follows it"),
     "many channels, alone": (up((1, 1024, 2, 3), (1024, 512, 1, 1), follows=False), "nothing follows it"),
     "groups, alone": (up(w=(16, 8, 1, 1), follows=False, group=2), "nothing follows it"),
-    "long sums, many products": (
+    "long sums, much work": (
         up((5, 240, 14, 14), (240, 256, 3, 3), follows=False),
-        "nothing follows it, and it has 707788800 products, more than 536870912",
+        "nothing follows it, and it has 707788800 multiply-adds, more than 536870912",
     ),
     "long sums of any batch": (up(("N", 240, 4, 4), (240, 8, 3, 3), follows=False), "is not known"),
     "sums that are not so long": (
@@ -192,7 +192,7 @@ MISSES = {
     "long sums of volumes": (up((1, 256, 3, 3, 3), (256, 8, 3, 3, 3), follows=False), "nothing follows it"),
     "long sums of 12 filters": (up((1, 512, 4, 4), (512, 12, 3, 3), follows=False), "nothing follows it"),
     "long sums of 500 channels": (up((1, 500, 4, 4), (500, 8, 3, 3), follows=False), "nothing follows it"),
-    "float": (up(dtype="float32"), "only with channels last, and depthwise or in 16 bits"),
+    "float": (up(dtype="float32"), "only with channels last, and depthwise or in fp16 or bf16"),
     "any batch": (up(("N", 16, 6, 5)), "is not known"),
     "few channels": (up(w=(16, 3, 3, 3)), "its result has 3 channels in a group"),
 }
@@ -206,7 +206,7 @@ def test_near_misses(name: str) -> None:
 
 
 def test_few_products_stay() -> None:
-    assert_unchanged(before(up()), [TURN_CONV_TRANSPOSE], "it has 129024 products")
+    assert_unchanged(before(up()), [TURN_CONV_TRANSPOSE], "it has 129024 multiply-adds")
 
 
 @pytest.mark.usefixtures("small")
