@@ -302,9 +302,10 @@ const std::vector<Reference>& Unary() {
       {"Floor(a)", X(std::floor(x))},
       {"Ceil(a)", X(std::ceil(x))},
       {"Round(a)", X(std::rint(x))},
-      {"Sign(a)", X(x > 0   ? 1
-                    : x < 0 ? -1
-                            : x)},
+      {"Sign(a)", X(x > 0    ? 1
+                    : x < 0  ? -1
+                    : x != x ? x
+                             : 0)},
       {"Sin(a)", X(std::sin(x)), 2},
       {"Cos(a)", X(std::cos(x)), 2},
       {"Tan(a)", X(std::tan(x)), 2},
