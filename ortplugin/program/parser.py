@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final
 
 from ortplugin.program.dtypes import DTYPES
@@ -169,7 +168,6 @@ class _Parser:
         return Program(parameters, results, tuple(statements))
 
 
-@lru_cache(maxsize=512)  # each pass reads the programs of the nodes that it looks at
 def parse(text: str) -> Program:
     """Reads a program. Raises ProgramError: with line and column for syntax, with the statement's name otherwise."""
     return _Parser(text).program()

@@ -41,7 +41,6 @@ POLE = 32.0  # a normal distribution of 256 has none 6 times as large as its med
 MORE_TRIALS = 256  # for integers, truth values, shapes such as Unique's, and what is computed from them: what decides
 # them may be rare
 _DISCONTINUOUS = (
-    *("Div", "Reciprocal"),  # beside a pole
     *("ArgMax", "ArgMin", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Mod"),
     *("NonZero", "Round", "Shrink", "Sign", "ThresholdedRelu", "TopK", "Unique"),
 )
@@ -94,7 +93,28 @@ def explained(candidates: Sequence[Array], got: Array, dtype: str) -> str:
         bad = (got < low) | (got > high) if got.dtype.kind != "b" else ~np.any([each == got for each in same], axis=0)
         return _first(same[0], got, bad) if bad.any() else ""
     have = got.astype(np.float64)
-    all_of = np.stack([each.astype(np.float64) for each in same])
+    good = _good(candidates, have, dtype)
+    return "" if good.all() else _first(candidates[0].astype(np.float64), have, ~good)
+
+
+def is_beside_pole(candidates: Sequence[Array], got: Array, dtype: str) -> bool:
+    """Whether some of what the candidates do not explain may be beside a pole, which more of them would show."""
+    if not is_floating(got) or any(each.shape != got.shape for each in candidates):
+        return False
+    sizes, low, high = _sizes(candidates)
+    wide = (sizes.max(axis=0) > POLE / 4 * np.median(sizes, axis=0)) & (low < 0) & (high > 0)
+    return bool((wide & ~_good(candidates, got.astype(np.float64), dtype)).any())
+
+
+def _sizes(candidates: Sequence[Array]) -> tuple[Array, Array, Array]:
+    """The magnitudes of finite values, the least and the largest value."""
+    all_of = np.stack([each.astype(np.float64) for each in candidates])
+    return np.where(np.isfinite(all_of), np.abs(all_of), 0), all_of.min(axis=0), all_of.max(axis=0)
+
+
+def _good(candidates: Sequence[Array], have: Array, dtype: str) -> Array:
+    """Which elements of an output the candidates explain."""
+    all_of = np.stack([each.astype(np.float64) for each in candidates])
     want = all_of[0]
     with np.errstate(invalid="ignore", over="ignore"):
         moves = np.where(np.isfinite(all_of), np.abs(all_of - want), 0)
@@ -105,18 +125,12 @@ def explained(candidates: Sequence[Array], got: Array, dtype: str) -> str:
         # Infinite or NaN in some runs and not in others: it may be finite here, too.
         mixed = ~np.all(np.isfinite(all_of), axis=0) & np.any(np.isfinite(all_of), axis=0)
         good |= mixed
-        if len(same) >= MORE_TRIALS:
+        if len(candidates) >= MORE_TRIALS:
             # Of both signs, and some far larger than most: a pole is among them, near which no size is the largest.
-            sizes = np.where(np.isfinite(all_of), np.abs(all_of), 0)
+            sizes, low, high = _sizes(candidates)
             middle = np.median(sizes, axis=0)
-            good |= (
-                (middle > 0)
-                & (sizes.max(axis=0) > POLE * middle)
-                & (all_of.min(axis=0) < 0)
-                & (all_of.max(axis=0) > 0)
-                & (abs(have) > middle)
-            )
-    return "" if good.all() else _first(want, have, ~good)
+            good |= (middle > 0) & (sizes.max(axis=0) > POLE * middle) & (low < 0) & (high > 0) & (abs(have) > middle)
+    return good
 
 
 def is_discontinuous(model: onnx.ModelProto) -> bool:
