@@ -54,6 +54,7 @@ def check(library: Path) -> None:
     given, asked = symbols(library)
     assert given == EXPORTED
     assert "malloc" in asked
+    assert "NODELETE" in readelf(library, "--dynamic")  # a session that ends does not unload it for those that follow
     assert not {name for name in asked if re.match(r"_?Py[A-Z_]", name)}
 
 
