@@ -87,11 +87,14 @@ def explained(candidates: Sequence[Array], got: Array, dtype: str) -> str:
         ):
             return ""  # dims that rounding decides
         return f"shape {list(got.shape)} for {list(candidates[0].shape)}"
-    same = candidates
     if not is_floating(got) and not is_floating(candidates[0]):
-        low, high = np.min(same, axis=0), np.max(same, axis=0)
-        bad = (got < low) | (got > high) if got.dtype.kind != "b" else ~np.any([each == got for each in same], axis=0)
-        return _first(same[0], got, bad) if bad.any() else ""
+        low, high = np.min(candidates, axis=0), np.max(candidates, axis=0)
+        bad = (
+            (got < low) | (got > high)
+            if got.dtype.kind != "b"
+            else ~np.any([each == got for each in candidates], axis=0)
+        )
+        return _first(candidates[0], got, bad) if bad.any() else ""
     have = got.astype(np.float64)
     good = _good(candidates, have, dtype)
     return "" if good.all() else _first(candidates[0].astype(np.float64), have, ~good)

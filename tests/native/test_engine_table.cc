@@ -11,6 +11,7 @@
 #include "ortplugin/target/target.h"
 #include "tests/native/check.h"
 #include "tests/native/gpus.h"
+#include "tests/native/square_conv.h"
 
 using namespace ortplugin;
 
@@ -24,19 +25,8 @@ struct Case {
 
 ConvProblem Square(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t kernel,
                    int64_t stride = 1, bool transposed = false) {
-  ConvProblem problem;
-  problem.dtype = dtype;
-  problem.transposed = transposed;
-  problem.batch = batch;
-  problem.height = problem.width = size;
-  problem.channels = channels;
-  problem.filters = filters;
-  problem.kernel_height = problem.kernel_width = kernel;
-  problem.strides = {stride, stride};
-  const int64_t pad = (kernel - 1) / 2;
-  problem.pads = {pad, pad, pad, pad};
-  problem.out_height = problem.out_width = transposed ? size * stride : (size - 1) / stride + 1;
-  return problem;
+  const int64_t out = transposed ? size * stride : (size - 1) / stride + 1;
+  return test::SquareConv(dtype, transposed, batch, size, channels, filters, kernel, stride, (kernel - 1) / 2, out);
 }
 
 std::vector<Case> Cases() {

@@ -11,6 +11,7 @@
 #include "ortplugin/ops/conv/engines/few_output_channels.h"
 #include "tests/native/check.h"
 #include "tests/native/kernel_remarks.h"
+#include "tests/native/square_conv.h"
 
 using namespace ortplugin;
 
@@ -27,17 +28,8 @@ const char* const kMixed =
 
 ConvProblem Up(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t kernel,
                int64_t stride, int64_t pad, bool channels_first) {
-  ConvProblem problem;
-  problem.transposed = true;
-  problem.dtype = dtype;
-  problem.batch = batch;
-  problem.height = problem.width = size;
-  problem.channels = channels;
-  problem.filters = filters;
-  problem.kernel_height = problem.kernel_width = kernel;
-  problem.pads = {pad, pad, pad, pad};
-  problem.strides = {stride, stride};
-  problem.out_height = problem.out_width = (size - 1) * stride + kernel - 2 * pad;
+  const int64_t out = (size - 1) * stride + kernel - 2 * pad;
+  ConvProblem problem = test::SquareConv(dtype, true, batch, size, channels, filters, kernel, stride, pad, out);
   problem.operands = {{filters}};
   if (dtype == kBrain) problem.operands = {{filters}, problem.output_shape(), {problem.out_height, 1, 1}};
   problem.y_channels_first = channels_first;

@@ -14,6 +14,7 @@
 #include "ortplugin/ops/pool/pool.h"
 #include "tests/native/check.h"
 #include "tests/native/kernel_remarks.h"
+#include "tests/native/square_conv.h"
 
 using namespace ortplugin;
 
@@ -52,18 +53,9 @@ std::vector<ConvProblem> Problems() {
           for (const int64_t channels : {3, 8, 36, 64, 256, 512})
             for (const int64_t filters : {3, 8, 32, 80, 96, 128, 256})
               for (const auto& [kernel, stride] : {std::pair{1, 1}, {1, 2}, {2, 2}, {3, 1}, {3, 2}, {4, 2}, {7, 2}}) {
-                ConvProblem problem;
-                problem.dtype = dtype;
-                problem.transposed = transposed;
-                problem.batch = batch;
-                problem.height = problem.width = size;
-                problem.channels = channels;
-                problem.filters = filters;
-                problem.kernel_height = problem.kernel_width = kernel;
-                problem.strides = {stride, stride};
-                const int64_t pad = (kernel - 1) / 2, out = transposed ? size * stride : (size - 1) / stride + 1;
-                problem.pads = {pad, pad, pad, pad};
-                problem.out_height = problem.out_width = out;
+                const int64_t out = transposed ? size * stride : (size - 1) / stride + 1;
+                ConvProblem problem = test::SquareConv(dtype, transposed, batch, size, channels, filters, kernel,
+                                                       stride, (kernel - 1) / 2, out);
                 problems.push_back(problem);
                 problem.group = problem.filters = problem.channels;
                 if (filters == 3) problems.push_back(problem);

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "ortplugin/ops/conv/engines/polyphase.h"
+#include "tests/native/square_conv.h"
 #include "tests/native/wgmma_cases.h"
 
 using namespace ortplugin;
@@ -15,18 +16,9 @@ namespace {
 
 ConvProblem Layer(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t kernel = 3,
                   int64_t stride = 2, int64_t pad = 1, int64_t dilation = 1) {
-  ConvProblem problem;
-  problem.dtype = dtype;
-  problem.transposed = true;
-  problem.batch = batch;
-  problem.height = problem.width = size;
-  problem.channels = channels;
-  problem.filters = filters;
-  problem.kernel_height = problem.kernel_width = kernel;
-  problem.strides = {stride, stride};
+  const int64_t out = (size - 1) * stride + (kernel - 1) * dilation + 1 - 2 * pad;
+  ConvProblem problem = SquareConv(dtype, true, batch, size, channels, filters, kernel, stride, pad, out);
   problem.dilations = {dilation, dilation};
-  problem.pads = {pad, pad, pad, pad};
-  problem.out_height = problem.out_width = (size - 1) * stride + (kernel - 1) * dilation + 1 - 2 * pad;
   return problem;
 }
 

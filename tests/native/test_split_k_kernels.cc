@@ -8,6 +8,7 @@
 
 #include "ortplugin/ops/conv/engines/split_k.h"
 #include "tests/native/wgmma_cases.h"
+#include "tests/native/square_conv.h"
 
 using namespace ortplugin;
 using namespace test;
@@ -16,16 +17,8 @@ namespace {
 
 ConvProblem Layer(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t kernel,
                   int64_t stride = 1) {
-  ConvProblem problem;
-  problem.dtype = dtype;
-  problem.batch = batch;
-  problem.height = problem.width = size;
-  problem.channels = channels;
-  problem.filters = filters;
-  problem.kernel_height = problem.kernel_width = kernel;
-  problem.pads.fill(kernel / 2);
-  problem.strides = {stride, stride};
-  problem.out_height = problem.out_width = (size + kernel / 2 * 2 - kernel) / stride + 1;
+  const int64_t pad = kernel / 2, out = (size + 2 * pad - kernel) / stride + 1;
+  ConvProblem problem = SquareConv(dtype, false, batch, size, channels, filters, kernel, stride, pad, out);
   problem.constant_weights = batch > 1;
   return problem;
 }
