@@ -157,6 +157,7 @@ def plot(record: dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.hashsalt"] = "ortplugin"  # the same file for the same figures
     matplotlib.rcParams["svg.fonttype"] = "none"  # letters, not their outlines: half the size
+    matplotlib.rcParams["font.sans-serif"] = ["DejaVu Sans"]  # each text names all fonts of the list
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(8, 4))

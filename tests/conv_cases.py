@@ -368,5 +368,18 @@ def _cases() -> list[Case]:
 
 CASES: tuple[Case, ...] = tuple(_cases())
 
+# Input, filters, kernel, strides and pads.
+ONE_SIDED: list[tuple[Shape, int, Shape, list[int], list[int]]] = [
+    ((1, 8, 2), 8, (3,), [1], [1, 0]),
+    ((1, 8, 2), 8, (3,), [1], [0, 1]),
+    ((2, 8, 40), 8, (4,), [1], [3, 0]),
+    ((2, 32, 9), 32, (2,), [2], [0, 1]),
+    ((1, 8, 2, 2), 8, (3, 3), [1, 1], [1, 0, 0, 1]),
+    ((2, 16, 7, 9), 16, (2, 2), [1, 1], [0, 0, 1, 1]),
+    ((2, 16, 8, 8), 16, (3, 3), [2, 2], [0, 0, 1, 1]),
+    ((2, 32, 9, 5), 32, (5, 3), [1, 2], [4, 2, 0, 0]),
+    ((1, 4, 3, 4, 3), 4, (2, 2, 2), [1, 1, 1], [1, 1, 1, 0, 0, 0]),
+]
+
 by_name = {case.name: case for case in CASES}
 assert len(by_name) == len(CASES), "two cases have one name"

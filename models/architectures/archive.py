@@ -31,13 +31,17 @@ def finished(proto: onnx.ModelProto) -> onnx.ModelProto:
     return proto
 
 
-def shorten_weights(proto: onnx.ModelProto) -> None:
-    """Leaves float32 weights eight significant bits, for a smaller archive. A second time changes nothing."""
+def shorten(proto: onnx.ModelProto) -> None:
+    """For a smaller archive: float32 weights of four significant bits, and of a model whose inputs have no open lengths
+    no shapes of values, which follow from those. A second time changes nothing."""
     for tensor, _ in walk_tensors(proto):
         values = onnx.numpy_helper.to_array(tensor)
         if values.dtype == np.float32 and values.size >= 8:  # fewer are factors and limits
-            short = (values.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+            short = (values.view(np.uint32) & np.uint32(0xFFF00000)).view(np.float32)
             tensor.CopyFrom(onnx.numpy_helper.from_array(short, tensor.name))
+    dims = (dim for each in proto.graph.input for dim in each.type.tensor_type.shape.dim)
+    if all(dim.HasField("dim_value") for dim in dims):
+        del proto.graph.value_info[:]
 
 
 def check(proto: onnx.ModelProto, runs: Sequence[tuple[Feeds, Sequence[np.ndarray]]], what: str) -> None:
@@ -94,7 +98,7 @@ def write(made: Mapping[str, tuple[onnx.ModelProto, dict[str, Any]]], known: set
         if FILES.exists():
             unpack(folder, FILES)
         for model, (proto, said) in made.items():
-            shorten_weights(proto)
+            shorten(proto)
             (folder / f"{model}.onnx").write_bytes(proto.SerializeToString(deterministic=True))
             entries[model] = {key: value for key, value in said.items() if key != "versions"}
             versions[said["exporter"]] = said["versions"]

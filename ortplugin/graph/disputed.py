@@ -17,21 +17,27 @@ from onnx import helper, numpy_helper
 from ortplugin.graph.convert import all_graphs, node_proto, value_info
 from ortplugin.graph.domains import DEFAULT_DOMAINS
 from ortplugin.graph.facts import CONSTANT_ELEMENTS, known_values, value_of
-from ortplugin.graph.ort_shapes import ceil_adds_nothing, is_hidden, told
+from ortplugin.graph.ort_shapes import ceil_adds_nothing, is_hidden, pads_without_ceil, told
 
 INT32_MAX = 2**31 - 1  # from here on exporters mean the end
 
 
 def settle(graph: gs.Graph) -> None:
-    """Takes the ceil_mode from each pool, also in subgraphs, of which it is known to add no window.
+    """Takes the ceil_mode from each pool, also in subgraphs, of which onnx infers a window too many.
 
-    onnx infers one window too many of such a pool, and an operator of ours behind it would be asked at load about a
-    shape that no value has. `graph` has the shapes that `annotate` found.
+    An operator of ours behind it would be asked at load about a shape that no value has. What windows ceil_mode adds
+    along other axes, pads make. `graph` has the shapes that `annotate` found.
     """
     for each in all_graphs(graph):
         for node in each.nodes:
-            if node.attrs.get("ceil_mode") and is_hidden(node) and ceil_adds_nothing(node):
+            if not node.attrs.get("ceil_mode") or not is_hidden(node):
+                continue
+            if ceil_adds_nothing(node):
                 del node.attrs["ceil_mode"]
+            elif _contradicts(node, graph.opset) and (pads := pads_without_ceil(node)) is not None:
+                del node.attrs["ceil_mode"]
+                node.attrs.pop("auto_pad", None)
+                node.attrs["pads"] = pads
 
 
 def disputed(graph: gs.Graph) -> frozenset[str]:

@@ -28,7 +28,7 @@ DOMAIN = "ortplugin.hidden"  # onnx knows no operator of it
 
 POOLS = ("MaxPool", "AveragePool", "LpPool")
 SCALED = ("Resize", "Upsample")
-OPERATORS = (*POOLS, *SCALED, "ConvTranspose", "PRelu", "STFT")
+OPERATORS = (*POOLS, *SCALED, "Concat", "ConvTranspose", "PRelu", "STFT")
 _CONV_TRANSPOSE = (
     "auto_pad",
     "dilations",
@@ -97,6 +97,8 @@ def _is_wrong(proto: onnx.NodeProto, node: gs.Node | None) -> bool:
     if proto.op_type in SCALED:  # onnx multiplies in more bits than the float32 that ONNX Runtime does it in
         scales = None if node is None else _scales(node)
         return node is None or (scales is not None and any(each * 16 % 1 or each > 256 for each in scales))
+    if proto.op_type == "Concat":
+        return node is not None and _has_misfits(node)
     return proto.op_type == "STFT"  # of which ONNX Runtime by default gives one side
 
 
@@ -109,6 +111,8 @@ def told(node: gs.Node) -> list[TensorType]:
         return [TensorType(x.dtype, shape), TensorType(np.dtype(np.int64), shape)]
     if node.op == "PRelu":
         return [TensorType(x.dtype, broadcast([each.shape for each in given]))]
+    if node.op == "Concat":
+        return [TensorType(x.dtype, _joined(node))]
     if node.op == "ConvTranspose":
         return [TensorType(x.dtype, _transposed(node, [each.shape for each in given]))]
     if node.op == "STFT":
@@ -116,13 +120,81 @@ def told(node: gs.Node) -> list[TensorType]:
     return [TensorType(x.dtype, None if x.shape is None else _scaled(node, x.shape))]
 
 
+def _has_misfits(concat: gs.Node) -> bool:
+    """Whether tensors without elements differ from the others in another axis, where ONNX Runtime leaves them out."""
+    shapes = [each.shape for each in concat.inputs]
+    return (
+        all(shape is not None for shape in shapes)
+        and any(0 in shape for shape in shapes)
+        and (_joined(concat) is not None and len({tuple(_others(concat, shape)) for shape in shapes}) > 1)
+    )
+
+
+def _others(concat: gs.Node, shape: Shape) -> list[Dim]:
+    """The lengths but for the one along which the tensors are joined."""
+    dims = list(shape)
+    del dims[concat.attrs["axis"]]
+    return dims
+
+
+def _joined(concat: gs.Node) -> Shape | None:
+    shapes = [tuple(each.shape) for each in concat.inputs if each.shape is not None and 0 not in each.shape]
+    axis, ranks = concat.attrs.get("axis"), {len(each.shape or ()) for each in concat.inputs}
+    if not shapes or len(ranks) != 1 or not isinstance(axis, int) or not -len(shapes[0]) <= axis < len(shapes[0]):
+        return None
+    dims, along = list(shapes[0]), [shape[axis] for shape in shapes]
+    dims[axis] = sum(along) if all(isinstance(each, int) for each in along) else None
+    return tuple(dims)
+
+
 def ceil_adds_nothing(pool: gs.Node) -> bool:
     """Whether it is known that a pool in ceil_mode has no more windows than without it."""
-    x = pool.inputs[0].shape
-    with_it, without = (
-        (None,) if x is None else _pooled({**pool.attrs, "ceil_mode": ceil}, tuple(x)) or (None,) for ceil in (1, 0)
+    x, same = pool.inputs[0].shape, str(pool.attrs.get("auto_pad", "")).startswith("SAME")
+    strided = any(
+        a > b for a, b in zip(pool.attrs.get("strides", ()), pool.attrs.get("kernel_shape", ()), strict=False)
     )
-    return with_it == without and None not in with_it[2:]
+    if x is None or (same and strided):  # without it ONNX Runtime refuses pads below 0
+        return False
+    with_it, without = (_pooled({**pool.attrs, "ceil_mode": ceil}, tuple(x)) for ceil in (1, 0))
+    return with_it is not None and with_it == without and None not in with_it[2:]
+
+
+def pads_without_ceil(pool: gs.Node) -> list[int] | None:
+    """The pads with which a pool has its windows without ceil_mode; None if they are not known to make the same.
+
+    What lies beyond the pads counts in no window but one of an AveragePool that includes them.
+    """
+    x, attributes = pool.inputs[0].shape, pool.attrs
+    kernel, spatial = attributes.get("kernel_shape") or [], len(x or ()) - 2
+    made = None if x is None else _pooled(attributes, tuple(x))
+    dilated = any(each != 1 for each in attributes.get("dilations") or ())
+    if attributes.get("count_include_pad") or dilated or made is None or not all(isinstance(n, int) for n in made[2:]):
+        return None
+    if str(attributes.get("auto_pad", "NOTSET")).startswith("SAME"):
+        return None
+    begin = [int(each) for each in attributes.get("pads") or [0] * spatial][:spatial]
+    strides = attributes.get("strides") or [1] * spatial
+    sizes = zip(made[2:], strides, kernel, x[2:], begin, strict=True)
+    return [
+        *begin,
+        *(max((out - 1) * stride + window - size - before, 0) for out, stride, window, size, before in sizes),
+    ]
+
+
+def windows_fit(shape: Shape | None, attributes: Mapping[str, Any]) -> bool:
+    """Whether no window of a pool is larger than the padded image. An open size is taken to be 1 or more.
+
+    Where one is larger, ONNX Runtime's AveragePool before opset 19 counts what lies beyond the padding, too.
+    """
+    kernel = attributes["kernel_shape"]
+    if attributes.get("auto_pad", "NOTSET").startswith("SAME"):
+        return True
+    pads = attributes.get("pads") or [0] * (2 * len(kernel))
+    sizes = (1,) * len(kernel) if shape is None else shape[2:]
+    return len(sizes) == len(kernel) and all(
+        (size if isinstance(size, int) else 1) + pads[axis] + pads[axis + len(kernel)] >= kernel[axis]
+        for axis, size in enumerate(sizes)
+    )
 
 
 def _pooled(attributes: Mapping[str, Any], shape: Shape) -> Shape | None:

@@ -8,6 +8,8 @@ wrong is put right:
 - Upsample, and Resize before opset 11, place samples at x / scale, and ONNX Runtime rounds them down where it enlarges
   and up where it shrinks. The conversion leaves the new operator's defaults, half a pixel beside that;
 - Scan before opset 9 had a batch dimension, in bodies too: refused;
+- Softmax before opset 13 was along several axes, taken as one by a Flatten and put right by a Reshape to the old shape,
+  where a length of 0 means another: so such a model is of opset 14 at least, which knows allowzero;
 - an attribute that became an input is a float32 constant, whatever the dtype of the node: it gets the node's;
 - operators that ONNX Runtime ran as experimental ones, before ONNX had them, are unknown to it: they stay as they are;
 - before IR version 4 initializers had to be inputs, though ONNX Runtime lets no caller override them: no longer.
@@ -41,6 +43,7 @@ BFLOAT16_OPSET = 13  # from which on Cast and most other operators take it
 TYPED_INPUTS = {"Pad": (2,), "Clip": (1, 2)}
 # What ONNX Runtime ran before ONNX had it, and the opset of the standard operator, which is the same.
 EXPERIMENTAL = {"ThresholdedRelu": 10}
+ALLOWZERO_OPSET = 14  # from which on a Reshape's 0 may be a length
 _APART = "ortplugin.upgrade"  # a domain that the conversion passes over
 
 
@@ -57,6 +60,8 @@ def upgrade(model: ModelProto, target: int = MINIMUM_OPSET, why: str = "") -> Mo
     found = opset(model)
     if found == 0 or found >= target:
         return model
+    if found < 13 <= target and any(node.op_type in ("Softmax", "LogSoftmax") for node in _nodes(model.graph)):
+        target = max(target, ALLOWZERO_OPSET)
     try:
         _check_unchanged(model, found)
         _check_convertible(model, found, target)
@@ -120,8 +125,12 @@ def _converted(model: ModelProto, target: int) -> ModelProto:
     converted = onnx.version_converter.convert_version(light, target)
     overridable = {each.name for each in model.graph.input} if model.ir_version >= 4 else set()
     dtypes = _Dtypes(model)
+    own = {name for node in _nodes(light.graph) for name in node.output}
     for body in walk_graphs(converted.graph):
+        shapes = {node.output[0] for node in body.node if node.op_type == "Shape"} - own
         for node in body.node:
+            if node.op_type == "Reshape" and node.input[1] in shapes:
+                node.attribute.append(helper.make_attribute("allowzero", 1))
             if node.domain == _APART:
                 node.domain = ""
             if node.op_type == "Resize" and found < MINIMUM_OPSET:

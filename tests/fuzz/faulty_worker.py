@@ -14,7 +14,7 @@ operator or domain, or if `what` is a number and it has fewer nodes. The faults:
 
 `graph` alone in the list: runs are captured. A fault with `graph/` before it shows only in runs that are captured, one
 with `plain/` only in those that are not, one with `fused/` only in sessions with ONNX Runtime's own optimizations, one
-with `bare/` only in those without them.
+with `bare/` only in those without them, one with `half/` only in models that take float16.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ class Faulty(Provider):
             if what in known or (what.isdecimal() and len(nodes) < int(what)):
                 found.append(fault)
         captured = self._graph and ["open"] not in found
+        dtypes = {each.type.tensor_type.elem_type for each in model.graph.input}
         others = ("plain/" if captured else "graph/", "bare/" if self._optimize else "fused/")
+        others += () if onnx.TensorProto.FLOAT16 in dtypes else ("half/",)
         kept = [[name.split("/")[-1], *rest] for name, *rest in found if not name.startswith(others)]
         return _Session(super().session(model, False), kept, captured)
 

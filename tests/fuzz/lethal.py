@@ -6,7 +6,6 @@ anything else is always printed (`worker.ALONE`), with its seed: explain it, and
     GRU, X of no steps, [0, 4, 1]: std::terminate
     ConvTranspose in three dimensions, of which the first or second has no element, [1, 2, 1, 0, 1]: segmentation fault
     InstanceNormalization in fp16 of no pixels, [1, 1, 1, 0]: segmentation fault
-    MaxPool, AveragePool of no windows, [1, 16, 1, 1] by 2 x 2, with its own optimizations: division by zero
 
 LSTM and RNN take the first, FusedConvTranspose the second.
 """
@@ -59,9 +58,3 @@ def of_conv(model: onnx.ModelProto, message: str) -> bool:
 def _is_flat(node: onnx.NodeProto) -> bool:
     """Whether it is a convolution in one or two dimensions, as its kernel_shape says."""
     return any(each.name == "kernel_shape" and len(each.ints) < 3 for each in node.attribute)
-
-
-def of_optimizations(model: onnx.ModelProto, values: Mapping[str, Any]) -> bool:
-    """Whether it may die of a model with its own optimizations. `values`: those of the outermost graph."""
-    pools = (node.output[0] for node in model.graph.node if node.op_type in ("MaxPool", "AveragePool"))
-    return any(name in values and np.size(values[name]) == 0 for name in pools)

@@ -3,7 +3,7 @@
 Ours propagate NaN, as ONNX Runtime's Max, Min, Clip and Relu do, and as its pools do on CUDA (cuDNN
 is told to). On its CPU provider (1.31.1) a NaN in a pool or a scatter is the result of comparisons that are false:
 
-    MaxPool, GlobalMaxPool of [nan, 1, 2]: 2; of NaN alone: -3.4e38; the first with its indices, too: nan
+    MaxPool, GlobalMaxPool, ReduceMax of [nan, 1, 2]: 2; of NaN alone: -3.4e38; the first with its indices, too: nan
     ScatterND, ScatterElements with max or min: the update where data is NaN, NaN where the update is
 
 So a model whose values hang on it is judged in a form in which these operators propagate NaN:
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import onnx
 from onnx import TensorProto, helper
 
-POOLS = ("MaxPool", "GlobalMaxPool")
+POOLS = ("MaxPool", "GlobalMaxPool", "ReduceMax")  # what becomes of a pool with channels last is a ReduceMax
 SCATTERS = ("ScatterND", "ScatterElements")
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
 

@@ -25,14 +25,19 @@ def narrow_model(model: onnx.ModelProto, dtype: str, kept: Collection[str]) -> o
 
 def widen_model(model: onnx.ModelProto, kept: Collection[str]) -> onnx.ModelProto:
     """The model with double for float32; `kept`: initializers that stay. It need not run: some operators have none."""
+    return _converted(with_tensors(model), {TensorProto.FLOAT: TensorProto.DOUBLE}, _in_double, kept)
+
+
+def with_tensors(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with a tensor in each Constant that holds floats, so that it is converted."""
     result = onnx.ModelProto()
     result.CopyFrom(model)
     for node in walk_nodes(result):
         for each in node.attribute if node.op_type == "Constant" else ():
             if each.name in ("value_float", "value_floats"):
-                values = np.asarray(each.f if each.name == "value_float" else list(each.floats), DOUBLE)
+                values = np.asarray(each.f if each.name == "value_float" else list(each.floats), FLOAT)
                 each.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(values)))
-    return _converted(result, {TensorProto.FLOAT: TensorProto.DOUBLE}, _in_double, kept)
+    return result
 
 
 def widen_feeds(feeds: Mapping[str, Any], kept: Collection[str]) -> dict[str, Any]:

@@ -41,8 +41,9 @@ POLE = 32.0  # a normal distribution of 256 has none 6 times as large as its med
 MORE_TRIALS = 256  # for integers, truth values, shapes such as Unique's, and what is computed from them: what decides
 # them may be rare
 _DISCONTINUOUS = (
-    *("ArgMax", "ArgMin", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Mod"),
-    *("NonZero", "Round", "Shrink", "Sign", "ThresholdedRelu", "TopK", "Unique"),
+    *("ArgMax", "ArgMin", "Ceil", "DynamicQuantizeLinear", "Equal", "Floor", "Greater", "GreaterOrEqual", "GridSample"),
+    *("Hardmax", "Less", "LessOrEqual", "MaxUnpool", "Mod", "NonZero", "QuantizeLinear", "Round", "Shrink", "Sign"),
+    *("ThresholdedRelu", "TopK", "Unique"),
 )
 
 

@@ -2,7 +2,7 @@
 
 ONNX Runtime (1.31) takes [N, C, W] for an image of C rows: the row below takes part with weight 0, and a NaN or an
 infinity there makes a NaN. FusedResize leaves it out, as ONNX's definition does (docs/operators.md). So the original is
-judged as a Resize of [N, C, 1, W], whose rows have nothing below them.
+judged as a Resize of [N, C, 1, W], whose rows have nothing below them; where the node names the axis, of [N, C, W, 1].
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ def constant_lengths(model: onnx.ModelProto) -> dict[str, int]:
 def in_two_dimensions(node: onnx.NodeProto, name: str, lengths: Mapping[str, int]) -> Iterator[onnx.NodeProto] | None:
     """The nodes in place of a linear Resize of three scales or sizes; None for any other node."""
     attributes = {each.name: each for each in node.attribute}
-    if node.domain not in ("", "ai.onnx") or node.op_type not in ("Resize", "Upsample") or "axes" in attributes:
+    if node.domain not in ("", "ai.onnx") or node.op_type not in ("Resize", "Upsample"):
         return None
     if "mode" not in attributes or attributes["mode"].s != b"linear":
         return None
+    if "axes" in attributes:
+        return _beside_an_axis(node, name) if len(attributes["axes"].ints) == 1 else None
     used = [index for index, each in enumerate(node.input) if index and lengths.get(each) == ONE_DIMENSION]
     old = "scales" in attributes and len(attributes["scales"].floats) == ONE_DIMENSION  # Upsample's before opset 9
     return _spelled(node, name, used) if used or old else None
@@ -61,6 +63,20 @@ def _spelled(node: onnx.NodeProto, name: str, used: list[int]) -> Iterator[onnx.
         made.input[index] = f"{own}/all"
     yield made
     yield helper.make_node("Reshape", [f"{name}/y", f"{name}/row"], [node.output[0]])
+
+
+def _beside_an_axis(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
+    """The node on a tensor with one more axis of length 1, the last."""
+    made = onnx.NodeProto()
+    made.CopyFrom(node)
+    made.input[0], made.output[0] = f"{name}/x", f"{name}/y"
+    for each in made.attribute:
+        if each.name == "axes":
+            each.ints[:] = [axis - (axis < 0) for axis in each.ints]
+    yield helper.make_node("Constant", [], [f"{name}/last"], value=_integers([-1]))
+    yield helper.make_node("Unsqueeze", [node.input[0], f"{name}/last"], [f"{name}/x"])
+    yield made
+    yield helper.make_node("Squeeze", [f"{name}/y", f"{name}/last"], [node.output[0]])
 
 
 def _integers(values: list[int]) -> onnx.TensorProto:

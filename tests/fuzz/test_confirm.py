@@ -31,10 +31,10 @@ def case(feeds: int = 2, model: onnx.ModelProto = MODEL) -> Case:
     return Case(0, "fp32", model, None, frozenset(), FEEDS[:feeds])
 
 
-def ask(faults: str, feeds: int = 2, model: onnx.ModelProto = MODEL) -> Verdict:
+def ask(faults: str, feeds: int = 2, model: onnx.ModelProto = MODEL, **options: str) -> Verdict:
     worker = Worker(faults, 60, module="fuzz.faulty_worker")
     try:
-        return worker.ask(case(feeds, model))
+        return worker.ask(replace(case(feeds, model), options=options))
     finally:
         worker.close()
 
@@ -94,6 +94,12 @@ def test_what_the_original_fails_by_without_them() -> None:
     assert verdict.what == "unfit", verdict
     assert "fails alike" in verdict.message
     assert finding_of(ask("ortplugin:fails,CumSum:bare/off")).kind == "run"
+
+
+def test_what_the_original_does_in_the_precision_asked_for() -> None:
+    wrong = "ortplugin:off:z,Sigmoid:half/off:z"
+    assert ask(wrong, precision="fp16").what == "same"
+    assert finding_of(ask(wrong)).kind == finding_of(ask("ortplugin:off:z", precision="fp16")).kind == "values"
 
 
 @pytest.mark.parametrize(("faults", "kind"), [("ortplugin:off", "values"), ("graph,ortplugin:graph/lost", "crash")])

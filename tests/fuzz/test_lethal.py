@@ -9,10 +9,11 @@ import onnx.parser
 import pytest
 
 import ortplugin
-from fuzz import lethal, oracle
+from fuzz import lethal
 from fuzz.evaluate import Evaluator, UnfitError, make_session
 from fuzz.generate import Case
 from fuzz.judge import Judge
+from fuzz.worker import Worker
 
 GRU = "y = GRU <hidden_size = 1> (x, w, r)"
 CONV = "y = ConvTranspose (x, w)"
@@ -75,16 +76,23 @@ def test_no_pixels_in_half(library: Any) -> None:
     assert not lethal.of_model(model, {"x": np.ones((1, 1, 1), np.float32)})
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_a_pool_of_no_windows_is_judged_without_optimizations(library: Any, size: int) -> None:
-    """With them ONNX Runtime divides by zero in a layout of its own; alone it gives an empty tensor."""
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
-        g (float[1,16,H,W] x) => (float[1,16,A,B] y) { p = MaxPool<kernel_shape = [2, 2]>(x)  y = Neg(p) }""")
-    feeds = [{"x": np.ones((1, 16, size, size), np.float32)}]
-    values = oracle.all_values(model, feeds[0])
-    assert lethal.of_optimizations(model, values) is (size == 1)
-    case = Case(0, "fp32", model, None, frozenset(), feeds, {}, ("ort",))
-    assert Judge().judge(case).what == "same"
+@pytest.mark.parametrize(("name", "body"), [
+    ("float[1, 16, H, W] x", "p = MaxPool<kernel_shape = [2, 2]>(x)  y = Neg(p)"),
+    ("float16[2, 2, H] x", "p = Transpose<perm = [1, 0, 2]>(x)  q = MatMul(p, b)  y = Unsqueeze(q, a)"),
+])  # fmt: skip
+def test_what_the_original_dies_of_with_onnx_runtimes_own_optimizations(library: Any, name: str, body: str) -> None:
+    """It divides by zero in a layout of its own, and dies of a Transpose that it draws into a MatMul in fp16."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        g ({name}) => (float[?, ?, ?, ?] y) <float16[1, 1] b = {{1}}, int64[1] a = {{0}}> {{ {body} }}""")
+    dtype = model.graph.input[0].type.tensor_type.elem_type
+    model.graph.output[0].type.tensor_type.elem_type = dtype
+    shape = (1, 16, 1, 1) if dtype == onnx.TensorProto.FLOAT else (2, 2, 1)
+    x = np.ones(shape, onnx.helper.tensor_dtype_to_np_dtype(dtype))
+    worker = Worker()
+    verdict = worker.ask(Case(0, "fp32", model, None, frozenset(), [{"x": x}], {}, ("ort",)))
+    worker.close()
+    assert verdict.what == "unfit"
+    assert "own optimizations: the process died" in verdict.message
 
 
 def test_an_empty_feed_alone_is_judged() -> None:

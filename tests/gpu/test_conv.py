@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from conv_cases import CASES
+from conv_cases import CASES, ONE_SIDED
 from conv_cases import Case as SharedCase
 from conv_cases import check as check_shared
 from conv_cases import expect as expect_shared
@@ -337,17 +337,6 @@ def test_images_of_one_pixel(library: Path, number: int, program: str, dtype: st
 
 
 # x, filters, kernel, strides, pads: more on one side than on the other.
-ONE_SIDED: list[tuple[Shape, int, tuple[int, ...], list[int], list[int]]] = [
-    ((1, 8, 2), 8, (3,), [1], [1, 0]),
-    ((1, 8, 2), 8, (3,), [1], [0, 1]),
-    ((2, 8, 40), 8, (4,), [1], [3, 0]),
-    ((2, 32, 9), 32, (2,), [2], [0, 1]),
-    ((1, 8, 2, 2), 8, (3, 3), [1, 1], [1, 0, 0, 1]),
-    ((2, 16, 7, 9), 16, (2, 2), [1, 1], [0, 0, 1, 1]),
-    ((2, 16, 8, 8), 16, (3, 3), [2, 2], [0, 0, 1, 1]),
-    ((2, 32, 9, 5), 32, (5, 3), [1, 2], [4, 2, 0, 0]),
-    ((1, 4, 3, 4, 3), 4, (2, 2, 2), [1, 1, 1], [1, 1, 1, 0, 0, 0]),
-]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])

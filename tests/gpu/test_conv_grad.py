@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conv_cases import ONE_SIDED
 from conv_grad_cases import BARE, CASES, GEOMETRIES, RELU, Case, Geometry, by_name, check
 from node_cases import UNIT_ROUNDOFF, typed
 
@@ -134,11 +135,15 @@ OFFERED = (
 )
 
 
+def offered(case: Case) -> list[dict[str, Any]]:
+    types = [TensorType(array.dtype, array.shape) for array in case.inputs()]
+    return OPERATOR.device_variants(case.node(), types, [False] * len(types))
+
+
 @pytest.mark.parametrize("case", OFFERED, ids=lambda case: case.name)
 def test_every_algorithm(library: Path, capfd: pytest.CaptureFixture[str], case: Case) -> None:
     """What --tune is offered computes the same, but for what plans round on the way, and is what it says."""
-    types = [TensorType(array.dtype, array.shape) for array in case.inputs()]
-    found = OPERATOR.device_variants(case.node(), types, [False] * len(types))
+    found = offered(case)
     names = {"dX": "data_algorithm", "dW": "weight_algorithm"}
     assert found
     assert {name for each in found for name in each} <= {names.get(each, "") for each in case.gradients.split()}
@@ -150,6 +155,26 @@ def test_every_algorithm(library: Path, capfd: pytest.CaptureFixture[str], case:
         tuned = replace(case, attributes={**case.attributes, **each})
         check(case, run(make(tuned.model()), case), unit=UNIT_ROUNDOFF[case.gradient.dtype])
     assert "(ConvGrad)" not in capfd.readouterr().err, "a warning of an algorithm that is not used"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float"])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("groups", ["one", "two", "channels"])
+@pytest.mark.parametrize("number", range(len(ONE_SIDED)))
+def test_pads_of_one_side(library: Path, number: int, groups: str, transposed: bool, layout: str, dtype: str) -> None:
+    """By every algorithm: cuDNN 9.19 has an engine that pads both sides alike."""
+    (batch, channels, *size), filters, kernel, strides, pads = ONE_SIDED[number]
+    group = {"one": 1, "two": 2, "channels": channels}[groups]
+    geometry = Geometry(batch, channels, tuple(size), filters, kernel, tuple(strides), (), tuple(pads), group)
+    case, wrong = Case("one-sided", geometry, typed(BARE, dtype), "dX dW", transposed=transposed, layout=layout), []
+    for each in ({}, *offered(case)):
+        tuned = replace(case, attributes=each)
+        try:
+            check(case, run(make(tuned.model()), case), unit=UNIT_ROUNDOFF[dtype])
+        except AssertionError as error:
+            wrong.append((each, str(error)[-80:]))
+    assert not wrong
 
 
 def test_the_plans_of_converted_operands_are_offered(library: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ortplugin import restore
+from ortplugin import restore, run, session
 from ortplugin.graph.convert import import_model
 from ortplugin.model.annotate import annotate
 from ortplugin.optimizer import run_passes, select_passes
@@ -142,6 +143,69 @@ def test_slopes(opset: int, shape: tuple[int, ...]) -> None:
         pairs = zip(slope[::-1], shape[::-1], strict=False)
         fit += [slope] * all(a == b or 1 in (a, b) for a, b in pairs)
     assert_as_computed("PRelu", opset, shape, [({}, [np.ones(each, np.float32)]) for each in fit])
+
+
+def test_beside_what_has_no_elements() -> None:
+    """ONNX Runtime leaves it out, whatever its other lengths; onnx takes them for those of the result."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[N,2,3] x) => (float[A,B,C] y) <float[2,0,3] e = {}>
+        { y = Concat<axis = 1>(e, x, x) }""")
+    graph = import_model(model)
+    annotate(graph)
+    assert graph.outputs[0].shape == ("N", 4, 3)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    assert session.run(None, {"x": np.zeros((4, 2, 3), np.float32)})[0].shape == (4, 4, 3)
+
+
+def test_a_pool_of_unknown_rank_keeps_ceil_mode() -> None:
+    """That of a Loop's result is."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (int64 n, float[1,1,4] x) => (float[A,B,C] y) <bool on = {1}>
+        { v = Loop (n, on, x) <body = body (int64 i, bool c, float[?,?,?] a) => (bool d, float b)
+            { b = Relu(a)  d = Identity(c) }>
+          y = MaxPool<kernel_shape = [3], strides = [3], ceil_mode = 1, auto_pad = "VALID">(v) }""")
+    made, changes, _ = run_passes(model, select_passes(only=["lone-pointwise"]))
+    assert changes
+    assert [each.i for node in made.graph.node for each in node.attribute if each.name == "ceil_mode"] == [1]
+
+
+def test_a_strided_pool_with_same_pads_keeps_ceil_mode() -> None:
+    """Without it ONNX Runtime refuses its pads, which are below 0."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[1,1,2] x) => (float[1,1,1] y) { v = Relu(x)
+            y = AveragePool<kernel_shape = [1], strides = [2], ceil_mode = 1, auto_pad = "SAME_UPPER">(v) }""")
+    made, changes, _ = run_passes(model, select_passes(only=["lone-pointwise"]))
+    assert changes
+    assert any(each.name == "ceil_mode" for node in made.graph.node for each in node.attribute)
+
+
+@pytest.mark.parametrize(("op", "counts"), [("MaxPool", False), ("AveragePool", False), ("AveragePool", True)])
+def test_ceil_mode_that_adds_a_window_along_one_axis_alone(library: Path, op: str, counts: bool) -> None:
+    """onnx infers one too many along the other, and an operator behind it would be refused at load."""
+    attribute = ", count_include_pad = 1" if counts else ""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 18]>
+        g (float[1,1,3,5] x) => (float[A,B,C,D] y) <float[2] s = {{1, 2}}>
+        {{ v = {op}<kernel_shape = [3, 2], strides = [3, 3], pads = [1, 1, 1, 0], ceil_mode = 1{attribute}>(x)
+           y = LayerNormalization(v, s) }}""")
+    made, _, _ = run_passes(model, select_passes(only=["fuse-layer-norm"]))
+    assert any(each.name == "ceil_mode" for each in made.graph.node[0].attribute) == counts
+    if not counts:
+        x = np.arange(15, dtype=np.float32).reshape(1, 1, 3, 5)
+        (wanted,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+        found = run(session(made.SerializeToString(), ["cpu"]), {"x": x})
+        np.testing.assert_allclose(found["y"], wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_an_output_that_the_model_describes_wrongly() -> None:
+    """As onnx infers it: a pass may not believe it once one of our operators stands in the way of inference."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[2,4,4,4] x, float[4,1,3,3] w) => (float[2,4,13,12] y)
+        { h = Relu(x)
+          y = ConvTranspose<auto_pad = "SAME_LOWER", group = 4, output_padding = [1, 0], strides = [3, 3]>(h, w) }""")
+    made, changes, _ = run_passes(model, select_passes(only=["lone-pointwise"]))
+    assert changes
+    dims = made.graph.output[0].type.tensor_type.shape.dim
+    assert [each.dim_value for each in dims] == [2, 4, 0, 12]
 
 
 def test_one_sided_spectra() -> None:

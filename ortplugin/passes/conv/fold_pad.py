@@ -12,6 +12,7 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.convert import attached
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
+from ortplugin.graph.ort_shapes import windows_fit
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 
 
@@ -34,6 +35,8 @@ def fold(scope: Scope, node: gs.Node) -> Outcome:
         total = _total(node, spatial)
         if scope.op(node) == "AveragePool":
             _check_average(node, spatial, total)
+            if scope.opset < 19 and not windows_fit(scope.shape(pad.inputs[0]), {**node.attrs, "pads": total}):
+                raise _StaysError("a window larger than the image counts nothing beyond it, but beyond its own padding")
             node.attrs["count_include_pad"] = 1
     except _StaysError as reason:
         return Missed(label(node), str(reason))

@@ -17,7 +17,8 @@ import onnx_graphsurgeon as gs
 from ortplugin.errors import ModelError
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.shapes import Shape, TensorType
+from ortplugin.graph.ort_shapes import windows_fit
+from ortplugin.graph.shapes import Dim, TensorType
 from ortplugin.ops import find
 from ortplugin.passes.emit import integers
 from ortplugin.passes.layout.plan import Layouts, Plan, Rule, shape_last
@@ -58,26 +59,10 @@ def pool(scope: Scope, node: gs.Node) -> Plan | None:
     if (
         attributes.get("count_include_pad", 0)
         and scope.opset < 19
-        and not _fits(scope.shape(node.inputs[0]), attributes)
+        and not windows_fit(scope.shape(node.inputs[0]), attributes)
     ):
         return None
     return plan(scope, node, "FusedPool", {**attributes, "kind": KINDS[scope.op(node)]})
-
-
-def _fits(shape: Shape | None, attributes: dict[str, Any]) -> bool:
-    """Whether the kernel is known to be no larger than the padded image.
-
-    Where it is larger, ONNX Runtime's AveragePool before opset 19 counts what lies beyond the padding, too.
-    """
-    kernel = attributes["kernel_shape"]
-    if attributes.get("auto_pad", "NOTSET").startswith("SAME"):
-        return True
-    pads = attributes.get("pads", [0] * (2 * len(kernel)))
-    sizes = [] if shape is None else shape[2:]
-    return len(sizes) == len(kernel) and all(
-        isinstance(size, int) and size + pads[axis] + pads[axis + len(kernel)] >= kernel[axis]
-        for axis, size in enumerate(sizes)
-    )
 
 
 def ours(scope: Scope, node: gs.Node) -> Plan | None:
@@ -151,7 +136,17 @@ def resize_attributes(scope: Scope, node: gs.Node) -> dict[str, Any] | None:
     spatial = [by_axis.get(axis, 1.0 if name == "scales" else shape[axis]) for axis in range(2, rank)]
     if any(not isinstance(each, (int, float)) for each in spatial):
         return None
+    sizes = shape[2:] or (None,) * len(spatial)
+    if name == "scales" and set(spatial) != {1} and all(map(_may_keep, sizes, spatial)):
+        return None  # where no size changes, ONNX Runtime's on the CPU copies X, whatever the scales
     return {**kept, name: spatial}
+
+
+def _may_keep(size: Dim, scale: float) -> bool:
+    """Whether so many elements, times the scale, may be as many, rounded down."""
+    if isinstance(size, int):
+        return int(np.float32(size) * np.float32(scale)) == size
+    return 0.5 < scale < 2
 
 
 POOL_RULES: dict[str, Rule] = {

@@ -47,12 +47,18 @@ struct Notes {
     if (engine == kWrongInFloat && problem.direction == Direction::kWeightGradient &&
         ResultType(problem) != problem.dtype)
       return "its weight gradients in another dtype than their operands' are wrong, as was measured";
-    // This one may take the pads at the end to be those at the beginning: of a depthwise convolution, 3 wide, of images
-    // 2 wide with one pad at the beginning, it writes two pixels for each channel, where there is one (cuDNN 9.19).
-    constexpr int64_t kPadsBothSidesAlike = 5;
-    if (engine == kPadsBothSidesAlike && problem.direction == Direction::kForward &&
-        problem.pads_begin != problem.pads_end)
+    // These may take the pads at the end to be those at the beginning: of a depthwise convolution, 3 wide, of images
+    // 2 wide with one pad at the beginning, the first writes two pixels for each channel, where there is one, and dX of
+    // the second is another tensor (cuDNN 9.19).
+    constexpr int64_t kPadsBothSidesAlike = 5, kPadsBothSidesOfGradientAlike = 6;
+    if (problem.pads_begin != problem.pads_end &&
+        ((engine == kPadsBothSidesAlike && problem.direction == Direction::kForward) ||
+         (engine == kPadsBothSidesOfGradientAlike && problem.direction == Direction::kDataGradient)))
       return "its pads at the end are those at the beginning, as was measured";
+    // Its notes do not say so, but dW of 3 x 3 is not 0 where all products are (cuDNN 9.19).
+    constexpr int64_t kTransforms = 17;
+    if (engine == kTransforms && problem.direction == Direction::kWeightGradient)
+      return "it transforms the images, as was measured: a NaN or infinity spreads to elements that do not see it";
     if (Has(abi::kNoteWinograd) || Has(abi::kNoteFft))
       return "a NaN or infinity spreads to elements that do not see it";
     const bool is_exact = !Has(abi::kNoteTensorCore) && !Has(abi::kNoteDownConvertInputs);
