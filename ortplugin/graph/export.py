@@ -86,10 +86,6 @@ def _export_graph(graph: gs.Graph, target: onnx.GraphProto, owned: frozenset[int
             if info.name in changed:
                 info.CopyFrom(_with_dtype(info, changed[info.name]))
 
-    for info, tensor in zip(target.output, graph.outputs, strict=True):
-        if _contradicts(info, tensor):
-            _leave_open(info, tensor)
-
     made = {tensor.name: node for node in graph.nodes for tensor in node.outputs if tensor.name}
     outputs = {tensor.name for tensor in graph.outputs}
     ours = {name for name, node in made.items() if node.domain == DOMAIN}
@@ -129,17 +125,6 @@ def _contradicts(info: onnx.ValueInfoProto, value: gs.Tensor | None) -> bool:
         return False
     pairs = zip(shape, value.shape, strict=False)
     return len(shape) != len(value.shape) or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs)
-
-
-def _leave_open(info: onnx.ValueInfoProto, value: gs.Tensor) -> None:
-    """Takes from an output's description the lengths that are others: the next round would believe them.
-
-    The right ones are not written, since ONNX Runtime may infer what the model said.
-    """
-    dims = info.type.tensor_type.shape.dim
-    for dim, length in zip(dims, value.shape, strict=False) if len(dims) == len(value.shape) else ():
-        if isinstance(length, int) and dim.HasField("dim_value") and dim.dim_value != length:
-            dim.ClearField("value")
 
 
 def _still_described(graph: gs.Graph, values: Mapping[str, gs.Tensor]) -> Callable[[str], bool]:

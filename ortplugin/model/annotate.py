@@ -62,6 +62,8 @@ def annotate(graph: gs.Graph) -> None:
     _infer(graph, certainty)
     nodes = [node for each in all_graphs(graph) for node in each.nodes]
     learned = any([_infer_node(node, certainty, graph.opset or 0) for node in nodes])
+    outputs = [tensor for each in all_graphs(graph) for tensor in each.outputs]
+    learned = learned or certainty.level_of(outputs) < PROVED  # a model may describe these wrongly, and still does
     while learned:  # what we tell reaches other values before what the model says of them does
         _infer(graph, certainty, PROVED)
         learned = any([_infer_node(node, certainty, graph.opset or 0) for node in nodes])

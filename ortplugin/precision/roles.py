@@ -20,6 +20,7 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.pointwise import is_pointwise
+from ortplugin.graph.shapes import element_count
 from ortplugin.precision import Dtype, Precision
 from ortplugin.precision.kernels import FUSED_BY, KERNELS, POINTWISE, POINTWISE_OF_BFLOAT16, SCATTER, SCATTERS
 from ortplugin.program import DTYPE_NAMES
@@ -126,7 +127,8 @@ def lacks_kernel(scope: Scope, node: gs.Node, target: Precision, rewrites: Conta
         if SCATTER in rewrites and ranked:
             return ""
         return f"ONNX Runtime's CUDA provider has no {node.op} in {name} with the reduction '{reduction}'"
-    pointwise = POINTWISE in rewrites and is_pointwise(scope, node) and ranked
+    several = element_count(scope.shape(node.outputs[0])) != 1  # one element is not worth a kernel of ours
+    pointwise = POINTWISE in rewrites and is_pointwise(scope, node) and ranked and several
     if node.op in known or (pointwise and (name == "float16" or node.op in POINTWISE_OF_BFLOAT16)):
         return ""
     return f"ONNX Runtime's CUDA provider has no {node.op} in {name}"

@@ -196,16 +196,16 @@ def test_ceil_mode_that_adds_a_window_along_one_axis_alone(library: Path, op: st
         np.testing.assert_allclose(found["y"], wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_an_output_that_the_model_describes_wrongly() -> None:
-    """As onnx infers it: a pass may not believe it once one of our operators stands in the way of inference."""
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
-        g (float[2,4,4,4] x, float[4,1,3,3] w) => (float[2,4,13,12] y)
-        { h = Relu(x)
-          y = ConvTranspose<auto_pad = "SAME_LOWER", group = 4, output_padding = [1, 0], strides = [3, 3]>(h, w) }""")
+@pytest.mark.parametrize("length", ["13", "N"])
+def test_an_output_that_the_model_describes_wrongly(length: str) -> None:
+    """No pass may believe it once an operator of ours stands in the way of inference."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[2,4] x) => (float[2,{length}] y) {{ h = Relu(x)  y = Concat<axis = 1>(h, h) }}""")
     made, changes, _ = run_passes(model, select_passes(only=["lone-pointwise"]))
     assert changes
-    dims = made.graph.output[0].type.tensor_type.shape.dim
-    assert [each.dim_value for each in dims] == [2, 4, 0, 12]
+    graph = import_model(made)
+    annotate(graph)
+    assert graph.outputs[0].shape == (2, 8)
 
 
 def test_one_sided_spectra() -> None:

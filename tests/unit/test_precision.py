@@ -170,6 +170,15 @@ def test_what_only_a_rewrite_can_run(name: str, opset: int, op: str, rewrite: st
     assert (reason in [each.reason for each in report.near_misses]) is kept
 
 
+def test_a_clip_of_one_element_stays() -> None:
+    """No kernel of ours takes it."""
+    nodes = [node("MatMul", "x w", "a"), node("Clip", "a low", "b"), node("MatMul", "b w", "y")]
+    original = model(nodes, {"w": np.ones((1, 1), np.float32), "low": np.float32(0.5)},
+                     inputs={"x": (FLOAT, [1, 1])}, outputs={"y": (FLOAT, [1, 1])})  # fmt: skip
+    _, _, kept = convert(original, "bf16", rewrites=frozenset({"lone-pointwise"}))
+    assert kept == {"make_b": "ONNX Runtime's CUDA provider has no Clip in bfloat16"}
+
+
 @pytest.mark.parametrize(("name", "op"), [("bf16", "Clip"), ("fp16", "Asin")])
 def test_what_only_a_rewrite_can_run_has_a_rank(name: str, op: str) -> None:
     """No rewrite takes an operator of unknown rank."""
