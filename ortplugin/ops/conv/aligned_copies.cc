@@ -16,6 +16,7 @@ std::vector<size_t> UnalignedTensors(const std::vector<void*>& addresses) {
 }
 
 void AlignedCopies::Add(size_t tensor, DType dtype, const Shape& shape, const cuda::DeviceFacts& device) {
+  if (ElementCount(shape) == 0) return;
   const std::string name = NameOf(dtype);
   const Program copy = Program::Parse("(" + name + " x) => (" + name + " x) {}");
   const size_t bytes = ScratchBytes(static_cast<size_t>(ElementCount(shape)) * SizeOf(dtype));

@@ -17,6 +17,7 @@ std::vector<size_t> UnalignedTensors(const std::vector<void*>& addresses);
 // The copies of one plan. Tensors are numbered: the node's inputs, then its outputs.
 class AlignedCopies {
  public:
+  // Of no elements there is nothing to copy.
   void Add(size_t tensor, DType dtype, const Shape& shape, const cuda::DeviceFacts& device);
   size_t bytes() const { return bytes_; }  // of scratch memory
 

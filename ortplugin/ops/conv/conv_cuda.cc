@@ -1,14 +1,13 @@
 #include "ortplugin/ops/conv/conv_cuda.h"
 
-#include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "ortplugin/ops/conv/conv_plan.h"
 #include "ortplugin/ops/conv/engines/pixel_shuffle.h"
+#include "ortplugin/ops/conv/planned_kernel.h"
 #include "ortplugin/runtime/gpu/cuda.h"
 #include "ortplugin/runtime/gpu/kernel_sources.h"
-#include "ortplugin/runtime/gpu/plan_cache.h"
-#include "ortplugin/runtime/ort/scratch.h"
 
 namespace ortplugin {
 namespace {
@@ -88,42 +87,14 @@ cudnn::Problem ProblemWithEpilogue(const ConvCase& conv_case, const ConvShape& s
 
 namespace {
 
-class CudaConv : public Kernel {
+class CudaConv : public PlannedKernel<ConvPlan> {
  public:
   CudaConv(const NodeInfo& info, bool transposed)
       : CudaConv(info, ConvNode(info, info.string_attribute("program"), transposed)) {}
 
-  void Compute(Run& run) const override {
-    const size_t inputs = convolution_.program->parameters().size() - 1 + kConvInputs,
-                 outputs = convolution_.program->results().size();
-    std::vector<void*> addresses;
-    std::vector<Shape> shapes;
-    for (size_t i = 0; i < inputs; ++i) {
-      Tensor input = run.input(i);
-      CheckInput(*convolution_.program, kConvInputs, i, input.type);
-      addresses.push_back(const_cast<void*>(input.data));
-      shapes.push_back(std::move(input.shape));
-    }
-    const cuda::Stream stream = run.stream();
-    const ConvPlan* plan = plans_.Find(shapes, {});
-    const Shape shape =
-        plan != nullptr ? plan->output : FitConv(convolution_.attributes, shapes[0], shapes[1]).output();
-    for (size_t r = 0; r < outputs; ++r) addresses.push_back(run.output(r, shape));
-    if (ElementCount(shape) == 0) return;
-    const std::vector<size_t> unaligned = UnalignedTensors(addresses);
-    if (!unaligned.empty()) plan = plans_.Find(shapes, unaligned);
-    if (plan == nullptr) {
-      cuda::RefuseCapture(device_, stream);
-      plan = &Make(shapes, unaligned);
-    }
-    scratch_.Lend(run, plan->scratch_bytes, [&](char* memory) { plan->Run(device_, stream, addresses, memory); });
-  }
-
  private:
   CudaConv(const NodeInfo& info, const ConvNode& node)
-      : scratch_(info),
-        device_(cuda::Device(info.device())),
-        planner_(info.name(), ConvAlgorithm::Parse(node.algorithm), device_) {
+      : PlannedKernel(info), planner_(info.name(), ConvAlgorithm::Parse(node.algorithm), device()) {
     convolution_.attributes = node.attributes;
     convolution_.program = std::make_shared<const Program>(node.program);
     convolution_.allow_tf32 = node.allow_tf32;
@@ -136,16 +107,26 @@ class CudaConv : public Kernel {
   // Says early what is wrong with the node or missing here, and starts to work on the plan for the shapes that the
   // model declares, so that sessions with many convolutions make their plans at the same time.
   void Prepare(const std::vector<TensorType>& types) {
-    std::vector<Shape> shapes;
-    for (const TensorType& type : types) {
-      const bool is_known = type.has_shape && std::count(type.shape.begin(), type.shape.end(), -1) == 0;
-      if (is_known) shapes.push_back(type.shape);
-    }
-    if (shapes.size() < types.size()) return;
-    const ConvCase conv_case = CaseOf(shapes);
-    const ConvShape shape = FitConv(conv_case.attributes, shapes[0], shapes[1]);
+    const std::optional<std::vector<Shape>> shapes = KnownShapes(types);
+    if (!shapes) return;
+    const ConvCase conv_case = CaseOf(*shapes);
+    const ConvShape shape = FitConv(conv_case.attributes, (*shapes)[0], (*shapes)[1]);
     if (ElementCount(shape.result()) == 0) return;
-    if (!planner_.Prepare(conv_case, shape)) Make(shapes, {});
+    if (!planner_.Prepare(conv_case, shape)) Keep(*shapes, {});
+  }
+
+  size_t input_count() const override { return convolution_.program->parameters().size() - 1 + kConvInputs; }
+
+  void CheckType(size_t input, ort::ElementType type) const override {
+    CheckInput(*convolution_.program, kConvInputs, input, type);
+  }
+
+  bool AddOutputs(Run& run, const std::vector<Shape>& shapes, const ConvPlan* plan,
+                  std::vector<void*>* addresses) const override {
+    const Shape shape =
+        plan != nullptr ? plan->output : FitConv(convolution_.attributes, shapes[0], shapes[1]).output();
+    for (size_t r = 0; r < convolution_.program->results().size(); ++r) addresses->push_back(run.output(r, shape));
+    return ElementCount(shape) > 0;
   }
 
   ConvCase CaseOf(const std::vector<Shape>& shapes) const {
@@ -154,15 +135,18 @@ class CudaConv : public Kernel {
     return conv_case;
   }
 
-  const ConvPlan& Make(const std::vector<Shape>& shapes, const std::vector<size_t>& unaligned) const {
-    return plans_.Keep(shapes, unaligned, planner_.Make(CaseOf(shapes), unaligned));
+  std::unique_ptr<ConvPlan> Make(const std::vector<Shape>& shapes,
+                                 const std::vector<size_t>& unaligned) const override {
+    return planner_.Make(CaseOf(shapes), unaligned);
   }
 
-  DeviceScratch scratch_;
-  const cuda::DeviceFacts& device_;
+  void Launch(const ConvPlan& plan, cuda::Stream stream, const std::vector<void*>& addresses,
+              char* scratch) const override {
+    plan.Run(device(), stream, addresses, scratch);
+  }
+
   ConvCase convolution_;  // without shapes
   ConvPlanner planner_;
-  mutable PlanCache<ConvPlan, std::vector<size_t>> plans_;  // by the tensors that are not aligned
 };
 
 }  // namespace

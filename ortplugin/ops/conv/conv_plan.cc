@@ -79,13 +79,11 @@ std::unique_ptr<ConvPlan> ConvPlanner::Make(ConvCase conv_case, const std::vecto
     Split(conv_case, plan.get());
   } else if (std::optional<EngineKernel> engine_kernel = FindEngineFor(conv_case, shape)) {
     plan->engine = engine_kernel->Load(device_);
-    plan->launch = engine_kernel->launch;
-    plan->arguments = std::move(engine_kernel->arguments);
   } else {
     if (algorithm_.kind == ConvAlgorithm::Kind::kOwn) WarnOfAlgorithm("there is no such kernel for it");
     FindCudnn(conv_case, shape, plan.get());
   }
-  if (plan->engine == nullptr) {
+  if (!plan->engine) {
     const int64_t pixels = ElementCount(plan->shape) / shape.batch / shape.filters;
     if (conv_case.attributes.x_channels_first && !IsEmpty(conv_case))
       AddTransposition(0, ValueType(*conv_case.program), shape.channels,
@@ -95,11 +93,10 @@ std::unique_ptr<ConvPlan> ConvPlanner::Make(ConvCase conv_case, const std::vecto
                        ElementCount(plan->shape), plan.get());
   }
   for (const size_t tensor : unaligned) {
-    const bool is_input = tensor < plan->inputs;
-    plan->copies.Add(
-        tensor,
-        is_input ? InputType(*conv_case.program, tensor) : ResultType(*conv_case.program, tensor - plan->inputs),
-        is_input ? shapes[tensor] : plan->shape, device_);
+    if (tensor < plan->inputs)
+      plan->copies.Add(tensor, InputType(*conv_case.program, tensor), shapes[tensor], device_);
+    else
+      plan->copies.Add(tensor, ResultType(*conv_case.program, tensor - plan->inputs), plan->shape, device_);
   }
   // Scratch memory holds cuDNN's workspace, the convolution's value, copies of tensors, and transposed tensors.
   plan->scratch_bytes = plan->value_bytes + plan->copies.bytes();
@@ -121,12 +118,9 @@ std::string ConvPlanner::FindShuffle(const ConvCase& conv_case, const ConvShape&
   const cudnn::PlanText* text = algorithm_.plan ? &*algorithm_.plan : nullptr;
   const cudnn::Found found = cudnn::FindPlan(device_, GemmProblem(conv_case, shape), cudnn::kMostWorkspace, text);
   if (found.plan == nullptr) return found.refusal;
-  EngineKernel engine_kernel = PixelShuffleKernel(conv_case, shape);
   plan->convolution = found.plan;
   plan->value_bytes = ScratchBytes(GemmBytes(conv_case, shape));
-  plan->engine = engine_kernel.Load(device_);
-  plan->launch = engine_kernel.launch;
-  plan->arguments = std::move(engine_kernel.arguments);
+  plan->engine = PixelShuffleKernel(conv_case, shape).Load(device_);
   return "";
 }
 
@@ -134,7 +128,7 @@ void ConvPlanner::FindCudnn(const ConvCase& conv_case, const ConvShape& shape, C
   using Kind = ConvAlgorithm::Kind;
   if (algorithm_.kind == Kind::kAuto || algorithm_.kind == Kind::kShuffle) {
     const std::string reason = FindShuffle(conv_case, shape, plan);
-    if (plan->engine != nullptr) return;
+    if (plan->engine) return;
     if (algorithm_.kind == Kind::kShuffle) WarnOfAlgorithm(reason);
   }
   const auto find = [&](bool is_split, const cudnn::PlanText* text) {
@@ -208,7 +202,7 @@ void ConvPlan::Run(const cuda::DeviceFacts& device, cuda::Stream stream, const s
     if (transposition.tensor < inputs)
       Transpose(transposition, device, stream, aligned[transposition.tensor], addresses[transposition.tensor]);
   }
-  if (engine == nullptr) {
+  if (!engine) {
     RunCudnn(device, stream, addresses, workspace, value);
   } else {
     if (convolution != nullptr) {
@@ -216,10 +210,7 @@ void ConvPlan::Run(const cuda::DeviceFacts& device, cuda::Stream stream, const s
       convolution->Run(stream, {{addresses[0], addresses[1]}, nullptr, results, workspace});
       addresses[0] = value;
     }
-    std::vector<uint64_t> numbers = arguments;
-    for (size_t i = 0; i < addresses.size(); ++i) numbers[i] = reinterpret_cast<uintptr_t>(addresses[i]);
-    void* parameters[] = {numbers.data()};
-    cuda::Launch(device, engine, launch, stream, parameters);
+    engine->Launch(device, stream, addresses.data(), addresses.size());
   }
   for (const Transposition& transposition : transpositions)
     if (transposition.tensor >= inputs)

@@ -24,9 +24,7 @@ struct ConvPlan {
   Shape shape;    // of every result in the node's layout
   Shape output;   // and as it is given out
   // Our engine's kernel, where there is one; with `convolution` it reads what that made instead of X.
-  cuda::Function engine = nullptr;
-  cuda::LaunchShape launch{};
-  std::vector<uint64_t> arguments;
+  std::optional<cuda::PackedKernel> engine;
   // Else cuDNN's plan, with the program in it or without; or zeros, the sums of nothing.
   std::shared_ptr<const cudnn::Plan> convolution;
   std::optional<PointwisePlan> zeros;

@@ -5,15 +5,13 @@
 #include <optional>
 #include <utility>
 
-#include "ortplugin/ops/conv/aligned_copies.h"
+#include "ortplugin/ops/conv/planned_kernel.h"
 #include "ortplugin/ops/conv_grad/conv_grad.h"
 #include "ortplugin/ops/conv_grad/grad_engines.h"
 #include "ortplugin/ops/conv_grad/grad_plan.h"
 #include "ortplugin/ops/pointwise/pointwise.h"
 #include "ortplugin/runtime/cudnn/cudnn.h"
 #include "ortplugin/runtime/gpu/cuda.h"
-#include "ortplugin/runtime/gpu/plan_cache.h"
-#include "ortplugin/runtime/ort/scratch.h"
 
 namespace ortplugin {
 namespace {
@@ -36,46 +34,31 @@ struct Plan {
   size_t step_bytes = 0;
 };
 
-class CudaConvGrad : public Kernel {
+class CudaConvGrad : public PlannedKernel<Plan> {
  public:
   explicit CudaConvGrad(const NodeInfo& info)
-      : node_(GradNode::Read(info)),
-        scratch_(info),
-        device_(cuda::Device(info.device())),
-        planner_(info.name(), node_, device_) {
+      : PlannedKernel(info), node_(GradNode::Read(info)), planner_(info.name(), node_, device()) {
     const std::vector<TensorType> types = CheckGrad(node_, info);
     if (node_.wants_b) sums_ = node_.Sums();
     Prepare(types);
   }
 
-  void Compute(Run& run) const override {
-    const size_t operands = node_.operands(), inputs = operands + node_.program.parameters().size();
-    std::vector<void*> addresses;
-    std::vector<Shape> shapes;
-    for (size_t i = 0; i < inputs; ++i) {
-      Tensor input = run.input(i);
-      const DType wanted = InputType(i);
-      if (input.type != ToOrt(wanted))
-        Fail("input ", i, " is ", NameOfOrt(input.type), " but the node's program says ", NameOf(wanted));
-      addresses.push_back(const_cast<void*>(input.data));
-      shapes.push_back(std::move(input.shape));
-    }
-    const cuda::Stream stream = run.stream();
-    const Plan* plan = plans_.Find(shapes, {});
-    const GradShape fit = plan == nullptr ? FitGrad(node_, shapes) : GradShape();
-    const std::vector<Shape> results = OutputShapes(plan == nullptr ? fit : plan->shape);
-    for (size_t r = 0; r < results.size(); ++r) addresses.push_back(run.output(r, results[r]));
-    if (std::all_of(results.begin(), results.end(), [](const Shape& each) { return ElementCount(each) == 0; })) return;
-    const std::vector<size_t> unaligned = UnalignedTensors(addresses);
-    if (!unaligned.empty()) plan = plans_.Find(shapes, unaligned);
-    if (plan == nullptr) {
-      cuda::RefuseCapture(device_, stream);
-      plan = &Make(shapes, unaligned);
-    }
-    scratch_.Lend(run, plan->scratch_bytes, [&](char* memory) { Launch(*plan, stream, addresses, memory); });
+ private:
+  size_t input_count() const override { return node_.operands() + node_.program.parameters().size(); }
+
+  void CheckType(size_t i, ort::ElementType type) const override {
+    const DType wanted = InputType(i);
+    if (type != ToOrt(wanted))
+      Fail("input ", i, " is ", NameOfOrt(type), " but the node's program says ", NameOf(wanted));
   }
 
- private:
+  bool AddOutputs(Run& run, const std::vector<Shape>& shapes, const Plan* plan,
+                  std::vector<void*>* addresses) const override {
+    const std::vector<Shape> results = OutputShapes(plan == nullptr ? FitGrad(node_, shapes) : plan->shape);
+    for (size_t r = 0; r < results.size(); ++r) addresses->push_back(run.output(r, results[r]));
+    return std::any_of(results.begin(), results.end(), [](const Shape& each) { return ElementCount(each) > 0; });
+  }
+
   DType InputType(size_t i) const {
     const size_t operands = node_.operands();
     return i < operands ? node_.dtype() : node_.program.value(node_.program.parameters()[i - operands]).dtype;
@@ -102,34 +85,30 @@ class CudaConvGrad : public Kernel {
   // theirs at the same time.
   void Prepare(const std::vector<TensorType>& types) {
     if (!node_.wants_x && !node_.wants_w) return;
-    std::vector<Shape> shapes;
-    for (const TensorType& type : types) {
-      const bool is_known = type.has_shape && std::count(type.shape.begin(), type.shape.end(), -1) == 0;
-      if (is_known) shapes.push_back(type.shape);
-    }
-    if (shapes.size() < types.size()) {
+    const std::optional<std::vector<Shape>> shapes = KnownShapes(types);
+    if (!shapes) {
       cudnn::Version();  // throws where there is none
       return;
     }
-    const GradShape shape = FitGrad(node_, shapes);
+    const GradShape shape = FitGrad(node_, *shapes);
     if (ElementCount(shape.z) == 0) return;
-    planner_.Prepare(shape, shapes);
+    planner_.Prepare(shape, *shapes);
   }
 
-  const Plan& Make(const std::vector<Shape>& shapes, const std::vector<size_t>& unaligned) const {
+  std::unique_ptr<Plan> Make(const std::vector<Shape>& shapes, const std::vector<size_t>& unaligned) const override {
     auto plan = std::make_unique<Plan>();
     plan->shape = FitGrad(node_, shapes);
     const GradShape& shape = plan->shape;
     const std::vector<Shape> given(shapes.begin() + static_cast<std::ptrdiff_t>(node_.operands()), shapes.end());
-    plan->weight_engine = FindWeightGradEngine(node_, shape, shapes, device_);
+    plan->weight_engine = FindWeightGradEngine(node_, shape, shapes, device());
     const bool draws_in = plan->weight_engine && plan->weight_engine->draws_in;
     if (draws_in) {
       // Nothing is left to do for dZ and dB.
     } else if (sums_) {
-      plan->sums = PlanSums(*sums_, given, device_, true);
+      plan->sums = PlanSums(*sums_, given, device(), true);
       plan->step_bytes = ScratchBytes(plan->sums->scratch_bytes);
     } else if (!node_.is_identity() && ElementCount(shape.z) > 0) {
-      plan->pointwise = PlanPointwise(node_.program, FitPointwise(node_.program, given), device_, kMostVector);
+      plan->pointwise = PlanPointwise(node_.program, FitPointwise(node_.program, given), device(), kMostVector);
     }
     if (node_.stores_z() && !node_.wants_z && (!draws_in || plan->weight_engine->stores_z))
       plan->z_bytes = Bytes(shape.z, node_.dtype());
@@ -142,21 +121,21 @@ class CudaConvGrad : public Kernel {
     plan->scratch_bytes = plan->z_bytes + plan->step_bytes;
     const std::vector<Shape> outputs = OutputShapes(shape);
     for (const size_t tensor : unaligned) {
-      const bool is_input = tensor < shapes.size();
-      const Shape& tensor_shape = is_input ? shapes[tensor] : outputs[tensor - shapes.size()];
-      if (ElementCount(tensor_shape) == 0) continue;
-      plan->copies.Add(tensor, is_input ? InputType(tensor) : OutputType(tensor - shapes.size()), tensor_shape,
-                       device_);
+      if (tensor < shapes.size())
+        plan->copies.Add(tensor, InputType(tensor), shapes[tensor], device());
+      else
+        plan->copies.Add(tensor, OutputType(tensor - shapes.size()), outputs[tensor - shapes.size()], device());
     }
     plan->scratch_bytes += plan->copies.bytes();
-    return plans_.Keep(shapes, unaligned, std::move(plan));
+    return plan;
   }
 
-  void Launch(const Plan& plan, cuda::Stream stream, const std::vector<void*>& given, char* scratch) const {
-    const size_t operands = node_.operands(), inputs = operands + node_.program.parameters().size();
+  void Launch(const Plan& plan, cuda::Stream stream, const std::vector<void*>& given, char* scratch) const override {
+    const size_t operands = node_.operands(), inputs = input_count();
     char* const z_memory = scratch;
     char* const step = scratch + plan.z_bytes;
-    const std::vector<void*> addresses = plan.copies.CopyInputs(device_, stream, inputs, given, step + plan.step_bytes);
+    const std::vector<void*> addresses =
+        plan.copies.CopyInputs(device(), stream, inputs, given, step + plan.step_bytes);
     size_t next = inputs;
     void* const dx = node_.wants_x ? addresses[next++] : nullptr;
     void* const dw = node_.wants_w ? addresses[next++] : nullptr;
@@ -175,28 +154,25 @@ class CudaConvGrad : public Kernel {
     const void* const x = node_.has_x ? addresses[0] : nullptr;
     const void* const w = node_.has_w ? addresses[operands - 1] : nullptr;
     if (draws_in) {
-      RunWeightGrad(engine->plan, device_, stream, x, parameters, engine->stores_z ? results[0] : nullptr, dw, db,
+      RunWeightGrad(engine->plan, device(), stream, x, parameters, engine->stores_z ? results[0] : nullptr, dw, db,
                     step);
     } else if (plan.sums) {
       results.push_back(db);
-      RunSums(*plan.sums, device_, stream, parameters, results, step);
+      RunSums(*plan.sums, device(), stream, parameters, results, step);
     } else if (plan.pointwise) {
-      RunPointwise(*plan.pointwise, device_, stream, parameters, results);
+      RunPointwise(*plan.pointwise, device(), stream, parameters, results);
     }
     if (engine && !draws_in)
-      RunWeightGrad(engine->plan, device_, stream, node_.transposed ? z : x, {node_.transposed ? x : z}, nullptr, dw,
+      RunWeightGrad(engine->plan, device(), stream, node_.transposed ? z : x, {node_.transposed ? x : z}, nullptr, dw,
                     nullptr, step);
-    if (plan.data) plan.data->Run(device_, stream, z, w, dx, step);
-    if (plan.weight) plan.weight->Run(device_, stream, node_.transposed ? z : x, node_.transposed ? x : z, dw, step);
-    plan.copies.CopyOutputs(device_, stream, inputs, given, addresses);
+    if (plan.data) plan.data->Run(device(), stream, z, w, dx, step);
+    if (plan.weight) plan.weight->Run(device(), stream, node_.transposed ? z : x, node_.transposed ? x : z, dw, step);
+    plan.copies.CopyOutputs(device(), stream, inputs, given, addresses);
   }
 
   GradNode node_;
   std::optional<SumProgram> sums_;  // where dB is wanted
-  DeviceScratch scratch_;
-  const cuda::DeviceFacts& device_;
   GradPlanner planner_;
-  mutable PlanCache<Plan, std::vector<size_t>> plans_;  // by the tensors that are not aligned
 };
 
 }  // namespace

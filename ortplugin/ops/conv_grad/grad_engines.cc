@@ -53,8 +53,8 @@ cudnn::Problem WeightProblem(const GradNode& node, const GradShape& shape, DType
 }  // namespace
 
 // dX as the convolution of dZ with W rotated by 180 degrees, or of a transposed convolution with W as it is.
-std::optional<DataGradEngine> FindDataGradEngine(const GradNode& node, const GradShape& shape,
-                                                 const cuda::DeviceFacts& gpu) {
+std::optional<cuda::PackedKernel> FindDataGradEngine(const GradNode& node, const GradShape& shape,
+                                                     const cuda::DeviceFacts& gpu) {
   if (node.rank() != 2 || node.channels_last || ElementCount(shape.x) == 0) return std::nullopt;
   const Contraction& contraction = shape.contraction;
   DirectConv conv{};
@@ -79,8 +79,8 @@ std::optional<DataGradEngine> FindDataGradEngine(const GradNode& node, const Gra
   if (!config) return std::nullopt;
   const Program identity = Program::Parse("(float x) => (float x) {}");
   const Axes axes = JoinAxes(shape.x, {shape.x});
-  return DataGradEngine{cuda::Load(gpu, DirectSource(conv, identity, axes, *config), "conv_direct", cuda::Warn),
-                        DirectLaunch(*config, gpu), DirectArguments(conv, identity, axes, *config)};
+  return cuda::PackedKernel{cuda::Load(gpu, DirectSource(conv, identity, axes, *config), "conv_direct", cuda::Warn),
+                            DirectLaunch(*config, gpu), DirectArguments(conv, identity, axes, *config)};
 }
 
 std::optional<WeightGradEngine> FindWeightGradEngine(const GradNode& node, const GradShape& shape,

@@ -9,15 +9,10 @@
 #include "ortplugin/ops/conv_grad/weight_grad.h"
 #include "ortplugin/runtime/cudnn/cudnn.h"
 #include "ortplugin/runtime/gpu/cuda.h"
+#include "ortplugin/runtime/gpu/packed_kernel.h"
 
 namespace ortplugin {
 
-// dX on FusedConv's direct convolution, ready to launch once its first arguments are the addresses of dZ, W and dX.
-struct DataGradEngine {
-  cuda::Function kernel;
-  cuda::LaunchShape launch;
-  std::vector<uint64_t> arguments;
-};
 // dW on our engine.
 struct WeightGradEngine {
   WeightGradPlan plan;
@@ -27,8 +22,9 @@ struct WeightGradEngine {
 
 // What the node's algorithm takes of our engines: with "own" any that can do it, with "auto" one that is known to be
 // the fastest, else none. `shapes`: of the node's inputs.
-std::optional<DataGradEngine> FindDataGradEngine(const GradNode& node, const GradShape& shape,
-                                                 const cuda::DeviceFacts& gpu);
+// dX on FusedConv's direct convolution; its addresses are those of dZ, W and dX.
+std::optional<cuda::PackedKernel> FindDataGradEngine(const GradNode& node, const GradShape& shape,
+                                                     const cuda::DeviceFacts& gpu);
 std::optional<WeightGradEngine> FindWeightGradEngine(const GradNode& node, const GradShape& shape,
                                                      const std::vector<Shape>& shapes, const cuda::DeviceFacts& gpu);
 

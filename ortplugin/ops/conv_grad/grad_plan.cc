@@ -45,12 +45,13 @@ Padding Pad(const Shape& shape, bool channels_last, const Shape& pads_begin, con
   }
   const auto count = static_cast<uint64_t>(ElementCount(padding.shape));
   padding.bytes = Bytes(padding.shape, dtype);
-  padding.arguments = {0, 0, count, channels_last ? static_cast<uint64_t>(shape.back()) : 1};
+  std::vector<uint64_t>& arguments = padding.kernel.arguments;
+  arguments = {0, 0, count, channels_last ? static_cast<uint64_t>(shape.back()) : 1};
   for (const std::vector<uint64_t>* each : {&large, &small, &before})
-    padding.arguments.insert(padding.arguments.end(), each->begin(), each->end());
-  padding.kernel = cuda::Load(gpu, PadSource(SizeOf(dtype)), "pad", cuda::Warn);
+    arguments.insert(arguments.end(), each->begin(), each->end());
+  padding.kernel.function = cuda::Load(gpu, PadSource(SizeOf(dtype)), "pad", cuda::Warn);
   constexpr uint64_t kMostBlocks = 1 << 20;
-  padding.launch = {static_cast<unsigned>(std::min((count + kThreads - 1) / kThreads, kMostBlocks)), kThreads};
+  padding.kernel.launch = {static_cast<unsigned>(std::min((count + kThreads - 1) / kThreads, kMostBlocks)), kThreads};
   return padding;
 }
 
@@ -74,11 +75,8 @@ void GradPart::Run(const cuda::DeviceFacts& device, cuda::Stream stream, const v
                    void* result, char* scratch) const {
   if (zeros) RunSums(*zeros, device, stream, {nullptr}, {result}, scratch);
   if (engine) {
-    std::vector<uint64_t> numbers = engine->arguments;
     const void* const addresses[] = {first, second, result};
-    for (size_t i = 0; i < 3; ++i) numbers[i] = reinterpret_cast<uintptr_t>(addresses[i]);
-    void* parameters[] = {numbers.data()};
-    cuda::Launch(device, engine->kernel, engine->launch, stream, parameters);
+    engine->Launch(device, stream, addresses, 3);
   }
   if (plan == nullptr) return;
   cudnn::Arguments arguments{};
@@ -93,11 +91,8 @@ void GradPart::Run(const cuda::DeviceFacts& device, cuda::Stream stream, const v
     scratch += conversion->bytes;
   }
   if (padding) {
-    std::vector<uint64_t> numbers = padding->arguments;
-    numbers[0] = reinterpret_cast<uintptr_t>(arguments.inputs[0]);
-    numbers[1] = reinterpret_cast<uintptr_t>(scratch);
-    void* parameters[] = {numbers.data()};
-    cuda::Launch(device, padding->kernel, padding->launch, stream, parameters);
+    const void* const addresses[] = {arguments.inputs[0], scratch};
+    padding->kernel.Launch(device, stream, addresses, 2);
     arguments.inputs[0] = scratch;
     scratch += padding->bytes;
   }

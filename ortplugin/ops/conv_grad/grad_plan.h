@@ -29,9 +29,7 @@ struct Conversion {
 struct Padding {
   size_t bytes;
   Shape shape;  // with them, in the node's layout
-  cuda::Function kernel;
-  cuda::LaunchShape launch;
-  std::vector<uint64_t> arguments;  // addresses are filled in at each launch
+  cuda::PackedKernel kernel;
 };
 
 // dX or dW for one combination of shapes.
@@ -42,7 +40,7 @@ struct GradPart {
   std::optional<Padding> padding;                                 // of the first input
   std::optional<Conversion> result_conversion;                    // from what the plan writes
   size_t made_bytes = 0;                                          // of that, where it is converted
-  std::optional<DataGradEngine> engine;                           // instead of the plan, of dX
+  std::optional<cuda::PackedKernel> engine;                       // instead of the plan, of dX
 
   size_t scratch_bytes() const;
   // Asynchronous, on ORT's stream. `first`, `second`: dZ and W for dX; the larger and the smaller tensor for dW.

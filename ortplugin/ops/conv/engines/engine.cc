@@ -50,10 +50,10 @@ std::vector<Operand> Operands(const Program& program, const ConvProblem& problem
 
 }  // namespace
 
-cuda::Function EngineKernel::Load(const cuda::DeviceFacts& device) const {
+cuda::PackedKernel EngineKernel::Load(const cuda::DeviceFacts& device) const {
   const cuda::Function function = cuda::Load(device, source, entry, cuda::Warn);
   cuda::AllowShared(device, function, launch.shared_bytes);
-  return function;
+  return {function, launch, arguments};
 }
 
 bool FitsEngines(const Program& program, const ConvProblem& problem) {

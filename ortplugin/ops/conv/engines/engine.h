@@ -4,13 +4,11 @@
 //
 //   ConvProblem problem{...};                              // every address must be a multiple of 16 bytes
 //   std::optional<EngineKernel> kernel = FindEngineKernel(program, problem, device, true);
-//   if (kernel) function = kernel->Load(device);
+//   if (kernel) loaded = kernel->Load(device);
 //
-// and in each run: fill kernel->arguments[i] with the address of the node's input i (X, W, then the operands) and the
-// next ones with those of the outputs, in order; then
+// and in each run, with the addresses of the node's inputs (X, W, then the operands) and then of its outputs:
 //
-//   void* parameters[] = {arguments.data()};
-//   cuda::Launch(device, function, kernel->launch, stream, parameters);
+//   loaded.Launch(device, stream, addresses.data(), addresses.size());
 //
 // Kernels wait for the kernel before them (griddepcontrol.wait) before they write, and before they read anything but
 // weights that are `constant_weights`. The only exception is the table of tile schedulers that conv_1x1.cu keeps in its
@@ -24,6 +22,7 @@
 #include <vector>
 
 #include "ortplugin/runtime/gpu/cuda.h"
+#include "ortplugin/runtime/gpu/packed_kernel.h"
 #include "ortplugin/runtime/program/operands.h"
 #include "ortplugin/runtime/program/program.h"
 
@@ -59,7 +58,7 @@ struct EngineKernel {
   cuda::LaunchShape launch;
   std::vector<uint64_t> arguments;  // addresses of the inputs and outputs, which are still 0, then numbers
 
-  cuda::Function Load(const cuda::DeviceFacts& device) const;
+  cuda::PackedKernel Load(const cuda::DeviceFacts& device) const;
 };
 
 // A line of the table. `program` has one parameter, the convolution's value, and one more for each of problem.operands.
