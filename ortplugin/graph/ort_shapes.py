@@ -167,18 +167,16 @@ def pads_without_ceil(pool: gs.Node) -> list[int] | None:
     x, attributes = pool.inputs[0].shape, pool.attrs
     kernel, spatial = attributes.get("kernel_shape") or [], len(x or ()) - 2
     made = None if x is None else _pooled(attributes, tuple(x))
+    outs = [dim for dim in (made or ())[2:] if isinstance(dim, int)]
     dilated = any(each != 1 for each in attributes.get("dilations") or ())
-    if attributes.get("count_include_pad") or dilated or made is None or not all(isinstance(n, int) for n in made[2:]):
+    auto_pad = str(attributes.get("auto_pad", "NOTSET"))
+    if attributes.get("count_include_pad") or dilated or auto_pad.startswith("SAME") or not spatial == len(outs) > 0:
         return None
-    if str(attributes.get("auto_pad", "NOTSET")).startswith("SAME"):
-        return None
-    begin = [int(each) for each in attributes.get("pads") or [0] * spatial][:spatial]
+    begin = [0] * spatial if auto_pad == "VALID" else list(attributes.get("pads") or [0] * spatial)[:spatial]
     strides = attributes.get("strides") or [1] * spatial
-    sizes = zip(made[2:], strides, kernel, x[2:], begin, strict=True)
-    return [
-        *begin,
-        *(max((out - 1) * stride + window - size - before, 0) for out, stride, window, size, before in sizes),
-    ]
+    sizes = zip(outs, strides, kernel, x[2:], begin, strict=True)
+    end = [max((out - 1) * stride + window - size - before, 0) for out, stride, window, size, before in sizes]
+    return [*begin, *end]
 
 
 def windows_fit(shape: Shape | None, attributes: Mapping[str, Any]) -> bool:

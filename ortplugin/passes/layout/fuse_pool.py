@@ -137,7 +137,8 @@ def resize_attributes(scope: Scope, node: gs.Node) -> dict[str, Any] | None:
     if any(not isinstance(each, (int, float)) for each in spatial):
         return None
     sizes = shape[2:] or (None,) * len(spatial)
-    if name == "scales" and set(spatial) != {1} and all(map(_may_keep, sizes, spatial)):
+    kept_sizes = (_may_keep(size, float(scale or 0)) for size, scale in zip(sizes, spatial, strict=True))
+    if name == "scales" and set(spatial) != {1} and all(kept_sizes):
         return None  # where no size changes, ONNX Runtime's on the CPU copies X, whatever the scales
     return {**kept, name: spatial}
 
