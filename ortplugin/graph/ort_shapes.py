@@ -28,7 +28,7 @@ DOMAIN = "ortplugin.hidden"  # onnx knows no operator of it
 
 POOLS = ("MaxPool", "AveragePool", "LpPool")
 SCALED = ("Resize", "Upsample")
-OPERATORS = (*POOLS, *SCALED, "Concat", "ConvTranspose", "PRelu", "STFT")
+OPERATORS = (*POOLS, *SCALED, "Attention", "Concat", "ConvTranspose", "PRelu", "STFT")
 _CONV_TRANSPOSE = (
     "auto_pad",
     "dilations",
@@ -99,6 +99,9 @@ def _is_wrong(proto: onnx.NodeProto, node: gs.Node | None) -> bool:
         return node is None or (scales is not None and any(each * 16 % 1 or each > 256 for each in scales))
     if proto.op_type == "Concat":
         return node is not None and _has_misfits(node)
+    if proto.op_type == "Attention":  # onnx takes an open length for 0 where it multiplies or adds lengths
+        shapes = [each.shape for each in node.inputs if not each.is_empty()] if node is not None else [None]
+        return any(shape is None or not all(isinstance(dim, int) for dim in shape) for shape in shapes)
     return proto.op_type == "STFT"  # of which ONNX Runtime by default gives one side
 
 
@@ -112,7 +115,9 @@ def told(node: gs.Node) -> list[TensorType]:
     if node.op == "PRelu":
         return [TensorType(x.dtype, broadcast([each.shape for each in given]))]
     if node.op == "Concat":
-        return [TensorType(x.dtype, _joined(node))]
+        return [TensorType(x.dtype, _agreed(node))]
+    if node.op == "Attention":
+        return [TensorType(x.dtype, _attended(node))]
     if node.op == "ConvTranspose":
         return [TensorType(x.dtype, _transposed(node, [each.shape for each in given]))]
     if node.op == "STFT":
@@ -121,30 +126,20 @@ def told(node: gs.Node) -> list[TensorType]:
 
 
 def _has_misfits(concat: gs.Node) -> bool:
-    """Whether tensors without elements differ from the others in another axis, where ONNX Runtime leaves them out."""
-    shapes = [each.shape for each in concat.inputs]
-    return (
-        all(shape is not None for shape in shapes)
-        and any(0 in shape for shape in shapes)
-        and (_joined(concat) is not None and len({tuple(_others(concat, shape)) for shape in shapes}) > 1)
-    )
+    """Whether a tensor without elements differs from the others in another axis, where ONNX Runtime leaves it out."""
+    shapes, axis = [each.shape for each in concat.inputs], concat.attrs.get("axis")
+    if any(shape is None for shape in shapes) or all(0 not in shape for shape in shapes) or not isinstance(axis, int):
+        return False
+    rank = len(shapes[0])
+    others = {tuple(dim for at, dim in enumerate(shape) if at != axis % rank) for shape in shapes if rank}
+    return all(len(shape) == rank for shape in shapes) and len(others) > 1
 
 
-def _others(concat: gs.Node, shape: Shape) -> list[Dim]:
-    """The lengths but for the one along which the tensors are joined."""
-    dims = list(shape)
-    del dims[concat.attrs["axis"]]
-    return dims
-
-
-def _joined(concat: gs.Node) -> Shape | None:
-    shapes = [tuple(each.shape) for each in concat.inputs if each.shape is not None and 0 not in each.shape]
-    axis, ranks = concat.attrs.get("axis"), {len(each.shape or ()) for each in concat.inputs}
-    if not shapes or len(ranks) != 1 or not isinstance(axis, int) or not -len(shapes[0]) <= axis < len(shapes[0]):
-        return None
-    dims, along = list(shapes[0]), [shape[axis] for shape in shapes]
-    dims[axis] = sum(along) if all(isinstance(each, int) for each in along) else None
-    return tuple(dims)
+def _agreed(concat: gs.Node) -> Shape:
+    """The lengths that all tensors have; along the axis where they are joined it depends on which of them is empty."""
+    axis = concat.attrs["axis"] % len(concat.inputs[0].shape)
+    lengths = enumerate(zip(*(each.shape for each in concat.inputs), strict=True))
+    return tuple(dims[0] if at != axis and len(set(dims)) == 1 else None for at, dims in lengths)
 
 
 def ceil_adds_nothing(pool: gs.Node) -> bool:
@@ -224,6 +219,18 @@ def _pooled_size(attributes: Mapping[str, Any], axis: int, spatial: int, size: D
     if attributes.get("ceil_mode", 0):
         out = ceil - ((ceil - 1) * stride >= size + pad_begin)
     return out if out >= 0 else None
+
+
+def _attended(node: gs.Node) -> Shape | None:
+    """Q's shape with V's width: of four axes, the second those of the heads, or of three with heads side by side."""
+    q, v = node.inputs[0].shape, node.inputs[2].shape
+    if q is None or v is None or len(q) != len(v) or len(q) not in (3, 4):
+        return None
+    if len(q) == 4:
+        return (*q[:3], v[3])
+    heads, kv_heads = (node.attrs.get(name) for name in ("q_num_heads", "kv_num_heads"))
+    width = v[2] // kv_heads * heads if isinstance(v[2], int) and heads and kv_heads else None
+    return (*q[:2], width)
 
 
 def _transposed(node: gs.Node, shapes: Sequence[Shape | None]) -> Shape | None:

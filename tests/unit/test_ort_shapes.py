@@ -152,9 +152,25 @@ def test_beside_what_has_no_elements() -> None:
         { y = Concat<axis = 1>(e, x, x) }""")
     graph = import_model(model)
     annotate(graph)
-    assert graph.outputs[0].shape == ("N", 4, 3)
+    assert graph.outputs[0].shape == ("A", "B", 3)  # of which the model says that much
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     assert session.run(None, {"x": np.zeros((4, 2, 3), np.float32)})[0].shape == (4, 4, 3)
+
+
+@pytest.mark.parametrize(("q", "v", "wanted"), [
+    ("B, S, H", "B, T, H", ("B", "S", None)), ("B, S, H", "B, T, 6", ("B", "S", 12)),
+    ("B, 4, S, D", "B, 2, T, 3", ("B", 4, "S", 3)), ("B, 4, S, D", "B, 2, T, E", ("B", 4, "S", "E")),
+])  # fmt: skip
+def test_attention_of_open_lengths(q: str, v: str, wanted: tuple[int | str | None, ...]) -> None:
+    """Of which onnx infers 0; the weights' shape is left open, of which it does so, too."""
+    heads = "<q_num_heads = 4, kv_num_heads = 2>" if q.count(",") == 2 else ""
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["" : 23]>
+        g (float[{q}] q, float[{v}] k, float[{v}] v) => (float[a,b,c] y, float[a,b,c,d] w)
+        {{ p, e, f, w = Attention{heads}(q, k, v)  y = Relu(p) }}""")
+    graph = import_model(model)
+    annotate(graph)
+    assert graph.nodes[0].outputs[0].shape == wanted
+    assert 0 not in graph.nodes[0].outputs[3].shape
 
 
 def test_a_pool_of_unknown_rank_keeps_ceil_mode() -> None:
