@@ -29,7 +29,7 @@ class Case:
 
     `wide`: the model one precision wider, the oracle of fp16 and bf16; else None. `dtype`: fp32, fp64, fp16 or bf16.
     `kept`: initializers that are float32 in both. `checks`: what else is tried: "again", "restore", "ort" (ONNX
-    Runtime's own optimizations on). `dead`: whether it needs the nodes that nothing reads.
+    Runtime's own optimizations on), "shapes" (inferred.py). `dead`: whether it needs the nodes that nothing reads.
     """
 
     seed: int
@@ -116,7 +116,8 @@ def _finish(g: Graph, seed: int) -> Case:
         del feeds[1:]
     fixed = options.get("input_shapes", {})
     feeds = [each for each in feeds if all(list(each[name].shape) == shape for name, shape in fixed.items())]
-    checks = tuple(name for name, share in (("again", 0.12), ("restore", 0.12), ("ort", 0.15)) if g.chance(share))
+    shares = {"again": 0.12, "restore": 0.12, "ort": 0.15, "shapes": 0.3}
+    checks = tuple(name for name, share in shares.items() if g.chance(share))
     return Case(seed, g.style.dtype, narrow, model if half else None, kept, feeds, options, checks)
 
 

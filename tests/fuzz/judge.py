@@ -17,8 +17,9 @@ from .definite import definite
 from .emulate import emulated
 from .evaluate import OURS, UnfitError, make_session, run
 from .generate import Case
+from .inferred import contradiction
 from .left_open import has_convolution, is_special, without_infinities, without_specials
-from .oracle import is_undefined
+from .oracle import all_values, is_undefined
 from .providers import NotCapturedError, Provider
 from .reference import Finding, Reference, references_of
 
@@ -202,7 +203,7 @@ class Judge:
         return tamed.problem(found, names)
 
     def _check(self, case: Case, references: Sequence[Reference], made: onnx.ModelProto) -> Finding | None:
-        """What else a case asks for: a second run changes nothing; the restored model gives the same."""
+        """What else a case asks for: a second run changes nothing; the restored model gives the same; shapes are so."""
         if "again" in case.checks and case.options.keys() <= {"layout", "skip"}:
             self.tell("again")
             try:
@@ -212,6 +213,10 @@ class Judge:
             if report.changes:
                 return Finding("again", f"a second run changes it by {report.changes[0].rewrite}",
                                report.changes[0].rewrite)  # fmt: skip
+        for reference in references if "shapes" in case.checks else ():
+            values = {**reference.feeds, **all_values(case.oracle, reference.feeds)}
+            if words := contradiction(case.oracle, values):
+                return Finding("shapes", words, "annotate")
         if "restore" in case.checks and self.provider.is_cpu and any(node.domain == OURS for node in walk_nodes(made)):
             self.tell("restore")
             try:

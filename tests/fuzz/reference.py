@@ -25,7 +25,7 @@ Outputs = dict[str, Any]
 
 @dataclass
 class Finding:
-    """What is wrong: `kind` is exception, load, run, form, values, again, restore, crash or hang.
+    """What is wrong: `kind` is exception, load, run, form, values, again, restore, shapes, crash or hang.
 
     `guilty`: the pass to blame. `mode`: the name of the provider's mode in which it was seen.
     """

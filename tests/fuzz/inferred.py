@@ -1,0 +1,36 @@
+"""The shapes that `annotate` believes of an original's values, against those that ONNX Runtime computes.
+
+A wrong one need not show in outputs: it takes a pass that relies on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ortplugin.graph.convert import import_model
+from ortplugin.model.annotate import annotate
+
+
+def contradiction(model: onnx.ModelProto, values: Mapping[str, Any]) -> str:
+    """What is believed of a value that is not so; "" if nothing is. `values`: of one run, inputs included."""
+    graph = import_model(model)
+    annotate(graph)
+    lengths: dict[str, int] = {}
+    for tensor in [*graph.inputs, *(tensor for node in graph.nodes for tensor in node.outputs)]:
+        value = values.get(tensor.name)
+        if tensor.shape is None or not isinstance(value, np.ndarray):
+            continue
+        known = [
+            lengths.setdefault(d, n) if isinstance(d, str) else d
+            for d, n in zip(tensor.shape, value.shape, strict=False)
+        ]
+        if len(tensor.shape) != value.ndim or any(
+            d is not None and d != n for d, n in zip(known, value.shape, strict=True)
+        ):
+            op = tensor.inputs[0].op if tensor.inputs else "input"
+            return f"'{tensor.name}' ({op}) is taken for {tuple(tensor.shape)} and is {value.shape}"
+    return ""
