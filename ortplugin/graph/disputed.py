@@ -18,50 +18,51 @@ from onnx import helper, numpy_helper
 from ortplugin.graph.convert import all_graphs, node_proto, value_info
 from ortplugin.graph.domains import DEFAULT_DOMAINS, DOMAIN
 from ortplugin.graph.facts import CONSTANT_ELEMENTS, Scope, known_values, scopes, value_of
-from ortplugin.graph.ort_shapes import ceil_adds_nothing, is_hidden, pads_without_ceil, told
+from ortplugin.graph.ort_shapes import POOLS, ceil_adds_nothing, is_hidden, pads_without_ceil, told
 
 INT32_MAX = 2**31 - 1  # from here on exporters mean the end
 
 
 def settle(graph: gs.Graph) -> None:
-    """Gives pools in ceil_mode of which onnx infers a window too many, also in subgraphs, a form that it infers right.
+    """Gives nodes of which onnx infers another shape, also in subgraphs, a form of which it infers the right one.
 
-    An operator of ours behind it would be asked at load about a shape that no value has. Where ceil_mode adds no
-    window, it goes; what it adds, pads make; else a Reshape tells the shape. `graph` has those that `annotate` found.
+    An operator of ours behind them would be asked at load about a shape that no value has. A pool's ceil_mode goes
+    where it adds no window, or where pads add the same; else a Reshape tells the shape, where it is known. `graph` has
+    the shapes that `annotate` found.
     """
     left: list[gs.Node] = []
-    for each in all_graphs(graph):
-        for node in each.nodes:
-            if not node.attrs.get("ceil_mode") or not is_hidden(node):
+    for node in (node for each in all_graphs(graph) for node in each.nodes):
+        if not is_hidden(node):
+            continue
+        is_ceil = node.op in POOLS and node.attrs.get("ceil_mode")
+        if is_ceil and ceil_adds_nothing(node):
+            del node.attrs["ceil_mode"]
+        elif _contradicts(node, graph.opset):
+            pads = pads_without_ceil(node) if is_ceil else None
+            if pads is None:
+                left.append(node)
                 continue
-            if ceil_adds_nothing(node):
-                del node.attrs["ceil_mode"]
-            elif _contradicts(node, graph.opset):
-                pads = pads_without_ceil(node)
-                if pads is None:
-                    left.append(node)
-                    continue
-                del node.attrs["ceil_mode"]
-                node.attrs.pop("auto_pad", None)
-                node.attrs["pads"] = pads
+            del node.attrs["ceil_mode"]
+            node.attrs.pop("auto_pad", None)
+            node.attrs["pads"] = pads
     if left and any(node.domain == DOMAIN for each in all_graphs(graph) for node in each.nodes):
         for scope in scopes(graph):
             for node in (each for each in left if id(each) in scope.position):
                 _tell_by_reshape(scope, node)
 
 
-def _tell_by_reshape(scope: Scope, pool: gs.Node) -> None:
-    result, (kind, *_) = pool.outputs[0], told(pool)
+def _tell_by_reshape(scope: Scope, node: gs.Node) -> None:
+    result, (kind, *_) = node.outputs[0], told(node)
     shape = kind.shape or ()
-    if not shape or not all(isinstance(dim, int) and dim > 0 for dim in shape):
+    if not shape or not all(isinstance(dim, int) and 0 < dim < 1 << 63 for dim in shape):
         return
     readers = scope.consumers(result)
     if len(readers) == 1 and scope.op(readers[0]) == "Reshape" and _integers(readers[0], 1) == list(shape):
         return
-    made = gs.Variable(scope.unique(f"{result.name}_pooled"), result.dtype, shape)
-    pool.outputs[0] = made
+    made = gs.Variable(scope.unique(f"{result.name}_made"), result.dtype, shape)
+    node.outputs[0] = made
     wanted = scope.add_constant(np.array(shape, np.int64), f"{result.name}_shape")
-    scope.insert_after(gs.Node("Reshape", scope.unique(f"{result.name}/Reshape"), {}, [made, wanted], [result]), pool)
+    scope.insert_after(gs.Node("Reshape", scope.unique(f"{result.name}/Reshape"), {}, [made, wanted], [result]), node)
 
 
 def disputed(graph: gs.Graph) -> frozenset[str]:

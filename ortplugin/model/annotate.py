@@ -66,7 +66,8 @@ def annotate(graph: gs.Graph) -> None:
     learned = learned or certainty.level_of(outputs) < PROVED  # a model may describe these wrongly, and still does
     while learned:  # what we tell reaches other values before what the model says of them does
         _infer(graph, certainty, PROVED)
-        learned = any([_infer_node(node, certainty, graph.opset or 0) for node in nodes])
+        before = certainty.surer
+        learned = any([_infer_node(node, certainty, graph.opset or 0) for node in nodes]) or certainty.surer > before
     unknown = _unknown(nodes)
     while unknown or learned:
         _infer(graph, certainty, DECLARED)

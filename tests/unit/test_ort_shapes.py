@@ -212,6 +212,21 @@ def test_ceil_mode_that_adds_a_window_along_one_axis_alone(library: Path, op: st
     np.testing.assert_allclose(found["y"], wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("node", "size"), [
+    ("PRelu(x, s)", 1),
+    ('Resize<mode = "nearest", coordinate_transformation_mode = "asymmetric">(x, , f)', 10),
+])  # fmt: skip
+def test_what_onnx_infers_wrongly_before_a_norm(library: Path, node: str, size: int) -> None:
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[1,{size}] x) => (float[A,B] y) <float[7] s = {{1, 2, 3, 4, 5, 6, 7}}, float[2] f = {{1, 0.7}}>
+        {{ v = {node}  y = LayerNormalization(v, s) }}""")
+    made, changes, _ = run_passes(model, select_passes(only=["fuse-layer-norm"]))
+    assert changes
+    x = np.linspace(-1, 1, size, dtype=np.float32).reshape(1, -1)
+    (wanted,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    np.testing.assert_allclose(run(session(made.SerializeToString(), ["cpu"]), {"x": x})["y"], wanted, atol=1e-5)
+
+
 @pytest.mark.parametrize("length", ["13", "N"])
 def test_an_output_that_the_model_describes_wrongly(length: str) -> None:
     """No pass may believe it once an operator of ours stands in the way of inference."""
