@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 import onnx
+import onnxruntime
 from onnx import TensorProto, helper
 
 from ortplugin.graph.domains import DOMAIN
@@ -69,6 +70,25 @@ def results_of(program: Program) -> list[tuple[str, str]]:
 
 def typed(text: str, dtype: str) -> str:
     return re.sub(r"\bT\b", dtype, text)
+
+
+def normal_inputs(name: str, shapes: Sequence[Shape], dtypes: Sequence[str]) -> list[Array]:
+    """Standard normal numbers for each shape and dtype, the same whenever the case has this name."""
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    return [
+        np.asarray(rng.standard_normal(shape)).astype(NUMPY_DTYPES[dtype])
+        for shape, dtype in zip(shapes, dtypes, strict=True)
+    ]
+
+
+def run_at_opset(model: bytes, inputs: Iterable[Array], opset: int) -> list[Array]:
+    """The outputs in ONNX Runtime of a model of standard operators, declared to be of this opset."""
+    made = onnx.load_model_from_string(model)
+    del made.opset_import[:]
+    made.opset_import.append(helper.make_opsetid("", opset))
+    made.ir_version = 10 if opset >= 21 else 8
+    session = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    return list(session.run(None, dict(zip((each.name for each in session.get_inputs()), inputs, strict=True))))
 
 
 @dataclass(frozen=True)
