@@ -58,6 +58,19 @@ def model_with(
     return made.SerializeToString()
 
 
+def identity_model(kind: int, opset: int) -> bytes:
+    """y = x, of two open dimensions and an element type of TensorProto."""
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", kind, ["n", "m"])],
+        [helper.make_tensor_value_info("y", kind, ["n", "m"])],
+    )
+    imports = [helper.make_opsetid("", opset)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=10 if opset >= 21 else 8)
+    return bytes(model.SerializeToString())
+
+
 def output_name(program: Program, result: Parameter) -> str:
     """The result's name; another one where it is a parameter, as one value can't be input and output of a node."""
     return f"{result.name}_out" if result in program.parameters else result.name
