@@ -12,10 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime
+import pytest
 from onnx import TensorProto, helper
 
+from ortplugin.errors import ModelError
 from ortplugin.graph.domains import DOMAIN
-from ortplugin.ops import Operator
+from ortplugin.ops import Operator, find
 from ortplugin.program import DTYPE_NAMES, FLOATING, INTEGERS, NUMPY_DTYPES, Parameter, Program, parse
 
 Array = npt.NDArray[Any]
@@ -69,6 +71,16 @@ def identity_model(kind: int, opset: int) -> bytes:
     imports = [helper.make_opsetid("", opset)]
     model = helper.make_model(graph, opset_imports=imports, ir_version=10 if opset >= 21 else 8)
     return bytes(model.SerializeToString())
+
+
+def assert_invalid(node: onnx.NodeProto, reason: str) -> None:
+    """The decomposition refuses the node with its name, its operator and the reason."""
+    operator = find(node.domain, node.op_type)
+    assert operator is not None
+    with pytest.raises(ModelError) as caught:
+        operator.decompose(node, OPSET)
+    assert f"node '{node.name}' ({node.op_type})" in str(caught.value)
+    assert reason in str(caught.value)
 
 
 def output_name(program: Program, result: Parameter) -> str:

@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 from conv_grad_cases import BARE, CASES, GEOMETRIES, RELU, Case, by_name, check
-from node_cases import Array, run_at_opset, typed
+from node_cases import Array, assert_invalid, run_at_opset, typed
 from onnx import helper
 
 from ortplugin.errors import ModelError
@@ -125,10 +125,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("reason", WRONG)
 def test_an_invalid_node_is_named(reason: str) -> None:
-    with pytest.raises(ModelError) as caught:
-        OPERATOR.decompose(node(**WRONG[reason]), 18)
-    assert "node 'gradient' (ConvGrad)" in str(caught.value)
-    assert reason in str(caught.value)
+    assert_invalid(node(**WRONG[reason]), reason)
 
 
 WRONG_SHAPES = {

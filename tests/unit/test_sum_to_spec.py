@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 import pytest
-from node_cases import Array, run_at_opset, typed
+from node_cases import Array, assert_invalid, run_at_opset, typed
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from sum_to_cases import BOTH, CASES, LERP_GRAD, Case, by_name, check, expect, model_of, node_of, summed
@@ -127,10 +127,7 @@ WRONG = {
 
 @pytest.mark.parametrize("reason", WRONG)
 def test_an_invalid_node_is_named(reason: str) -> None:
-    with pytest.raises(ModelError) as caught:
-        OPERATOR.decompose(WRONG[reason], 17)
-    assert "node 'gradient' (FusedSumTo)" in str(caught.value)
-    assert reason in str(caught.value)
+    assert_invalid(WRONG[reason], reason)
 
 
 def test_an_axis_beyond_the_rank_is_named() -> None:
