@@ -21,7 +21,6 @@ convolution on the CPU. Writes results/conv.json; --readme fills the tables in d
 from __future__ import annotations
 
 import ctypes
-import gc
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -378,15 +377,13 @@ def cudnn_version() -> str:
 
 def measure_table(name: str, tuned: int, commit: str) -> dict[str, Any]:
     """The rows of a table, and where they were measured."""
-    import cupy
 
     rows = []
     for case in cases():
         if case.table != name:
             continue
         rows.append(measure(case, tuned))
-        gc.collect()
-        cupy.get_default_memory_pool().free_all_blocks()
+        timing.free_memory()
         shown = ", ".join(f"{key} {value:.1f}" for key, value in rows[-1]["microseconds"].items())
         print(f"{case.name} ({case.epilogue}): {shown} {rows[-1].get('algorithm', '')}", flush=True)
     return {"environment": {**timing.environment(commit), "cudnn": cudnn_version()}, "rows": rows}

@@ -26,7 +26,6 @@ results.
 
 from __future__ import annotations
 
-import gc
 import itertools
 import math
 import statistics
@@ -209,11 +208,9 @@ def ratios(case: Case, algorithm: str, place: int) -> list[float]:
 
 def release() -> None:
     """Gives memory back to the GPU."""
-    import cupy
     import torch
 
-    gc.collect()
-    cupy.get_default_memory_pool().free_all_blocks()
+    timing.free_memory()
     torch.cuda.empty_cache()
 
 

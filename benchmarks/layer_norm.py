@@ -131,16 +131,8 @@ def measure(width: int) -> dict[str, Any]:
 
 def table(record: dict[str, Any]) -> str:
     """The record as a Markdown table."""
-    present = [column for column in COLUMNS if column in record["rows"][0]["microseconds"]]
-    lines = [
-        "| H | " + " | ".join(COLUMNS[column] for column in present) + " | / copy |",
-        "|" + "---:|" * (len(present) + 2),
-    ]
-    for row in record["rows"]:
-        times = row["microseconds"]
-        cells = [f"{times[column]:.1f}" for column in present]
-        ratio = f"{times['ortplugin'] / times['copy']:.2f}" if "copy" in times else ""
-        lines.append(f"| {row['width']} | " + " | ".join(cells) + f" | {ratio} |")
+    last = ("/ copy", timing.to_copy)
+    lines = timing.table(record, COLUMNS, "| H", "|---:|", lambda row: f"| {row['width']}", last)
     lines += [
         "",
         timing.footer("layer_norm", "Microseconds of a step, medians", record["environment"]),

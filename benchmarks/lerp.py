@@ -15,7 +15,6 @@ run. Writes results/lerp.json; --readme fills the table in docs/benchmarks.md fr
 
 from __future__ import annotations
 
-import gc
 import math
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -242,8 +241,7 @@ def measure(case: Case) -> dict[str, Any]:
         "error": errors,
     }
     del contenders, results, feeds
-    gc.collect()
-    cupy.get_default_memory_pool().free_all_blocks()
+    timing.free_memory()
     return row
 
 
@@ -265,16 +263,9 @@ def bound(row: dict[str, Any], rate: float | None) -> str:
 
 def table(record: dict[str, Any]) -> str:
     """The record as a Markdown table."""
-    present = [column for column in COLUMNS if column in record["rows"][0]["microseconds"]]
     rate = record["copy_rate"]
-    lines = [
-        "| tensors | " + " | ".join(COLUMNS[column] for column in present) + " | bytes at the copy's rate |",
-        "|---|" + "---:|" * (len(present) + 1),
-    ]
-    for row in record["rows"]:
-        cells = " | ".join(f"{row['microseconds'][column]:.1f}" for column in present)
-        least = "" if rate is None else f"{row['bytes'] / rate:.1f}"
-        lines.append(f"| {row['case']}, {row['dtype']} | {cells} | {least} |")
+    least = ("bytes at the copy's rate", lambda row: "" if rate is None else f"{row['bytes'] / rate:.1f}")
+    lines = timing.table(record, COLUMNS, "| tensors", "|---|", lambda row: f"| {row['case']}, {row['dtype']}", least)
     copied = "" if rate is None else f"; a copy of 256 MiB moves {rate / 1e6:.2f} TB/s"
     lines += ["", timing.footer("lerp", f"Microseconds of a step, medians{copied}", record["environment"])]
     return "\n".join(lines)

@@ -15,7 +15,6 @@ that nothing is found in a cache. Checks every output against float64 in the sam
 
 from __future__ import annotations
 
-import gc
 import math
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
@@ -251,23 +250,16 @@ def measure(case: Case) -> dict[str, Any]:
         "error": errors,
     }
     del contenders, results, feeds
-    gc.collect()
-    cupy.get_default_memory_pool().free_all_blocks()
+    timing.free_memory()
     return row
 
 
 def table(record: dict[str, Any]) -> str:
     """The record as a Markdown table."""
-    present = [column for column in COLUMNS if column in record["rows"][0]["microseconds"]]
-    lines = [
-        "| tensors | operators | " + " | ".join(COLUMNS[column] for column in present) + " | / copy |",
-        "|---|---:|" + "---:|" * (len(present) + 1),
-    ]
-    for row in record["rows"]:
-        times = row["microseconds"]
-        cells = " | ".join(f"{times[column]:.1f}" for column in present)
-        ratio = f"{times['ortplugin'] / times['copy']:.2f}" if "copy" in times else ""
-        lines.append(f"| {row['case']}, {row['dtype']} | {row['operators']} | {cells} | {ratio} |")
+    lines = timing.table(
+        record, COLUMNS, "| tensors | operators", "|---|---:|",
+        lambda row: f"| {row['case']}, {row['dtype']} | {row['operators']}", ("/ copy", timing.to_copy),
+    )  # fmt: skip
     lines += ["", timing.footer("pointwise", "Microseconds of a step, medians", record["environment"])]
     return "\n".join(lines)
 

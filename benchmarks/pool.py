@@ -12,7 +12,6 @@ so do all contenders here. Checks the outputs against float64 in the same run. W
 
 from __future__ import annotations
 
-import gc
 import math
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -176,22 +175,16 @@ def measure(case: Case) -> dict[str, Any]:
     row = {"case": case.name, "dtype": case.dtype, "sizes": list(case.sizes),
            "bytes": elements * np.dtype(numpy).itemsize, "microseconds": times}  # fmt: skip
     del contenders, results, arrays, first
-    gc.collect()
-    cupy.get_default_memory_pool().free_all_blocks()
+    timing.free_memory()
     return row
 
 
 def table(record: dict[str, Any]) -> str:
     """The record as a Markdown table."""
-    present = [column for column in COLUMNS if column in record["rows"][0]["microseconds"]]
-    lines = [
-        "| operator | N, H, W, C | " + " | ".join(COLUMNS[column] for column in present) + " |",
-        "|---|---|" + "---:|" * len(present),
-    ]
-    for row in record["rows"]:
-        times = row["microseconds"]
-        cells = " | ".join(f"{times[column]:.1f}" if column in times else "" for column in present)
-        lines.append(f"| {row['case']}, {row['dtype']} | {', '.join(map(str, row['sizes']))} | {cells} |")
+    lines = timing.table(
+        record, COLUMNS, "| operator | N, H, W, C", "|---|---|",
+        lambda row: f"| {row['case']}, {row['dtype']} | {', '.join(map(str, row['sizes']))}",
+    )  # fmt: skip
     lines += ["", timing.footer("pool", "Microseconds of a step, medians", record["environment"])]
     return "\n".join(lines)
 

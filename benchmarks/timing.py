@@ -12,6 +12,7 @@ clock meets all of them; the median of the rounds counts.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import platform
 import random
@@ -257,25 +258,61 @@ def footer(name: str, unit: str, where: Mapping[str, str], note: str = "", libra
     return f"{unit}; {', '.join(parts)}{note}. Measured by `python benchmarks/{name}.py`."
 
 
+Last = tuple[str, Callable[[Any], str]]
+"""A column behind the times: its title, and its cell for a row."""
+
+
+def to_copy(row: Any) -> str:
+    """The time over that of a copy."""
+    times = row["microseconds"]
+    return f"{times['ortplugin'] / times['copy']:.2f}" if "copy" in times else ""
+
+
+def table(
+    record: Any, columns: Mapping[str, str], head: str, rule: str, name: Callable[[Any], str], last: Last | None = None
+) -> list[str]:
+    """A Markdown table of the record's microseconds, those of `columns` that were measured; its lines.
+
+    `head`, `rule` and `name` begin the lines, each up to its first time: "| tensors", "|---|" and what names a row.
+    """
+    present = [column for column in columns if column in record["rows"][0]["microseconds"]]
+    lines = [[head, *(columns[column] for column in present), *([last[0]] if last else [])]]
+    for row in record["rows"]:
+        times = row["microseconds"]
+        cells = [f"{times[column]:.1f}" if column in times else "" for column in present]
+        lines.append([name(row), *cells, *([last[1](row)] if last else [])])
+    shown = [" | ".join(line) + " |" for line in lines]
+    return [shown[0], rule + "---:|" * (len(lines[0]) - 1), *shown[1:]]
+
+
+def free_memory() -> None:
+    """Gives the GPU back what no array of CuPy holds any more."""
+    import cupy
+
+    gc.collect()
+    cupy.get_default_memory_pool().free_all_blocks()
+
+
+def chained(step: Callable[[Any], Any], x: Any, length: int) -> Any:
+    """`step` applied so many times."""
+    for _ in range(length):
+        x = step(x)
+    return x
+
+
 def torch_chain(step: Callable[[Any], Any], x: Any) -> Contender:
     """A CUDA graph of `step` applied again and again, captured by PyTorch."""
     import torch
 
     def capture(length: int) -> Callable[[], None]:
-        def chain() -> Any:
-            y = x
-            for _ in range(length):
-                y = step(y)
-            return y
-
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
             for _ in range(3):
-                chain()
+                chained(step, x, length)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, stream=stream):
-                kept = chain()
+                kept = chained(step, x, length)
 
         def replay(_kept: Any = kept) -> None:
             graph.replay()
@@ -291,17 +328,11 @@ def cupy_chain(step: Callable[[Any], Any], x: Any, *, graph: bool) -> Contender:
     import cupy
 
     def prepare(length: int) -> Callable[[], None]:
-        def chain() -> Any:
-            y = x
-            for _ in range(length):
-                y = step(y)
-            return y
-
         stream = cupy.cuda.Stream(non_blocking=True)
 
         def replay() -> None:
             with stream:
-                chain()
+                chained(step, x, length)
             stream.synchronize()
 
         for _ in range(3):
@@ -310,7 +341,7 @@ def cupy_chain(step: Callable[[Any], Any], x: Any, *, graph: bool) -> Contender:
             return replay
         with stream:
             stream.begin_capture()
-            kept = chain()
+            kept = chained(step, x, length)
             captured = stream.end_capture()
 
         def launch(_kept: Any = kept) -> None:

@@ -12,6 +12,7 @@ import importlib.util
 import json
 import sys
 import zlib
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -89,3 +90,19 @@ def exported() -> dict[str, dict[str, Any]]:
     """The entries of tests/data/expected.json by model name."""
     entries: dict[str, dict[str, Any]] = json.loads((DATA / "expected.json").read_text())
     return entries
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs optimize-model: (exit status, stdout, stderr)."""
+
+    from ortplugin.cli import main
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        status = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.err + captured.out
+        return status, captured.out, captured.err
+
+    return call

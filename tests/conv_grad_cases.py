@@ -6,19 +6,18 @@ A case is a geometry, a program and a dtype. `check` compares; its docstring der
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import onnx
-from node_cases import UNIT_ROUNDOFF, Array, Declared, Shape, compare, model_with, typed
+from node_cases import UNIT_ROUNDOFF, Array, Declared, Shape, compare, model_with, normal_inputs, typed
 from onnx import helper
 
 from ortplugin.ops.conv_grad import OPERATOR
 from ortplugin.ops.conv_grad.gradient import Gradient, gradient_of
-from ortplugin.program import FLOATING, NUMPY_DTYPES, Program, parse
+from ortplugin.program import FLOATING, Program, parse
 
 
 @dataclass(frozen=True)
@@ -108,11 +107,7 @@ class Case:
         return [program.results[0].dtype] * len(self.operands.split()) + [each.dtype for each in program.parameters]
 
     def inputs(self) -> list[Array]:
-        rng = np.random.default_rng(zlib.crc32(self.name.encode()))
-        return [
-            np.asarray(rng.standard_normal(shape)).astype(NUMPY_DTYPES[dtype])
-            for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
-        ]
+        return normal_inputs(self.name, self.shapes, self.dtypes)
 
     def feeds(self) -> dict[str, Array]:
         return dict(zip(self.names, self.inputs(), strict=True))
@@ -136,11 +131,7 @@ class Case:
             **{name: value for name, value in attributes.items() if value is not None},
         )  # fmt: skip
 
-    def model(
-        self,
-        shapes: Sequence[Declared] | None = None,
-        nodes: Sequence[onnx.NodeProto] | None = None,
-    ) -> bytes:
+    def model(self, shapes: Sequence[Declared] | None = None, nodes: Sequence[onnx.NodeProto] | None = None) -> bytes:
         """A model of this one node (or of `nodes`), with the case's shapes or those given."""
         given = self.shapes if shapes is None else shapes
         inputs = zip(self.names, self.dtypes, given, strict=True)

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import onnx
-from node_cases import UNIT_ROUNDOFF, Array, Declared, Shape, compare, model_with, output_name, results_of, typed
+from node_cases import (
+    UNIT_ROUNDOFF,
+    Array,
+    Declared,
+    Shape,
+    compare,
+    model_with,
+    normal_inputs,
+    output_name,
+    results_of,
+    typed,
+)
 from onnx import helper
 
 from ortplugin.graph.shapes import TensorType
 from ortplugin.ops.conv_transpose import OPERATOR, attributes_of
 from ortplugin.ops.conv_transpose.reference import transposed_convolution
 from ortplugin.ops.pointwise_reference import values
-from ortplugin.program import FLOATING, NUMPY_DTYPES, Program, parse
+from ortplugin.program import FLOATING, Program, parse
 
 
 @dataclass(frozen=True)
@@ -76,11 +86,7 @@ class Case:
         return [first.dtype, first.dtype, *(each.dtype for each in others)]
 
     def inputs(self) -> list[Array]:
-        rng = np.random.default_rng(zlib.crc32(self.name.encode()))
-        return [
-            np.asarray(rng.standard_normal(shape)).astype(NUMPY_DTYPES[dtype])
-            for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
-        ]
+        return normal_inputs(self.name, self.shapes, self.dtypes)
 
     def feeds(self) -> dict[str, Array]:
         made = dict(zip(self.names, self.inputs(), strict=True))
@@ -95,11 +101,7 @@ class Case:
             **{name: value for name, value in attributes.items() if value is not None},
         )  # fmt: skip
 
-    def model(
-        self,
-        shapes: Sequence[Declared] | None = None,
-        nodes: Sequence[onnx.NodeProto] | None = None,
-    ) -> bytes:
+    def model(self, shapes: Sequence[Declared] | None = None, nodes: Sequence[onnx.NodeProto] | None = None) -> bytes:
         """A model of this one node (or of `nodes`), with the case's shapes or those given."""
         given = self.shapes if shapes is None else shapes
         inputs = [

@@ -11,10 +11,13 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 import onnx
+import onnxruntime
+import pytest
 from onnx import TensorProto, helper
 
+from ortplugin.errors import ModelError
 from ortplugin.graph.domains import DOMAIN
-from ortplugin.ops import Operator
+from ortplugin.ops import Operator, find
 from ortplugin.program import DTYPE_NAMES, FLOATING, INTEGERS, NUMPY_DTYPES, Parameter, Program, parse
 
 Array = npt.NDArray[Any]
@@ -57,6 +60,29 @@ def model_with(
     return made.SerializeToString()
 
 
+def identity_model(kind: int, opset: int) -> bytes:
+    """y = x, of two open dimensions and an element type of TensorProto."""
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", kind, ["n", "m"])],
+        [helper.make_tensor_value_info("y", kind, ["n", "m"])],
+    )
+    imports = [helper.make_opsetid("", opset)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=10 if opset >= 21 else 8)
+    return bytes(model.SerializeToString())
+
+
+def assert_invalid(node: onnx.NodeProto, reason: str) -> None:
+    """The decomposition refuses the node with its name, its operator and the reason."""
+    operator = find(node.domain, node.op_type)
+    assert operator is not None
+    with pytest.raises(ModelError) as caught:
+        operator.decompose(node, OPSET)
+    assert f"node '{node.name}' ({node.op_type})" in str(caught.value)
+    assert reason in str(caught.value)
+
+
 def output_name(program: Program, result: Parameter) -> str:
     """The result's name; another one where it is a parameter, as one value can't be input and output of a node."""
     return f"{result.name}_out" if result in program.parameters else result.name
@@ -69,6 +95,25 @@ def results_of(program: Program) -> list[tuple[str, str]]:
 
 def typed(text: str, dtype: str) -> str:
     return re.sub(r"\bT\b", dtype, text)
+
+
+def normal_inputs(name: str, shapes: Sequence[Shape], dtypes: Sequence[str]) -> list[Array]:
+    """Standard normal numbers for each shape and dtype, the same whenever the case has this name."""
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    return [
+        np.asarray(rng.standard_normal(shape)).astype(NUMPY_DTYPES[dtype])
+        for shape, dtype in zip(shapes, dtypes, strict=True)
+    ]
+
+
+def run_at_opset(model: bytes, inputs: Iterable[Array], opset: int) -> list[Array]:
+    """The outputs in ONNX Runtime of a model of standard operators, declared to be of this opset."""
+    made = onnx.load_model_from_string(model)
+    del made.opset_import[:]
+    made.opset_import.append(helper.make_opsetid("", opset))
+    made.ir_version = 10 if opset >= 21 else 8
+    session = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    return list(session.run(None, dict(zip((each.name for each in session.get_inputs()), inputs, strict=True))))
 
 
 @dataclass(frozen=True)

@@ -391,3 +391,13 @@ LARGE_CASES: tuple[Case, ...] = tuple(
 
 by_name = {case.name: case for case in (*CASES, *LARGE_CASES)}
 assert len(by_name) == len(CASES) + len(LARGE_CASES), "two cases have one name"
+
+# What the operands of LERP become from run to run: other sizes, other broadcast axes.
+CHANGING: tuple[tuple[Shape, ...], ...] = (
+    ((3, 5, 7), (3, 5, 7), (5, 7)),
+    ((3, 1, 7), (1, 5, 1), (1, 7)),
+    ((1, 1, 1), (3, 5, 7), (5, 1)),
+    ((3, 5, 7), (3, 5, 7), (1, 1)),
+    ((2, 0, 7), (2, 1, 1), (1, 7)),
+    ((1, 1, 1), (1, 1, 1), (1, 1)),
+)

@@ -222,3 +222,11 @@ LARGE_CASES: tuple[Case, ...] = tuple(
 
 by_name = {case.name: case for case in (*CASES, *LARGE_CASES)}
 assert len(by_name) == len(CASES) + len(LARGE_CASES), "two cases have one name"
+
+# What the operands of BOTH become from run to run.
+CHANGING: tuple[tuple[Shape, ...], ...] = (
+    ((2, 3, 5, 7), (3, 1, 7)),
+    ((1, 1, 1, 1), (3, 5, 7)),
+    ((2, 0, 5, 7), (1, 1, 7)),
+    ((0, 3, 5, 7), (3, 1, 7)),
+)

@@ -15,12 +15,12 @@ Whoever needs onnx.shape_inference calls this instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx
 import onnx.shape_inference
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TypeProto, helper
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TypeProto, helper
 
 from ortplugin.graph.bounds import (
     ELEMENTS,
@@ -33,6 +33,7 @@ from ortplugin.graph.bounds import (
     result_bound,
     tightest,
 )
+from ortplugin.graph.messages import bodies
 from ortplugin.graph.shapes_only import DOMAIN as SHAPES_ONLY
 from ortplugin.graph.shapes_only import OPAQUE, dtype_only, guarded_slice, shapes_only
 
@@ -115,9 +116,9 @@ class _Bounds:
             self._hide_other(node)
             return UNKNOWN
         else:
-            bodies = [self.graph(body, known) for body in _bodies(node)]
-            bound = result_bound(node, inputs, max((each.rank for each in bodies), default=0))
-            sizes = [each.elements for each in bodies]
+            bounds = [self.graph(body, known) for body in bodies(node)]
+            bound = result_bound(node, inputs, max((each.rank for each in bounds), default=0))
+            sizes = [each.elements for each in bounds]
             if node.op_type == "If" and sizes and None not in sizes:
                 bound = Bound(max(size or 0 for size in sizes), bound.rank)
         if bound.rank > RANK or _asks_too_much(node):
@@ -144,7 +145,7 @@ class _Bounds:
                 bound = Bound(None, RANK + 1)
             elif node.domain not in ("", "ai.onnx"):
                 bound = UNKNOWN
-            elif any(True for _ in _bodies(node)):
+            elif any(True for _ in bodies(node)):
                 # Their nodes are not replaced, so that they may be called with anything.
                 bound = Bound(None, max(_rank_within(node), *(each.rank for each in arguments), 0))
             else:
@@ -165,7 +166,7 @@ class _Bounds:
             self._keep_nothing(node, opset, known)
 
     def _keep_nothing(self, node: NodeProto, opset: int, known: Mapping[str, Bound]) -> None:
-        for body in _bodies(node):
+        for body in bodies(node):
             for inner in body.node:
                 self._keep_nothing(inner, opset, known)
         self._hide_other(node)
@@ -251,18 +252,10 @@ def _asks_too_much(node: NodeProto) -> bool:
     return any(each.name == "num_outputs" and each.i != len(node.output) for each in node.attribute)
 
 
-def _bodies(node: NodeProto) -> Iterator[GraphProto]:
-    for attribute in node.attribute:
-        if attribute.type == AttributeProto.GRAPH:
-            yield attribute.g
-        elif attribute.type == AttributeProto.GRAPHS:
-            yield from attribute.graphs
-
-
 def _rank_within(node: NodeProto) -> int:
     """RANK + 1 where a body of the node has an operator whose result may have more dimensions than what it reads."""
     grow = {"Gather", "GatherND", "Unsqueeze", "OneHot", *RANK_OPERAND}
-    for body in _bodies(node):
+    for body in bodies(node):
         for inner in body.node:
             if inner.op_type in grow or _rank_within(inner):
                 return RANK + 1

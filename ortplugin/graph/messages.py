@@ -14,13 +14,18 @@ def walk_graphs(graph: GraphProto) -> Iterator[GraphProto]:
         yield from _node_graphs(node)
 
 
-def _node_graphs(node: NodeProto) -> Iterator[GraphProto]:
+def bodies(node: NodeProto) -> Iterator[GraphProto]:
+    """Those of an If, Loop or Scan."""
     for attribute in node.attribute:
         if attribute.type == AttributeProto.GRAPH:
-            yield from walk_graphs(attribute.g)
+            yield attribute.g
         elif attribute.type == AttributeProto.GRAPHS:
-            for body in attribute.graphs:
-                yield from walk_graphs(body)
+            yield from attribute.graphs
+
+
+def _node_graphs(node: NodeProto) -> Iterator[GraphProto]:
+    for body in bodies(node):
+        yield from walk_graphs(body)
 
 
 def walk_nodes(model: ModelProto) -> Iterator[NodeProto]:

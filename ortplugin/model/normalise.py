@@ -22,7 +22,7 @@ import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, numpy_helper
 
 from ortplugin.errors import ModelError
-from ortplugin.graph.messages import copy_fields, walk_graphs, walk_nodes
+from ortplugin.graph.messages import bodies, copy_fields, walk_graphs, walk_nodes
 
 # Of ONNX Runtime's own, with the one version of each.
 DOMAINS = {
@@ -160,12 +160,8 @@ def _sort(graph: GraphProto) -> None:
 def _reads(node: NodeProto) -> Iterator[str]:
     """The names of what a node reads, in its bodies those of values that are not made there."""
     yield from node.input
-    for attribute in node.attribute:
-        if attribute.type == AttributeProto.GRAPH:
-            yield from _free_names(attribute.g)
-        elif attribute.type == AttributeProto.GRAPHS:
-            for body in attribute.graphs:
-                yield from _free_names(body)
+    for body in bodies(node):
+        yield from _free_names(body)
 
 
 def _free_names(graph: GraphProto) -> Iterable[str]:

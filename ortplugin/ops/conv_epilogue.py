@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import onnx
 
@@ -14,9 +14,6 @@ from ortplugin.ops.node_program import read_program
 from ortplugin.program import FLOATING, NUMPY_DTYPES, Program
 
 BFLOAT16_OPSET = 22  # from which Conv and ConvTranspose take it
-
-Convolution = Callable[[Builder, str, str, str], None]
-"""Appends the standard operator, channels first: builder, X, W, the output's name."""
 
 
 def read_epilogue(node: onnx.NodeProto, own_inputs: int) -> Program:
@@ -74,9 +71,13 @@ def infer_results(
 
 
 def decompose_around(
-    node: onnx.NodeProto, attributes: ConvAttributes, program: Program, opset: int, convolution: Convolution
+    node: onnx.NodeProto, attributes: ConvAttributes, program: Program, opset: int, op: str, kept: Collection[str]
 ) -> list[onnx.NodeProto]:
-    """Standard nodes: X and W transposed and cast as need be, the convolution, all of that back, the program."""
+    """Standard nodes: X and W transposed and cast as need be, `op`, all of that back, the program.
+
+    `op`: "Conv" or "ConvTranspose", channels first; `kept`: which of the node's attributes it has.
+    """
+    given = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute if each.name in kept}
     prefix = f"{node.output[0]}/unfused"
     builder = Builder(opset, f"{prefix}/conv")
     value, dtype = program.parameters[0], program.parameters[0].dtype
@@ -97,7 +98,7 @@ def decompose_around(
     if narrow:
         x, w = builder.cast(x, "float"), builder.cast(w, "float")
     made = f"{prefix}/convolution" if narrow or channels_last else result
-    convolution(builder, x, w, made)
+    builder.op(op, x, w, output=made, **given)
     if narrow:
         made = builder.cast(made, dtype, "" if channels_last else result)
     if channels_last:

@@ -82,12 +82,7 @@ def run(session: Any, feeds: Mapping[str, Any], names: Sequence[str], copy: bool
                 return _run_graph(cupy, session, state, feeds, names, copy)
         arrays = {name: _array(cupy, state, name, value) for name, value in feeds.items()}
         arrays = {name: array if _stays(state, name, array) else _device(cupy, array) for name, array in arrays.items()}
-        binding = session.io_binding()
-        _settle(cupy)
-        for name, array in arrays.items():
-            _bind_input(binding, name, array, state)
-        for name in names:
-            _bind_output(binding, name, state)
+        binding = _bind(cupy, session, state, arrays, names)
         session.run_with_iobinding(binding)
         return _results(cupy, session, state, names, binding)
 
@@ -169,6 +164,17 @@ def _import_array(cupy: Any, name: str, value: Any) -> Any:
             f"input '{name}' is a {type(value).__name__} that CuPy can't read ({one_line(error)}); "
             "give a CuPy or NumPy array, or one with __dlpack__"
         ) from error
+
+
+def _bind(cupy: Any, session: Any, state: _State, arrays: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """A binding of these inputs, when the GPU is done with them, and of outputs that the run allocates."""
+    binding = session.io_binding()
+    _settle(cupy)
+    for name, array in arrays.items():
+        _bind_input(binding, name, array, state)
+    for name in names:
+        _bind_output(binding, name, state)
+    return binding
 
 
 def _bind_input(binding: Any, name: str, array: Any, state: _State) -> None:
@@ -256,12 +262,7 @@ def _capture(cupy: Any, session: Any, state: _State, arrays: Mapping[str, Any], 
     for name, array in arrays.items():
         cupy.copyto(inputs[name], _device(cupy, array))
     # A run without a graph tells the outputs' shapes, compiles kernels and warms allocators.
-    trial = session.io_binding()
-    _settle(cupy)
-    for name, array in inputs.items():
-        _bind_input(trial, name, array, state)
-    for name in names:
-        _bind_output(trial, name, state)
+    trial = _bind(cupy, session, state, inputs, names)
     session.run_with_iobinding(trial, _run_options(ort, _NO_GRAPH))
     outputs = {name: cupy.empty_like(array) for name, array in _results(cupy, session, state, names, trial).items()}
     del trial

@@ -16,6 +16,7 @@ from exported import DATA
 from fuzz.corpus import from_text
 from fuzz.judge import optimize
 from fuzz.providers import Cuda
+from node_cases import identity_model
 from onnx import TensorProto, helper
 
 import ortplugin
@@ -49,17 +50,6 @@ def norm_model(dtype: str = "float") -> bytes:
     )
     imports = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
     return helper.make_model(graph, opset_imports=imports, ir_version=8).SerializeToString()
-
-
-def identity_model(kind: int) -> bytes:
-    graph = helper.make_graph(
-        [helper.make_node("Identity", ["x"], ["y"])],
-        "g",
-        [helper.make_tensor_value_info("x", kind, ["n", "m"])],
-        [helper.make_tensor_value_info("y", kind, ["n", "m"])],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return model.SerializeToString()
 
 
 def feeds(rng: np.random.Generator, rows: int, dtype: str = "float") -> dict[str, Any]:
@@ -171,7 +161,7 @@ def test_chosen_outputs_and_empty_rows(library: Path, rng: np.random.Generator) 
 def test_dtypes_go_through(library: Path, kind: str) -> None:
     number = TensorProto.DataType.Value(kind)
     x = cupy.arange(6).reshape(2, 3).astype(helper.tensor_dtype_to_np_dtype(number))
-    result = ortplugin.run(ortplugin.session(identity_model(number), ["cuda"]), {"x": x})["y"]
+    result = ortplugin.run(ortplugin.session(identity_model(number, 17), ["cuda"]), {"x": x})["y"]
     assert result.dtype == x.dtype
     assert (result == x).all()
 

@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <string>
 
+#include "ortplugin/runtime/error.h"
+
 namespace test {
 
 inline int passed = 0, failed = 0;
@@ -26,6 +28,19 @@ inline void Check(bool good, const char* expression, const char* file, int line,
 inline bool Same(double a, double b) {
   return std::isnan(a) ? std::isnan(b) : a == b && std::signbit(a) == std::signbit(b);
 }
+
+// The message of the Error that `work` throws; empty where it throws none.
+template <typename Work>
+std::string ErrorOf(const Work& work) {
+  try {
+    work();
+  } catch (const ortplugin::Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+inline bool Contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 inline int Summary() {
   std::printf("%d passed, %d failed\n", passed, failed);

@@ -2,11 +2,14 @@
 // launched, shows the graph, and fails as it is told.
 #pragma once
 
+#include <dlfcn.h>
+
 #include <cstddef>
 #include <string>
 #include <vector>
 
 #include "ortplugin/runtime/gpu/cuda_driver.h"
+#include "tests/native/check.h"
 #include "tests/native/gpus.h"
 
 namespace fake {
@@ -40,5 +43,12 @@ using BeginCapture = Stream* (*)();
 using AddNode = GraphNode* (*)(int type, unsigned char edge_type);
 using TheAnswers = Answers* (*)();
 constexpr long kOneParameter = 1, kTwoParameters = 2;
+
+// Opens the library. By its name it takes the place of the driver, which cuda_driver.cc opens later.
+inline void* Open(const char* path) {
+  void* const library = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+  CHECK_WITH(library != nullptr, std::string("no fake driver: ") + path);
+  return library;
+}
 
 }  // namespace fake

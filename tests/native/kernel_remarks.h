@@ -3,12 +3,14 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdlib>
 #include <iostream>
 #include <regex>
 #include <string>
 
 #include "ortplugin/runtime/gpu/cuda.h"
 #include "ortplugin/runtime/round_up.h"
+#include "tests/native/check.h"
 #include "tests/native/gpus.h"
 
 namespace test {
@@ -52,6 +54,12 @@ inline int Registers(const std::string& log) {
   for (std::sregex_iterator it(log.begin(), log.end(), used), end; it != end; ++it)
     most = std::max(most, std::stoi((*it)[1]));
   return most;
+}
+
+// A kernel was compiled; `variant` says of it what is to be printed, always with VERBOSE=1.
+inline void CheckCompiled(const std::string& variant, const std::string& code, const std::string& log) {
+  if (std::getenv("VERBOSE") != nullptr) std::cout << variant << std::endl;
+  CHECK_WITH(code.size() > 1000 && Registers(log) > 0, variant);
 }
 
 // Bytes of local memory: arrays that are indexed by what only a run knows, and what is spilled.

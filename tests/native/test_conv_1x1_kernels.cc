@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "ortplugin/ops/conv/engines/conv_1x1.h"
+#include "tests/native/square_conv.h"
 #include "tests/native/wgmma_cases.h"
 
 using namespace ortplugin;
@@ -14,15 +15,7 @@ using namespace test;
 namespace {
 
 ConvProblem Layer(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t stride = 1) {
-  ConvProblem problem;
-  problem.dtype = dtype;
-  problem.transposed = stride > 1;
-  problem.batch = batch;
-  problem.height = problem.width = size;
-  problem.channels = channels;
-  problem.filters = filters;
-  problem.strides = {stride, stride};
-  problem.out_height = problem.out_width = size * stride;
+  ConvProblem problem = SquareConv(dtype, stride > 1, batch, size, channels, filters, 1, stride, 0, size * stride);
   problem.constant_weights = batch > 1;
   return problem;
 }
@@ -49,26 +42,21 @@ std::vector<ConvCase> Cases() {
 
 int main(int argc, char** argv) {
   if (argc != 2) return AskForArchitecture(argv[0]);
-  const std::string architecture = argv[1];
-  const cuda::DeviceFacts& device = DeviceOf(architecture);
-  const bool exists = device.has_wgmma();
-  for (const ConvCase& conv_case : Cases()) {
-    const Program program = Program::Parse(conv_case.program);
-    CHECK(FitsConv1x1(program, conv_case.problem, device) == exists);
-    if (!exists) continue;
-    const Conv1x1Config config = ConfigureConv1x1(program, conv_case.problem, device);
-    const cuda::LaunchShape launch = Conv1x1Launch(conv_case.problem, config, device);
-    const std::string source = Conv1x1Source(program, conv_case.problem, config);
+  const cuda::DeviceFacts& device = DeviceOf(argv[1]);
+  ForEachCase(Cases(), device, FitsConv1x1, [&](const Program& program, const ConvProblem& problem) {
+    const Conv1x1Config config = ConfigureConv1x1(program, problem, device);
+    const cuda::LaunchShape launch = Conv1x1Launch(problem, config, device);
+    const std::string source = Conv1x1Source(program, problem, config);
     std::ostringstream numbers;
     numbers << "chunk " << config.tile_k << " group " << config.tile_n << " slice " << config.block_n << " stages "
             << config.stages << " shared " << config.dynamic_tiles << " early " << config.prefetches_operands;
-    const std::string variant = CheckCompiles(device, source, "conv_1x1", conv_case.problem, launch, numbers.str());
+    const std::string variant = CheckCompiles(device, source, "conv_1x1", problem, launch, numbers.str());
     CHECK(launch.blocks <= static_cast<unsigned>(device.multiprocessors));
     // Weights are read early where they are constant; else nothing is but the table of launches.
     const std::string prefetches_operands = BeforeWait(source, "^(ld.volatile|atom.*cas)");
-    CHECK_WITH(prefetches_operands.empty() == !conv_case.problem.constant_weights, variant + prefetches_operands);
-  }
-  if (!exists) return Summary();
+    CHECK_WITH(prefetches_operands.empty() == !problem.constant_weights, variant + prefetches_operands);
+  });
+  if (!device.has_wgmma()) return Summary();
 
   const Program program = Program::Parse(kIdentity);
   CHECK(ConfigureConv1x1(program, Layer(kHalf, 256, 56, 64, 256), device).dynamic_tiles);

@@ -14,12 +14,7 @@ int main() {
   CHECK(!ConvAlgorithm::Parse("split").plan);
   for (const char* text : {"", "Auto", "auto ", "auto:", "auto:engine=1", "own:engine=1", "shuffle:", "fused:",
                            "fused:engine=", "split:engine=1;", "split:engine=-1", "engine=1", "cudnn"}) {
-    std::string message;
-    try {
-      ConvAlgorithm::Parse(text);
-    } catch (const Error& error) {
-      message = error.what();
-    }
+    const std::string message = test::ErrorOf([&] { ConvAlgorithm::Parse(text); });
     CHECK_WITH(message.find("algorithm is '" + std::string(text) + "'") == 0, std::string(text) + ": " + message);
   }
   return test::Summary();

@@ -9,22 +9,14 @@
 #include "tests/native/fake_cuda.h"
 
 using namespace ortplugin;
+using test::Contains;
+using test::ErrorOf;
 
 namespace {
 
 fake::Answers* answers;
 constexpr const char* kRestart = "this process must be restarted";
 constexpr const char* kUpdate = "Update the driver, or set ORTPLUGIN_NVRTC";
-
-template <typename Work>
-std::string ErrorOf(const Work& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
 
 // A GPU that NVRTC may know or not.
 cuda::DeviceFacts Like(int ordinal, int major, int minor) {
@@ -35,17 +27,16 @@ cuda::DeviceFacts Like(int ordinal, int major, int minor) {
   return gpu;
 }
 
-bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 // Behind one of these every call in the process fails, so that trying again is no remedy.
 void LostContexts() {
   for (const int sticky : {214, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911}) {
     const std::string text = ErrorOf([&] { cuda::CheckDriver(sticky, "cuLaunchKernel"); });
-    CHECK_WITH(Has(text, kRestart) && Has(text, "cuLaunchKernel failed"), std::to_string(sticky) + ": " + text);
+    CHECK_WITH(Contains(text, kRestart) && Contains(text, "cuLaunchKernel failed"),
+               std::to_string(sticky) + ": " + text);
   }
   for (const int other : {1, 2, 100, 200, 201, 209, 222, 304, 400, 500, 600, 701, 720, 801, 900, 901, 999}) {
     const std::string text = ErrorOf([&] { cuda::CheckDriver(other, "cuLaunchKernel"); });
-    CHECK_WITH(!text.empty() && !Has(text, kRestart), std::to_string(other) + ": " + text);
+    CHECK_WITH(!text.empty() && !Contains(text, kRestart), std::to_string(other) + ": " + text);
   }
   CHECK(ErrorOf([] { cuda::CheckDriver(0, "cuLaunchKernel"); }).empty());
 }
@@ -59,13 +50,13 @@ void ALaunchThatFails() {
   };
   CHECK(ErrorOf(launch).empty());
   answers->launch = 700;
-  for (int i = 0; i < 2; ++i) CHECK_WITH(Has(ErrorOf(launch), kRestart), ErrorOf(launch));
+  for (int i = 0; i < 2; ++i) CHECK_WITH(Contains(ErrorOf(launch), kRestart), ErrorOf(launch));
   answers->launch = 0;
 }
 
 void Memory() {
   const std::string text = ErrorOf([] { cuda::CheckDriver(cuda::kOutOfMemory, "cuModuleLoadData"); });
-  CHECK_WITH(Has(text, "gpu_mem_limit") && !Has(text, kUpdate), text);
+  CHECK_WITH(Contains(text, "gpu_mem_limit") && !Contains(text, kUpdate), text);
 }
 
 // Machine code of the GPU's own architecture, where NVRTC knows it, or else PTX of the newest one before.
@@ -76,9 +67,9 @@ void Architectures() {
   CHECK_WITH(architecture_of(8, 9) == "compute_86", architecture_of(8, 9));
   CHECK_WITH(architecture_of(9, 0) == "sm_90a", architecture_of(9, 0));
   CHECK_WITH(architecture_of(13, 0) == "compute_120", architecture_of(13, 0));
-  CHECK_WITH(
-      Has(ErrorOf([&] { architecture_of(7, 0); }), "NVRTC 13.0 can't compile for this GPU of compute capability 7.0"),
-      ErrorOf([&] { architecture_of(7, 0); }));
+  CHECK_WITH(Contains(ErrorOf([&] { architecture_of(7, 0); }),
+                      "NVRTC 13.0 can't compile for this GPU of compute capability 7.0"),
+             ErrorOf([&] { architecture_of(7, 0); }));
 }
 
 // A driver for CUDA 12.2 and NVRTC 13.0: the message has both, the architecture and what to do. Once the driver loads
@@ -93,14 +84,14 @@ void OldDrivers() {
     answers->load = result;
     const std::string text = ErrorOf(load(hopper));
     for (const char* part : {"cuModuleLoadData", "sm_90a", "nvrtc 13.0", "driver for CUDA 12.2", kUpdate})
-      CHECK_WITH(Has(text, part), std::to_string(result) + ": no '" + part + "' in: " + text);
-    CHECK_WITH(!Has(text, kRestart), text);
+      CHECK_WITH(Contains(text, part), std::to_string(result) + ": no '" + part + "' in: " + text);
+    CHECK_WITH(!Contains(text, kRestart), text);
   }
   CHECK_WITH(answers->loaded ==
                  "\x7f"
                  "ELF",
              answers->loaded);
-  CHECK_WITH(Has(ErrorOf(load(later)), "compute_120"), ErrorOf(load(later)));
+  CHECK_WITH(Contains(ErrorOf(load(later)), "compute_120"), ErrorOf(load(later)));
   CHECK_WITH(answers->loaded == ".ver", answers->loaded);
   answers->load = 0;
   CHECK_WITH(ErrorOf(load(hopper)).empty(), ErrorOf(load(hopper)));
@@ -110,7 +101,7 @@ void OldDrivers() {
 void MissingFunctions(void* library) {
   cuda::Result (*function)(unsigned) = nullptr;
   const std::string text = ErrorOf([&] { cuda::Find(library, "cuOfALaterDriver", function); });
-  CHECK_WITH(Has(text, "lacks cuOfALaterDriver") && Has(text, "too old"), text);
+  CHECK_WITH(Contains(text, "lacks cuOfALaterDriver") && Contains(text, "too old"), text);
 }
 
 }  // namespace
@@ -119,9 +110,7 @@ int main(int count, char** arguments) {
   if (count != 3) return 2;
   setenv("ORTPLUGIN_NVRTC", arguments[2], 1);
   setenv("ORTPLUGIN_CACHE_DIR", "", 1);  // nothing of this is to be kept
-  // By its name the library takes the place of the driver, which cuda_driver.cc opens later.
-  void* const library = dlopen(arguments[1], RTLD_NOW | RTLD_GLOBAL);
-  CHECK_WITH(library != nullptr, std::string("no fake driver: ") + arguments[1]);
+  void* const library = fake::Open(arguments[1]);
   if (library == nullptr) return test::Summary();
   answers = reinterpret_cast<fake::TheAnswers>(dlsym(library, "FakeAnswers"))();
   LostContexts();

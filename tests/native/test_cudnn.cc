@@ -29,20 +29,10 @@ using cudnn::PointwiseGraph;
 using cudnn::PointwiseNode;
 using cudnn::PointwiseOperand;
 using cudnn::Problem;
+using test::Contains;
+using test::ErrorOf;
 using Kind = PointwiseOperand::Kind;
 using Mode = cudnn::abi::PointwiseMode;
-
-// The message of the Error that `body` throws; empty where it throws none.
-std::string MessageOf(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
-bool Contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 std::string MessageInChild(const char* path) {
   int ends[2];
@@ -50,7 +40,7 @@ std::string MessageInChild(const char* path) {
   const pid_t child = fork();
   if (child == 0) {
     setenv("ORTPLUGIN_CUDNN", path, 1);
-    const std::string message = MessageOf([] { cudnn::Version(); });
+    const std::string message = ErrorOf([] { cudnn::Version(); });
     const ssize_t written = write(ends[1], message.data(), message.size());
     _exit(written == static_cast<ssize_t>(message.size()) ? 0 : 1);
   }
@@ -150,7 +140,7 @@ void TestProblems() {
   const auto message = [](const std::function<void(Problem*)>& change) {
     Problem problem = Good();
     change(&problem);
-    return MessageOf([&] { Check(problem); });
+    return ErrorOf([&] { Check(problem); });
   };
   CHECK(message([](Problem*) {}).empty());
   for (const Direction direction : {Direction::kDataGradient, Direction::kWeightGradient})
@@ -335,7 +325,7 @@ void TestPlanTexts() {
                                                           std::string("engine=1\0", 9),
                                                           long_text,
                                                           many}) {
-    const std::string got = MessageOf([&] { PlanText::Parse(text); });
+    const std::string got = ErrorOf([&] { PlanText::Parse(text); });
     CHECK_WITH(Contains(got, "is not valid: expected"), "\"" + text + "\" gives \"" + got + "\"");
   }
 }

@@ -68,9 +68,7 @@ void Residents() {
 
 int main(int count, char** arguments) {
   if (count != 2) return 2;
-  // By its name the library takes the place of the driver, which cuda_driver.cc opens later.
-  void* const library = dlopen(arguments[1], RTLD_NOW | RTLD_GLOBAL);
-  CHECK_WITH(library != nullptr, std::string("no fake driver: ") + arguments[1]);
+  void* const library = fake::Open(arguments[1]);
   if (library == nullptr) return test::Summary();
   Queried(reinterpret_cast<fake::TheAnswers>(dlsym(library, "FakeAnswers"))());
   Capabilities();

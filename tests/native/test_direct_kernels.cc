@@ -3,8 +3,6 @@
 //
 //   test_direct_kernels sm_90     VERBOSE=1 shows each variant
 
-#include <cstdlib>
-#include <iostream>
 #include <sstream>
 #include <utility>
 
@@ -89,8 +87,7 @@ int main(int argc, char** argv) {
            << test::Spilled(log) << " bytes " << failure;
       return text.str();
     };
-    if (std::getenv("VERBOSE") != nullptr) std::cout << variant() << "\n";
-    CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, variant());
+    test::CheckCompiled(variant(), code, log);
     CHECK_WITH(test::Spilled(log) == 0, variant());
     const std::string lacking =
         test::Lacking(device, log, "conv_direct", DirectLaunch(config, device).threads, 0, {config.min_blocks});

@@ -23,6 +23,8 @@
 #include "ortplugin/runtime/program/vector_math.h"
 #include "ortplugin/runtime/x86_level.h"
 #include "tests/native/check.h"
+#include "tests/native/evaluate.h"
+#include "tests/native/random.h"
 
 // Of how many floats the dense samples take one: a prime, so that all low bits occur.
 #ifndef SAMPLE_STRIDE
@@ -51,90 +53,18 @@ std::string Text(double number) {
 
 // ---- Running one program ------------------------------------------------------------------------------------------
 
-// One element of a tensor of `dtype`, and back.
-std::vector<unsigned char> Element(DType dtype, double number) {
-  std::vector<unsigned char> bytes(SizeOf(dtype));
-  const auto put = [&bytes](auto element) { std::memcpy(bytes.data(), &element, sizeof(element)); };
-  switch (dtype) {
-    case DType::kFloat16:
-      put(FloatToHalf(static_cast<float>(RoundTo(dtype, number))));
-      break;
-    case DType::kBFloat16:
-      put(FloatToBFloat16(static_cast<float>(RoundTo(dtype, number))));
-      break;
-    case DType::kFloat:
-      put(static_cast<float>(number));
-      break;
-    case DType::kDouble:
-      put(number);
-      break;
-    case DType::kBool:
-      put(static_cast<uint8_t>(number != 0));
-      break;
-    default:
-      Fail("test_evaluator_integers.cc has the integers");
-  }
-  return bytes;
+void PutElement(DType dtype, double number, unsigned char* element) {
+  if (!test::PutFloating(dtype, number, element)) Fail("test_evaluator_integers.cc has the integers");
 }
 
-double Number(DType dtype, const unsigned char* element) {
-  const auto get = [element](auto as) {
-    std::memcpy(&as, element, sizeof(as));
-    return as;
-  };
-  switch (dtype) {
-    case DType::kFloat16:
-      return static_cast<double>(HalfToFloat(get(uint16_t())));
-    case DType::kBFloat16:
-      return static_cast<double>(BFloat16ToFloat(get(uint16_t())));
-    case DType::kFloat:
-      return static_cast<double>(get(float()));
-    case DType::kDouble:
-      return get(double());
-    case DType::kBool:
-      return get(uint8_t());
-    default:
-      Fail("test_evaluator_integers.cc has the integers");
-  }
+double GetElement(DType dtype, const unsigned char* element) {
+  double number = 0;
+  if (!test::GetFloating(dtype, element, &number)) Fail("test_evaluator_integers.cc has the integers");
+  return number;
 }
 
-// Runs a program without a core on tensors: `inputs` by parameter, all of one size. Works in blocks of `block`
-// elements, each in memory of its very size, so that the address sanitizer sees every access beyond it.
 std::vector<Numbers> Evaluate(const std::string& text, const std::vector<Numbers>& inputs, size_t block = kBlock) {
-  const Program program = Program::Parse(text);
-  std::vector<uint32_t> all(program.statements().size());
-  for (uint32_t i = 0; i < all.size(); ++i) all[i] = i;
-  const Evaluator evaluator(program, all);
-  Evaluator::Workspace workspace(evaluator);
-  const size_t size = inputs.at(0).size();
-  std::vector<Numbers> outputs(program.results().size());
-  for (size_t begin = 0; begin < size; begin += block) {
-    const size_t count = std::min(block, size - begin);
-    std::vector<std::unique_ptr<unsigned char[]>> lanes;
-    const auto bind = [&](ValueId id) {
-      lanes.emplace_back(new unsigned char[count * LaneSize(program.value(id).dtype)]);
-      workspace.Bind(id, lanes.back().get());
-      return lanes.back().get();
-    };
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      const DType dtype = program.value(program.parameters()[i]).dtype;
-      std::vector<unsigned char> elements;
-      for (size_t j = begin; j < begin + count; ++j) {
-        const std::vector<unsigned char> element = Element(dtype, inputs[i][j]);
-        elements.insert(elements.end(), element.begin(), element.end());
-      }
-      LoadLanes(dtype, elements.data(), count, bind(program.parameters()[i]));
-    }
-    for (const Statement& statement : program.statements()) bind(statement.result);
-    evaluator.Run(workspace, count);
-    for (size_t i = 0; i < outputs.size(); ++i) {
-      const DType dtype = program.value(program.results()[i]).dtype;
-      std::vector<unsigned char> elements(count * SizeOf(dtype));
-      StoreLanes(dtype, workspace.lanes(program.results()[i]), count, elements.data());
-      for (size_t j = 0; j < count; ++j) outputs[i].push_back(Number(dtype, elements.data() + j * SizeOf(dtype)));
-    }
-  }
-  return outputs;
+  return test::Evaluate(text, inputs, block, PutElement, GetElement);
 }
 
 DType DTypeOf(const std::string& name) {
@@ -228,12 +158,14 @@ void CheckLanes() {
   for (const char* name : {"float16", "bfloat16", "float", "double", "bool"}) {
     const DType dtype = DTypeOf(name);
     std::vector<unsigned char> lanes(513 * LaneSize(dtype), 0xee);
-    FillLanes(dtype, Element(dtype, 1).data(), 512, lanes.data());
+    unsigned char one[sizeof(double)];
+    PutElement(dtype, 1, one);
+    FillLanes(dtype, one, 512, lanes.data());
     std::vector<unsigned char> elements(512 * SizeOf(dtype));
     StoreLanes(dtype, lanes.data(), 512, elements.data());
     bool good = std::all_of(lanes.end() - static_cast<std::ptrdiff_t>(LaneSize(dtype)), lanes.end(),
                             [](unsigned char byte) { return byte == 0xee; });
-    for (size_t i = 0; i < 512; ++i) good &= Number(dtype, elements.data() + i * SizeOf(dtype)) == 1;
+    for (size_t i = 0; i < 512; ++i) good &= GetElement(dtype, elements.data() + i * SizeOf(dtype)) == 1;
     CHECK_WITH(good, name);
   }
 }
@@ -571,24 +503,12 @@ void CheckWorkspace() {
   epilogue.Run(second, 3);
   const float* y = static_cast<const float*>(second.lanes(program.results()[0]));
   CHECK(y[0] == -1.0f && y[2] == -5.0f);
-  bool refused = false;
-  try {
-    Evaluator(program, {1});
-  } catch (const Error& error) {
-    refused = std::strstr(error.what(), "LayerNormalization is a core operator") != nullptr;
-  }
-  CHECK(refused);
+  CHECK(test::Contains(test::ErrorOf([&] { Evaluator(program, {1}); }), "LayerNormalization is a core operator"));
 }
 
 // Lanes pass from value to value: random programs of mixed dtypes give the same bits as with lanes for every value.
 void CheckReuse() {
-  uint64_t state = 0x9e3779b97f4a7c15;
-  const auto random = [&state](size_t below) {
-    state ^= state << 13;
-    state ^= state >> 7;
-    state ^= state << 17;
-    return static_cast<size_t>(state >> 11) % below;
-  };
+  test::Random random;
   const std::string dtypes[] = {"float", "double", "bool", "int8", "int64", "float16"};
   for (int round = 0; round < 300; ++round) {
     std::vector<std::string> names[std::size(dtypes)];
@@ -640,7 +560,7 @@ void CheckReuse() {
       const DType dtype = program.value(parameter).dtype;
       std::vector<unsigned char> elements;
       for (size_t i = 0; i < count; ++i) {
-        uint64_t bits = state = state * 6364136223846793005u + 1442695040888963407u;
+        uint64_t bits = random();
         bits = dtype == DType::kBool ? bits >> 63 : bits >> 8;
         const auto* bytes = reinterpret_cast<const unsigned char*>(&bits);
         elements.insert(elements.end(), bytes, bytes + SizeOf(dtype));

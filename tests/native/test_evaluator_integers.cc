@@ -14,6 +14,8 @@
 #include "ortplugin/runtime/half.h"
 #include "ortplugin/runtime/program/evaluator.h"
 #include "tests/native/check.h"
+#include "tests/native/evaluate.h"
+#include "tests/native/random.h"
 
 namespace {
 
@@ -69,50 +71,16 @@ Real CastTo(DType dtype, Real value) {
   return std::fmin(std::fmax(std::trunc(value), static_cast<Real>(Lowest(dtype))), static_cast<Real>(Highest(dtype)));
 }
 
-template <typename T>
-void Put(unsigned char* element, T value) {
-  std::memcpy(element, &value, sizeof(value));
-}
-template <typename T>
-T Get(const unsigned char* element) {
-  T value;
-  std::memcpy(&value, element, sizeof(value));
-  return value;
-}
-
 // One element of a tensor, of a value that the dtype has.
 void PutElement(DType dtype, Real value, unsigned char* element) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return Put(element, FloatToHalf(static_cast<float>(value)));
-    case DType::kBFloat16:
-      return Put(element, FloatToBFloat16(static_cast<float>(value)));
-    case DType::kFloat:
-      return Put(element, static_cast<float>(value));
-    case DType::kDouble:
-      return Put(element, static_cast<double>(value));
-    default:
-      break;
-  }
+  if (test::PutFloating(dtype, value, element)) return;
   const auto bits = static_cast<uint64_t>(static_cast<Wide>(value));
   std::memcpy(element, &bits, SizeOf(dtype));
 }
 
 Real GetElement(DType dtype, const unsigned char* element) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return static_cast<Real>(HalfToFloat(Get<uint16_t>(element)));
-    case DType::kBFloat16:
-      return static_cast<Real>(BFloat16ToFloat(Get<uint16_t>(element)));
-    case DType::kFloat:
-      return static_cast<Real>(Get<float>(element));
-    case DType::kDouble:
-      return static_cast<Real>(Get<double>(element));
-    case DType::kBool:
-      return static_cast<Real>(Get<uint8_t>(element));
-    default:
-      break;
-  }
+  Real value = 0;
+  if (test::GetFloating(dtype, element, &value)) return value;
   uint64_t bits = 0;
   std::memcpy(&bits, element, SizeOf(dtype));
   return static_cast<Real>(Wrap(dtype, static_cast<Wide>(bits)));
@@ -124,46 +92,12 @@ std::string Text(Real value) {
   return text;
 }
 
-// Runs a program with one result in blocks of `block` elements, each in memory of its very size.
+// What a program's first result is.
 Reals Evaluate(const std::string& text, const std::vector<Reals>& inputs, size_t block = kBlock) {
-  const Program program = Program::Parse(text);
-  std::vector<uint32_t> all(program.statements().size());
-  for (uint32_t i = 0; i < all.size(); ++i) all[i] = i;
-  const Evaluator evaluator(program, all);
-  Evaluator::Workspace workspace(evaluator);
-  const size_t size = inputs.at(0).size();
-  const DType result = program.value(program.results()[0]).dtype;
-  Reals outputs;
-  for (size_t begin = 0; begin < size; begin += block) {
-    const size_t count = std::min(block, size - begin);
-    std::vector<std::unique_ptr<unsigned char[]>> lanes;
-    const auto bind = [&](ValueId id) {
-      lanes.emplace_back(new unsigned char[count * LaneSize(program.value(id).dtype)]);
-      workspace.Bind(id, lanes.back().get());
-      return lanes.back().get();
-    };
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      const DType dtype = program.value(program.parameters()[i]).dtype;
-      std::vector<unsigned char> elements(count * SizeOf(dtype));
-      for (size_t j = 0; j < count; ++j) PutElement(dtype, inputs[i][begin + j], elements.data() + j * SizeOf(dtype));
-      LoadLanes(dtype, elements.data(), count, bind(program.parameters()[i]));
-    }
-    for (const Statement& statement : program.statements()) bind(statement.result);
-    evaluator.Run(workspace, count);
-    std::vector<unsigned char> elements(count * SizeOf(result));
-    StoreLanes(result, workspace.lanes(program.results()[0]), count, elements.data());
-    for (size_t j = 0; j < count; ++j) outputs.push_back(GetElement(result, elements.data() + j * SizeOf(result)));
-  }
-  return outputs;
+  return test::Evaluate(text, inputs, block, PutElement, GetElement)[0];
 }
 
-uint64_t Random() {
-  static uint64_t state = 0x9e3779b97f4a7c15;
-  state ^= state << 13;
-  state ^= state >> 7;
-  state ^= state << 17;
-  return state;
-}
+test::Random random;
 
 // The edges of the range and of the powers of two, small numbers, random ones of every length.
 Reals Values(DType dtype) {
@@ -176,8 +110,8 @@ Reals Values(DType dtype) {
     }
   }
   for (int i = 0; i < 64; ++i) {
-    values.push_back(static_cast<Wide>(Random() >> i));
-    values.push_back(-static_cast<Wide>(Random() >> i));
+    values.push_back(static_cast<Wide>(random() >> i));
+    values.push_back(-static_cast<Wide>(random() >> i));
   }
   Reals in_range;
   for (const Wide value : values) {
@@ -298,9 +232,9 @@ void CheckOperators() {
       }
       // Dividends next to a multiple of the divisor, where a rounded quotient would be off by one.
       for (int i = 0; i < 20000; ++i) {
-        const Wide b = Wrap(dtype, static_cast<Wide>(Random() >> Random() % 64));
+        const Wide b = Wrap(dtype, static_cast<Wide>(random() >> random() % 64));
         if (b == 0) continue;
-        const Wide a = Highest(dtype) / b * b - static_cast<Wide>(Random() % 2);
+        const Wide a = Highest(dtype) / b * b - static_cast<Wide>(random() % 2);
         left.push_back(static_cast<Real>(Wrap(dtype, a)));
         right.push_back(static_cast<Real>(b));
       }
@@ -455,7 +389,7 @@ void CheckSelections() {
     Reals a = ValuesOf(dtype), condition;
     a.erase(std::remove_if(a.begin(), a.end(), [](Real value) { return std::isnan(value); }), a.end());
     const Reals b(a.rbegin(), a.rend());
-    for (size_t i = 0; i < a.size(); ++i) condition.push_back(static_cast<Real>(Random() % 2));
+    for (size_t i = 0; i < a.size(); ++i) condition.push_back(static_cast<Real>(random() % 2));
     const Reals got = Evaluate("(bool c, " + name + " a, " + name + " b) => (" + name + " y) { y = Where(c, a, b) }",
                                {condition, a, b});
     const Reals equal = Evaluate("(" + name + " a, " + name + " b) => (bool y) { y = Equal(a, b) }", {a, b});

@@ -100,8 +100,7 @@ int main(int argc, char** argv) {
            << test::Spilled(log) << " bytes " << failure;
       return text.str();
     };
-    if (std::getenv("VERBOSE") != nullptr) std::cout << variant() << "\n";
-    CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, variant());
+    test::CheckCompiled(variant(), code, log);
     CHECK_WITH(test::Spilled(log) == 0, variant());
     for (const char* kernel : config.streamed ? std::vector<const char*>{"row_moments", "normalize_rows"}
                                               : std::vector<const char*>{"layer_norm"}) {

@@ -1,7 +1,6 @@
 // What stands between a model and the C interface: sizes, text for messages, and what an older ORT is not told.
 
 #include <cstdlib>
-#include <functional>
 #include <limits>
 
 #include "ortplugin/runtime/host_memory.h"
@@ -10,17 +9,10 @@
 #include "tests/native/check.h"
 
 using namespace ortplugin;
+using test::Contains;
+using test::ErrorOf;
 
 namespace {
-
-std::string Refusal(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
 
 // An ORT that only counts the outputs that shape inference sets.
 struct FakeOrt {
@@ -71,7 +63,7 @@ void TestOldRuntimes() {
   type.shape = {int64_t{1} << 30, -1, int64_t{1} << 30};
   type.symbols = {"", "n", ""};
   ShapeContext context(current.api(), nullptr);
-  CHECK(Refusal([&] { context.set_output(0, type); }).find("1073741824") != std::string::npos);
+  CHECK(Contains(ErrorOf([&] { context.set_output(0, type); }), "1073741824"));
 }
 
 // To inference ORT shows a tensor of unknown shape as a scalar whose shape is known.
@@ -100,19 +92,19 @@ void TestSizes() {
   for (const Shape& shape : {Shape{-1}, Shape{int64_t{1} << 49}, Shape{int64_t{1} << 40, int64_t{1} << 40},
                              Shape{0, int64_t{1} << 40, int64_t{1} << 40}, Shape{int64_t{1} << 40, int64_t{1} << 40, 0},
                              Shape{std::numeric_limits<int64_t>::max(), 2}})
-    CHECK_WITH(Refusal([&] { ElementCount(shape); }).find(ToString(shape)) != std::string::npos, ToString(shape));
+    CHECK_WITH(Contains(ErrorOf([&] { ElementCount(shape); }), ToString(shape)), ToString(shape));
   CHECK(ToString(Shape(100000, 1)).size() < 100);
 }
 
 void TestMemory() {
   setenv("ORTPLUGIN_MEMORY_LIMIT", "a lot", 1);
-  CHECK(Refusal([] { HostMemory(); }) == "ORTPLUGIN_MEMORY_LIMIT is 'a lot'; it must be a number of bytes");
+  CHECK(ErrorOf([] { HostMemory(); }) == "ORTPLUGIN_MEMORY_LIMIT is 'a lot'; it must be a number of bytes");
   setenv("ORTPLUGIN_MEMORY_LIMIT", "1000000", 1);  // read again, as there was none before
   CHECK(HostMemory() == 1000000);
-  CHECK(Refusal([] { CheckHostMemory("output 0", 1000000); }).empty());
-  CHECK(Refusal([] { CheckHostMemory("output 0", 1000001); }).find("output 0 takes 1000001 bytes") == 0);
-  CHECK(Refusal([] { HostVector<double> large(125001); }).find("1000008 bytes") != std::string::npos);
-  CHECK(Refusal([] { AllocateHostMemory(std::numeric_limits<size_t>::max() / 2, 16); }) != "");
+  CHECK(ErrorOf([] { CheckHostMemory("output 0", 1000000); }).empty());
+  CHECK(ErrorOf([] { CheckHostMemory("output 0", 1000001); }).find("output 0 takes 1000001 bytes") == 0);
+  CHECK(Contains(ErrorOf([] { HostVector<double> large(125001); }), "1000008 bytes"));
+  CHECK(ErrorOf([] { AllocateHostMemory(std::numeric_limits<size_t>::max() / 2, 16); }) != "");
   HostVector<double> small(1000, 1.0);
   small.resize(2000);
   CHECK(small[999] == 1.0 && small[1999] == 0.0);

@@ -51,27 +51,22 @@ std::vector<ConvCase> Cases() {
 
 int main(int argc, char** argv) {
   if (argc != 2) return AskForArchitecture(argv[0]);
-  const std::string architecture = argv[1];
-  const cuda::DeviceFacts& device = DeviceOf(architecture);
-  const bool exists = device.has_wgmma();
+  const cuda::DeviceFacts& device = DeviceOf(argv[1]);
   size_t number = 0;
-  for (const ConvCase& conv_case : Cases()) {
-    const Program program = Program::Parse(conv_case.program);
-    CHECK(FitsPolyphase(program, conv_case.problem, device) == exists);
-    if (!exists) continue;
-    const PolyphaseConfig config = ConfigurePolyphase(conv_case.problem, device);
-    const cuda::LaunchShape launch = PolyphaseLaunch(conv_case.problem, config, device);
-    const std::string source = PolyphaseSource(program, conv_case.problem, config);
+  ForEachCase(Cases(), device, FitsPolyphase, [&](const Program& program, const ConvProblem& problem) {
+    const PolyphaseConfig config = ConfigurePolyphase(problem, device);
+    const cuda::LaunchShape launch = PolyphaseLaunch(problem, config, device);
+    const std::string source = PolyphaseSource(program, problem, config);
     std::ostringstream numbers;
     numbers << config.tile_n << " " << config.m_tiles << " " << config.warps << " " << config.stages;
-    const std::string variant = CheckCompiles(device, source, "polyphase", conv_case.problem, launch,
-                                              "schedule " + numbers.str(), config.min_blocks);
+    const std::string variant =
+        CheckCompiles(device, source, "polyphase", problem, launch, "schedule " + numbers.str(), config.min_blocks);
     CHECK_WITH(BeforeWait(source).empty(), variant + BeforeWait(source));
     CHECK_WITH(number >= std::size(kConfigs) || numbers.str() == kConfigs[number], variant);
     ++number;
-    CHECK_WITH(launch.blocks % (conv_case.problem.strides[0] * conv_case.problem.strides[1]) == 0, variant);
-  }
-  if (!exists) return Summary();
+    CHECK_WITH(launch.blocks % (problem.strides[0] * problem.strides[1]) == 0, variant);
+  });
+  if (!device.has_wgmma()) return Summary();
 
   const Program program = Program::Parse(kIdentity);
   const ConvProblem known = Layer(kHalf, 8, 28, 128, 128);

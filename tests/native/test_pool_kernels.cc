@@ -4,7 +4,6 @@
 //   test_pool_kernels sm_90     VERBOSE=1 shows each variant
 //   test_pool_kernels NAME      the source of the case of this name for an H200, on standard output
 
-#include <cstdlib>
 #include <iostream>
 #include <sstream>
 
@@ -149,8 +148,7 @@ int main(int argc, char** argv) {
     text << argument << " " << test_case.name << ": vector " << test_case.vector << " wide " << test_case.wide
          << " blocks " << test_case.blocks << " cluster " << test_case.cluster << " registers " << test::Registers(log)
          << " spilled " << test::Spilled(log) << " local " << test::Local(log) << " " << failure;
-    if (std::getenv("VERBOSE") != nullptr) std::cout << text.str() << std::endl;
-    CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, text.str());
+    test::CheckCompiled(text.str(), code, log);
     CHECK_WITH(test::Spilled(log) == 0 && test::Local(log) == 0, text.str());
     const std::string lacking = test::Lacking(gpu, log, test_case.kernel, test_case.threads);
     CHECK_WITH(lacking.empty(), lacking + text.str());

@@ -94,8 +94,7 @@ void CompileAll(const std::string& architecture, Problem problem, ort::ElementTy
                  << " registers " << test::Registers(log) << " spilled " << test::Spilled(log) << " bytes " << failure;
             return text.str();
           };
-          if (std::getenv("VERBOSE") != nullptr) std::cout << describe() << "\n";
-          CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, describe());
+          test::CheckCompiled(describe(), code, log);
           CHECK_WITH(test::Spilled(log) == 0, describe());
           const std::string lacking = LackingOf(architecture, log);
           CHECK_WITH(lacking.empty(), lacking + describe());

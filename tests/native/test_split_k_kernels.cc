@@ -42,26 +42,21 @@ std::vector<ConvCase> Cases() {
 
 int main(int argc, char** argv) {
   if (argc != 2) return AskForArchitecture(argv[0]);
-  const std::string architecture = argv[1];
-  const cuda::DeviceFacts& device = DeviceOf(architecture);
-  const bool exists = device.has_wgmma();
-  for (const ConvCase& conv_case : Cases()) {
-    const Program program = Program::Parse(conv_case.program);
-    CHECK(FitsSplitK(program, conv_case.problem, device) == exists);
-    if (!exists) continue;
-    const SplitKConfig config = ConfigureSplitK(conv_case.problem, device);
-    const cuda::LaunchShape launch = SplitKLaunch(conv_case.problem, config);
-    const std::string source = SplitKSource(program, conv_case.problem, config);
+  const cuda::DeviceFacts& device = DeviceOf(argv[1]);
+  ForEachCase(Cases(), device, FitsSplitK, [&](const Program& program, const ConvProblem& problem) {
+    const SplitKConfig config = ConfigureSplitK(problem, device);
+    const cuda::LaunchShape launch = SplitKLaunch(problem, config);
+    const std::string source = SplitKSource(program, problem, config);
     std::ostringstream numbers;
     numbers << "columns " << config.tile_n << " split " << config.split_k << " warps " << config.warps << " stages "
             << config.stages;
-    const std::string variant = CheckCompiles(device, source, "split_k", conv_case.problem, launch, numbers.str());
+    const std::string variant = CheckCompiles(device, source, "split_k", problem, launch, numbers.str());
     // Weights are read early where they are constant, 16 rows of them by each copy; else nothing is.
-    const size_t weights = conv_case.problem.constant_weights ? (config.stages - 1) * config.tile_n / 16 : 0;
+    const size_t weights = problem.constant_weights ? (config.stages - 1) * config.tile_n / 16 : 0;
     CHECK_WITH(BeforeWait(source).empty() == (weights == 0), variant);
     CHECK_WITH(CopiesBeforeWait(source) == weights, variant + std::to_string(CopiesBeforeWait(source)));
-  }
-  if (!exists) return Summary();
+  });
+  if (!device.has_wgmma()) return Summary();
 
   // Configurations of all sizes: they fit, and no part is empty.
   const Program program = Program::Parse(kIdentity);

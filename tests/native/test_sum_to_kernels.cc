@@ -4,7 +4,6 @@
 //   test_sum_to_kernels sm_90     VERBOSE=1 shows each variant
 //   test_sum_to_kernels NAME      the source of the case of this name for an H200, on standard output
 
-#include <cstdlib>
 #include <iostream>
 #include <regex>
 #include <sstream>
@@ -138,8 +137,7 @@ int main(int argc, char** argv) {
            << " threads " << config.kept_threads << "x" << config.summed_threads << " modes '" << Modes(config, pieces)
            << "' blocks " << pieces.kept_blocks << "x" << pieces.chunks << " registers " << test::Registers(log)
            << " spilled " << test::Spilled(log) << " local " << test::Local(log) << " " << failure;
-      if (std::getenv("VERBOSE") != nullptr) std::cout << text.str() << std::endl;
-      CHECK_WITH(failure.empty() && code.size() > 1000 && test::Registers(log) > 0, text.str());
+      test::CheckCompiled(text.str(), code, log);
       CHECK_WITH(test::Spilled(log) == 0 && test::Local(log) == 0, text.str());
       if (argument == "sm_90") CHECK_WITH(test::BeforeWait(source).empty(), test::BeforeWait(source) + text.str());
       // Every index has a piece, and no piece is empty but that of a sum of nothing.

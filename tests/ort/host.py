@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from node_cases import Array, bits
+from node_cases import OPSET, UNIT_ROUNDOFF, Array, ProgramCase, bits
 
 import ortplugin
 
@@ -31,6 +31,14 @@ def make(model: bytes, threads: int = 0) -> onnxruntime.InferenceSession:
 
 def run(session: Any, case: Any) -> list[Array]:
     return list(ortplugin.run(session, case.feeds()).values())  # NumPy lacks bfloat16, so not session.run
+
+
+def run_decomposed(case: ProgramCase) -> tuple[list[Array], float]:
+    """The outputs of a case's decomposition without the library, and the unit roundoff of its coarsest dtype."""
+    model = case.model_of(case.text, case.shapes, case.operator.decompose(case.node(), OPSET))
+    dtypes = set(case.program.dtypes.values())
+    unit = next(UNIT_ROUNDOFF[dtype] for dtype in ("float16", "float", "double") if dtype in dtypes)
+    return run(onnxruntime.InferenceSession(model, providers=CPU_ONLY), case), unit
 
 
 def assert_refused(wrong: Any, operator: str) -> None:

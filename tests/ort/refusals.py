@@ -8,6 +8,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from node_cases import OPSET
+from onnx import TensorProto, helper
+
 Feed = tuple[str, Sequence[int], Sequence[Any] | None]
 """The dtype, shape and values of an input, in order; None: zeros."""
 
@@ -35,6 +38,34 @@ for line in sys.stdin:
         message = str(error)
     print(json.dumps([name, stage, message]), flush=True)
 """
+
+
+def culprit(
+    operator: str,
+    shapes: Sequence[Any],
+    attributes: Mapping[str, Any],
+    dtypes: Sequence[int] = (),
+    outputs: Sequence[str] = ("y",),
+    inputs: Sequence[str] | None = None,
+) -> bytes:
+    """A model of one node named "culprit".
+
+    Its inputs p0, p1, ... are the node's unless other ones are given, and float unless dtypes are. An attribute that is
+    None is left out.
+    """
+    names = [f"p{i}" for i in range(len(shapes))]
+    node = helper.make_node(
+        operator, names if inputs is None else inputs, outputs, "culprit", domain="ortplugin", **attributes
+    )
+    given = zip(names, dtypes or [TensorProto.FLOAT] * len(names), shapes, strict=True)
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info(*each) for each in given],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs if name],
+    )
+    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
+    return bytes(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
 
 
 def refusals_of(wrong: Mapping[str, tuple[bytes, Sequence[Feed] | None]]) -> dict[str, tuple[str, str]]:

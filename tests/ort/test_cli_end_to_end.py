@@ -21,25 +21,10 @@ from mistakes import check_mistake
 from onnx import TensorProto, helper, numpy_helper
 
 import ortplugin
-from ortplugin.cli import main
 from ortplugin.optimizer import api, pipeline
 from ortplugin.passes.base import Change, NearMiss, PassResult
 
 BERT = DATA / "bert_torchscript_opset17_dynamic.onnx"
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs the command: (exit status, stdout, stderr)."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        status = main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        assert "Traceback" not in captured.err + captured.out
-        return status, captured.out, captured.err
-
-    return call
 
 
 Run = Callable[..., tuple[int, str, str]]

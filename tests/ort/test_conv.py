@@ -18,6 +18,7 @@ from tampering import PROGRAM, tampered
 from threads import in_threads
 
 from ort.host import CPU_ONLY, assert_refused, assert_runs_repeat, assert_sessions_come_and_go, make, run
+from ort.refusals import culprit
 from ortplugin.ops.conv import OPERATOR
 
 FLOAT = TensorProto.FLOAT
@@ -202,18 +203,8 @@ class Wrong:
     fed: tuple[tuple[int, ...], ...] | None = None  # shapes at the run, if that is when it is refused
 
     def model(self) -> bytes:
-        names = [f"p{i}" for i in range(len(self.shapes))]
-        attributes = dict(self.attributes) if self.text is None else {"program": self.text, **self.attributes}
-        node = helper.make_node("FusedConv", names, self.outputs, "culprit", domain="ortplugin", **attributes)
-        dtypes = self.dtypes or (FLOAT,) * len(names)
-        graph = helper.make_graph(
-            [node],
-            "g",
-            [helper.make_tensor_value_info(*each) for each in zip(names, dtypes, self.shapes, strict=True)],
-            [helper.make_tensor_value_info(name, FLOAT, None) for name in self.outputs],
-        )
-        imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
-        return helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString()
+        attributes = {"program": self.text, **self.attributes}
+        return culprit("FusedConv", self.shapes, attributes, self.dtypes, self.outputs)
 
 
 UNKNOWN = (("n", "c", "h", "w"), ("m", "d", "k", "l"), ("b", 1, 1))

@@ -15,7 +15,7 @@ import onnx
 import onnxruntime
 import pytest
 from layer_norm_cases import AFFINE, BARE, CASES, RESIDUAL, Case, by_name, check, expect, model_of
-from node_cases import OPSET, UNIT_ROUNDOFF, typed
+from node_cases import OPSET, typed
 from onnx import TensorProto, helper
 from tampering import mangled
 from threads import in_threads
@@ -30,10 +30,10 @@ from ort.host import (
     make,
     options,
     run,
+    run_decomposed,
 )
-from ort.refusals import assert_refused_in_time, python, refusals_of
+from ort.refusals import assert_refused_in_time, culprit, python, refusals_of
 from ortplugin.errors import RuntimeMissingError
-from ortplugin.ops.layer_norm import OPERATOR
 from ortplugin.session import CUDA, element_type, gpu_count
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -73,11 +73,8 @@ def test_the_list_of_what_lacks_a_decomposition_is_current() -> None:
 @pytest.mark.parametrize("case", DECOMPOSED, ids=lambda case: case.name)
 def test_the_decomposition_runs_without_the_library(case: Case) -> None:
     """In its own precision: every operator rounds, in float16 too."""
-    model = model_of(case.text, case.shapes, OPERATOR.decompose(case.node(), OPSET))
-    session = onnxruntime.InferenceSession(model, providers=CPU_ONLY)
-    dtypes = set(case.program.dtypes.values())
-    unit = next(UNIT_ROUNDOFF[dtype] for dtype in ("float16", "float", "double") if dtype in dtypes)
-    check(case, run(session, case), expect(case, unit=4 * unit))
+    found, unit = run_decomposed(case)
+    check(case, found, expect(case, unit=4 * unit))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float", "double"])
@@ -193,19 +190,8 @@ class Wrong:
     fed: tuple[tuple[int, ...], ...] | None = None  # shapes at the run, if that is when it is refused
 
     def model(self) -> bytes:
-        names = [f"p{i}" for i in range(len(self.shapes))]
-        inputs = names if self.inputs is None else self.inputs
-        attributes = {} if self.text is None else {"program": self.text}
-        node = helper.make_node("FusedLayerNorm", inputs, self.outputs, "culprit", domain="ortplugin", **attributes)
-        dtypes = self.dtypes or (TensorProto.FLOAT,) * len(names)
-        graph = helper.make_graph(
-            [node],
-            "g",
-            [helper.make_tensor_value_info(*each) for each in zip(names, dtypes, self.shapes, strict=True)],
-            [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in self.outputs if name],
-        )
-        imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
-        return helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString()
+        program = {"program": self.text}
+        return culprit("FusedLayerNorm", self.shapes, program, self.dtypes, self.outputs, self.inputs)
 
 
 def bare(core: str) -> str:

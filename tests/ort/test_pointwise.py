@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-from node_cases import OPSET, UNIT_ROUNDOFF, typed
+from node_cases import OPSET, typed
 from onnx import TensorProto, helper
 from pointwise_cases import (
     CASES,
+    CHANGING,
     LARGE_CASES,
     LERP,
     SILU,
@@ -30,7 +30,6 @@ from tampering import mangled
 from threads import in_threads
 
 from ort.host import (
-    CPU_ONLY,
     assert_refused,
     assert_runs_or_names_the_node,
     assert_runs_repeat,
@@ -38,8 +37,9 @@ from ort.host import (
     assert_threads_change_nothing,
     make,
     run,
+    run_decomposed,
 )
-from ortplugin.ops.pointwise import OPERATOR
+from ort.refusals import culprit
 from ortplugin.program import INTEGERS
 from ortplugin.session import element_type
 
@@ -77,16 +77,13 @@ def test_most_cases_have_a_decomposition() -> None:
 @pytest.mark.parametrize("case", DECOMPOSED, ids=lambda case: case.name)
 def test_the_decomposition_runs_without_the_library(case: Case) -> None:
     """In its own precision: every operator rounds, in float16 too."""
-    model = model_of(case.text, case.shapes, OPERATOR.decompose(case.node(), OPSET))
-    session = onnxruntime.InferenceSession(model, providers=CPU_ONLY)
-    dtypes = set(case.program.dtypes.values())
-    unit = next(UNIT_ROUNDOFF[dtype] for dtype in ("float16", "float", "double") if dtype in dtypes)
+    found, unit = run_decomposed(case)
     if case.name.startswith(("no overflow between", "results of fewer inputs, float16")):
         return  # float16 rounds, or overflows, in every operator
     expected = expect(case, unit=4 * unit)
     # ONNX Runtime's Sigmoid has an error of its own, relative to 1.
     absolute = 4 * unit if "Sigmoid" in case.text else 0.0
-    check(case, run(session, case), replace(expected, slack=[each + absolute for each in expected.slack]))
+    check(case, found, replace(expected, slack=[each + absolute for each in expected.slack]))
 
 
 # ----------------------------------------------------------------------------------------------- shapes, and in place
@@ -139,15 +136,7 @@ def test_unknown_ranks_stay_unknown_until_the_run(library: Path) -> None:
 def test_shapes_may_change_from_run_to_run(library: Path) -> None:
     """Sizes, and which axes are broadcast."""
     session = make(model_of(typed(LERP, "float16"), [("a", "b", "c"), ("d", "e", "f"), ("g", "h")]))
-    for shapes in (
-        ((3, 5, 7), (3, 5, 7), (5, 7)),
-        ((3, 1, 7), (1, 5, 1), (1, 7)),
-        ((1, 1, 1), (3, 5, 7), (5, 1)),
-        ((3, 5, 7), (3, 5, 7), (1, 1)),
-        ((2, 0, 7), (2, 1, 1), (1, 7)),
-        ((1, 1, 1), (1, 1, 1), (1, 1)),
-        ((4, 33, 1023), (1, 33, 1), (33, 1023)),
-    ):
+    for shapes in (*CHANGING, ((4, 33, 1023), (1, 33, 1), (33, 1023))):
         case = Case(f"changing {shapes}", typed(LERP, "float16"), shapes)
         check(case, run(session, case))
 
@@ -228,18 +217,7 @@ class Wrong:
     fed: tuple[tuple[int, ...], ...] | None = None  # shapes at the run, if that is when it is refused
 
     def model(self) -> bytes:
-        names = [f"p{i}" for i in range(len(self.shapes))]
-        attributes = {} if self.text is None else {"program": self.text}
-        node = helper.make_node("FusedPointwise", names, self.outputs, "culprit", domain="ortplugin", **attributes)
-        dtypes = self.dtypes or (FLOAT,) * len(names)
-        graph = helper.make_graph(
-            [node],
-            "g",
-            [helper.make_tensor_value_info(*each) for each in zip(names, dtypes, self.shapes, strict=True)],
-            [helper.make_tensor_value_info(name, FLOAT, None) for name in self.outputs if name],
-        )
-        imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
-        return helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString()
+        return culprit("FusedPointwise", self.shapes, {"program": self.text}, self.dtypes, self.outputs)
 
 
 RELU = "(float x) => (float y) { y = Relu(x) }"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from node_cases import identity_model
 from onnx import TensorProto, helper
+from threads import in_threads
 
 import ortplugin
 from ortplugin.errors import RuntimeMissingError, UsageError
@@ -36,17 +37,6 @@ def norm_model() -> bytes:
     )
     imports = [helper.make_opsetid("", 17), helper.make_opsetid("ortplugin", 1)]
     return helper.make_model(graph, opset_imports=imports, ir_version=8).SerializeToString()
-
-
-def identity_model(dtype: int) -> bytes:
-    graph = helper.make_graph(
-        [helper.make_node("Identity", ["x"], ["y"])],
-        "g",
-        [helper.make_tensor_value_info("x", dtype, ["n", "m"])],
-        [helper.make_tensor_value_info("y", dtype, ["n", "m"])],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    return model.SerializeToString()
 
 
 def plain_session(model: bytes) -> onnxruntime.InferenceSession:
@@ -78,22 +68,12 @@ def test_options_can_be_registered_twice_and_shared(library: Path) -> None:
 
 def test_threads_make_sessions_of_shared_options(library: Path) -> None:
     options = onnxruntime.SessionOptions()
-    start, errors = threading.Barrier(8), []
 
-    def work() -> None:
-        start.wait()
-        try:
-            session = ortplugin.session(norm_model(), providers=["cpu"], session_options=options)
-            ortplugin.run(session, {"x": np.ones((2, 8), np.float32), "g": np.ones(8, np.float32)})
-        except BaseException as error:
-            errors.append(error)
+    def work(number: int) -> None:
+        session = ortplugin.session(norm_model(), providers=["cpu"], session_options=options)
+        ortplugin.run(session, {"x": np.ones((2, 8), np.float32), "g": np.ones(8, np.float32)})
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    in_threads(8, work)
 
 
 def test_cuda_is_refused_where_there_is_none(library: Path) -> None:
@@ -108,7 +88,7 @@ def test_cuda_is_refused_where_there_is_none(library: Path) -> None:
 def test_every_dtype_goes_through(name: str) -> None:
     number = TensorProto.DataType.Value(name)
     x = np.arange(6).reshape(2, 3).astype(helper.tensor_dtype_to_np_dtype(number))
-    session = plain_session(identity_model(number))
+    session = plain_session(identity_model(number, 21))
     result = ortplugin.run(session, {"x": x})["y"]
     assert result.dtype == x.dtype
     assert (result == x).all()
@@ -118,11 +98,11 @@ def test_every_dtype_goes_through(name: str) -> None:
 
 def test_strings_go_through() -> None:
     words = np.array([["a", "b"]], dtype=object)
-    assert (ortplugin.run(plain_session(identity_model(TensorProto.STRING)), {"x": words})["y"] == words).all()
+    assert (ortplugin.run(plain_session(identity_model(TensorProto.STRING, 21)), {"x": words})["y"] == words).all()
 
 
 def test_results_are_the_callers_own() -> None:
-    session = plain_session(identity_model(TensorProto.BFLOAT16))
+    session = plain_session(identity_model(TensorProto.BFLOAT16, 21))
     kept = ortplugin.run(session, {"x": np.ones((2, 2), ml_dtypes.bfloat16)})["y"]
     ortplugin.run(session, {"x": np.zeros((2, 2), ml_dtypes.bfloat16)})
     del session
@@ -139,19 +119,19 @@ def test_results_are_the_callers_own() -> None:
 )
 def test_wrong_feeds(feeds: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        ortplugin.run(plain_session(identity_model(TensorProto.FLOAT)), feeds)
+        ortplugin.run(plain_session(identity_model(TensorProto.FLOAT, 21)), feeds)
 
 
 def test_arrays_of_other_libraries() -> None:
     torch = pytest.importorskip("torch")
-    session = plain_session(identity_model(TensorProto.FLOAT))
+    session = plain_session(identity_model(TensorProto.FLOAT, 21))
     assert (ortplugin.run(session, {"x": torch.ones(2, 3)})["y"] == 1).all()
     with pytest.raises(UsageError, match="Tensor that NumPy can't read"):
         ortplugin.run(session, {"x": torch.ones(2, 3, requires_grad=True)})
 
 
 def test_chosen_outputs() -> None:
-    model = onnx.load_model_from_string(identity_model(TensorProto.FLOAT))
+    model = onnx.load_model_from_string(identity_model(TensorProto.FLOAT, 21))
     model.graph.node.append(helper.make_node("Neg", ["x"], ["z"]))
     model.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, ["n", "m"]))
     session = plain_session(model.SerializeToString())

@@ -10,11 +10,12 @@ from typing import Any
 import onnxruntime
 import pytest
 from node_cases import OPSET, bits, typed
-from onnx import TensorProto, helper
-from sum_to_cases import BOTH, CASES, LARGE_CASES, LERP_GRAD, Case, by_name, check, expect, model_of, summed
+from onnx import TensorProto
+from sum_to_cases import BOTH, CASES, CHANGING, LARGE_CASES, LERP_GRAD, Case, by_name, check, expect, model_of, summed
 from threads import in_threads
 
 from ort.host import CPU_ONLY, assert_refused, assert_runs_repeat, make, run
+from ort.refusals import culprit
 from ortplugin.ops.sum_to import OPERATOR
 
 FLOAT = TensorProto.FLOAT
@@ -70,13 +71,7 @@ def test_shapes_may_change_from_run_to_run(library: Path) -> None:
     text = typed(BOTH, "float")
     for declared in ([("a", "b", "c", "d"), ("e", "f", "g")], [None, None]):
         session = make(model_of(text, declared))
-        for shapes in (
-            ((2, 3, 5, 7), (3, 1, 7)),
-            ((1, 1, 1, 1), (3, 5, 7)),
-            ((2, 0, 5, 7), (1, 1, 7)),
-            ((0, 3, 5, 7), (3, 1, 7)),
-            ((7, 3, 33, 129), (1, 33, 1)),
-        ):
+        for shapes in (*CHANGING, ((7, 3, 33, 129), (1, 33, 1))):
             case = Case(f"changing {shapes}", text, shapes)
             check(case, run(session, case))
 
@@ -96,20 +91,8 @@ class Wrong:
     fed: tuple[tuple[int, ...], ...] | None = None  # shapes at the run, if that is when it is refused
 
     def model(self) -> bytes:
-        names = [f"p{i}" for i in range(len(self.shapes))]
-        attributes = {} if self.text is None else {"program": self.text}
-        node = helper.make_node("FusedSumTo", names, self.outputs, "culprit", domain="ortplugin", **attributes)
-        graph = helper.make_graph(
-            [node],
-            "g",
-            [
-                helper.make_tensor_value_info(name, self.dtype, each)
-                for name, each in zip(names, self.shapes, strict=True)
-            ],
-            [helper.make_tensor_value_info(name, FLOAT, None) for name in self.outputs],
-        )
-        imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
-        return helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString()
+        dtypes = [self.dtype] * len(self.shapes)
+        return culprit("FusedSumTo", self.shapes, {"program": self.text}, dtypes, self.outputs)
 
 
 SUM = typed(summed("1"), "float")

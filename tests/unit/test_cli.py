@@ -25,20 +25,6 @@ BERT = DATA / "bert_torchscript_opset17_dynamic.onnx"
 Run = Callable[..., tuple[int, str, str]]
 
 
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs the command: (exit status, stdout, stderr)."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        status = main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        assert "Traceback" not in captured.err + captured.out
-        return status, captured.out, captured.err
-
-    return call
-
-
 class Misses:
     """A pass that nearly fires, or fails."""
 

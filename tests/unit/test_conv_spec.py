@@ -18,7 +18,7 @@ from ortplugin.errors import ModelError
 from ortplugin.graph.conv_geometry import first, last, out_shape, read_attributes, windows
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.shapes import Shape
-from ortplugin.ops import TensorType, find
+from ortplugin.ops import TensorType
 from ortplugin.ops.conv import OPERATOR, attributes_of
 from ortplugin.ops.conv.reference import convolution
 
@@ -30,10 +30,6 @@ def decomposed(case: Case, opset: int) -> bytes:
     del model.opset_import[1:]
     model.ir_version = 10 if opset >= 21 else 8
     return bytes(model.SerializeToString())
-
-
-def test_it_is_in_the_table() -> None:
-    assert find(DOMAIN, "FusedConv") is OPERATOR
 
 
 # ---------------------------------------------------------------------------------------------------------- reference

@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
+from threads import in_threads
 
 import ortplugin
 from ortplugin.errors import RuntimeMissingError, UsageError
@@ -111,22 +111,7 @@ def test_registering_twice_is_harmless(library_file: Path) -> None:
 
 def test_threads_register_once(library_file: Path) -> None:
     options = Options()
-    start = threading.Barrier(16)
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        start.wait()
-        try:
-            ortplugin.register(options)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    in_threads(16, lambda number: ortplugin.register(options))
     assert len(options.libraries) == 1
 
 

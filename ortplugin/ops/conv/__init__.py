@@ -50,10 +50,10 @@ from ortplugin.ops.base import Operator
 from ortplugin.ops.conv import reference as reference_module
 from ortplugin.ops.conv.algorithms import device_variants
 from ortplugin.ops.conv_epilogue import check_attributes, decompose_around, infer_results, read_epilogue
-from ortplugin.ops.decompose import Builder
 from ortplugin.program import Program
 
 NAME = "FusedConv"
+ATTRIBUTES = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
 
 
 def attributes_of(node: onnx.NodeProto) -> ConvAttributes:
@@ -83,14 +83,7 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
     A Conv, with Transposes around it in NHWC, and the program's operators. Before opset 22 Conv lacks bfloat16: it is
     then done in float.
     """
-    attributes, program = attributes_of(node), program_of(node)
-    kept = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
-    given = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute if each.name in kept}
-
-    def convolution(builder: Builder, x: str, w: str, output: str) -> None:
-        builder.op("Conv", x, w, output=output, **given)
-
-    return decompose_around(node, attributes, program, opset, convolution)
+    return decompose_around(node, attributes_of(node), program_of(node), opset, "Conv", ATTRIBUTES)
 
 
 def reference(

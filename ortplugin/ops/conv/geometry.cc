@@ -200,6 +200,12 @@ std::vector<T> ToLast(const std::vector<T>& first) {
   return last;
 }
 
+Shape Each(const std::vector<Window>& windows, int64_t Window::* number) {
+  Shape numbers;
+  for (const Window& window : windows) numbers.push_back(window.*number);
+  return numbers;
+}
+
 }  // namespace
 
 size_t ConvAttributes::spatial() const {
@@ -237,29 +243,15 @@ Shape ConvShape::w() const { return channels_last ? ToLast(w_first()) : w_first(
 Shape ConvShape::output() const { return y_channels_last ? ToLast(result_first()) : result_first(); }
 Shape ConvShape::result() const { return channels_last ? ToLast(result_first()) : result_first(); }
 
-Shape ConvShape::strides() const {
-  Shape values;
-  for (const Window& window : windows) values.push_back(window.stride);
-  return values;
-}
-
-Shape ConvShape::dilations() const {
-  Shape values;
-  for (const Window& window : windows) values.push_back(window.dilation);
-  return values;
-}
-
-Shape ConvShape::kernel() const {
-  Shape values;
-  for (const Window& window : windows) values.push_back(window.kernel);
-  return values;
-}
+Shape ConvShape::strides() const { return Each(windows, &Window::stride); }
+Shape ConvShape::dilations() const { return Each(windows, &Window::dilation); }
+Shape ConvShape::kernel() const { return Each(windows, &Window::kernel); }
 
 Shape ConvShape::pads() const {
-  Shape values;
-  for (const Window& window : windows) values.push_back(window.pad_begin);
-  for (const Window& window : windows) values.push_back(window.pad_end);
-  return values;
+  Shape pads = Each(windows, &Window::pad_begin);
+  const Shape ends = Each(windows, &Window::pad_end);
+  pads.insert(pads.end(), ends.begin(), ends.end());
+  return pads;
 }
 
 ConvShape FitConv(const ConvAttributes& attributes, const Shape& x, const Shape& w) {

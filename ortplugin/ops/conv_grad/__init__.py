@@ -52,7 +52,7 @@ from ortplugin.ops.conv_grad import reference as reference_module
 from ortplugin.ops.conv_grad.decomposition import append
 from ortplugin.ops.conv_grad.gradient import NAME, Gradient, Shapes, gradient_of, shapes_of
 from ortplugin.ops.decompose import Builder, to_onnx
-from ortplugin.program import DTYPE_NAMES, NUMPY_DTYPES, Program
+from ortplugin.program import DTYPE_NAMES, NUMPY_DTYPES
 
 
 def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[TensorType]:
@@ -139,29 +139,11 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
     bare = not program.statements and len(program.parameters) == 1 and "dZ" not in wanted
     if bare:
         dz = node.input[count]
-    nodes = [] if bare else _whole_program(program, node.input[count:], results, opset, prefix)
+    nodes = [] if bare else to_onnx(program, node.input[count:], results, opset, prefix)
     builder = Builder(opset, f"{prefix}/conv")
     operands = dict(zip(gradient.operands, node.input, strict=False))
     append(builder, gradient, dz, operands, wanted)
     return nodes + builder.nodes
-
-
-def _whole_program(
-    program: Program, inputs: Sequence[str], outputs: Sequence[str], opset: int, prefix: str
-) -> list[onnx.NodeProto]:
-    """The program's nodes, every result expanded to S where it does not depend on all parameters."""
-    made, missing = [], []
-    for result, output in zip(program.results, outputs, strict=True):
-        needed = program.needed_for([result.name])
-        rest = [name for each, name in zip(program.parameters, inputs, strict=True) if each.name not in needed]
-        made.append(f"{prefix}/{result.name}" if rest else output)
-        missing.append(rest)
-    nodes = to_onnx(program, inputs, made, opset, prefix)
-    expand = Builder(opset, f"{prefix}/whole")
-    for value, output, names in zip(made, outputs, missing, strict=True):
-        for name in names:
-            value = expand.op("Expand", value, expand.op("Shape", name), output=output if name == names[-1] else "")
-    return nodes + expand.nodes
 
 
 def device_variants(

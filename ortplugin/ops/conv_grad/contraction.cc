@@ -146,9 +146,8 @@ void ForStretches(const Contraction& contraction, int64_t first, int64_t total, 
   }
 }
 
-// Calls body(k, offset, start, from, to) for each kernel position k that a stretch's row meets: `offset` leads to the
-// row of l, and elements [from, to) of the stretch meet those at start + element * stride of it. Positions that meet
-// nothing have from == to.
+// Calls body(k, start, from, to) for each kernel position k that a stretch's row meets: elements [from, to) of the
+// stretch meet those of l at start + element * stride. Positions that meet nothing have from == to.
 template <typename Body>
 void ForKernel(const Contraction& contraction, const std::vector<int64_t>& at, int64_t count, const Body& body) {
   const size_t rank = contraction.axes.size();
@@ -172,8 +171,18 @@ void ForKernel(const Contraction& contraction, const std::vector<int64_t>& at, i
     int64_t to = last.large - start <= 0 ? 0 : (last.large - start - 1) / last.stride + 1;
     from = std::min(from, count);
     to = inside ? std::clamp(to, from, count) : from;
-    body(k, offset * last.large, start, from, to);
+    body(k, offset * last.large + start, from, to);
   }
+}
+
+// Calls body(column, count, k, start, from, to) for each stretch of [first, first + total), whose elements have the
+// numbers from `column` on there, and for each kernel position; see ForKernel.
+template <typename Body>
+void ForMeetings(const Contraction& contraction, int64_t first, int64_t total, const Body& body) {
+  ForStretches(contraction, first, total, [&](int64_t o, const std::vector<int64_t>& at, int64_t count) {
+    ForKernel(contraction, at, count,
+              [&](int64_t k, int64_t start, int64_t from, int64_t to) { body(o - first, count, k, start, from, to); });
+  });
 }
 
 // columns[(c, k), o - first] of the channels [0, channels) of one image's group; zeros where s meets nothing.
@@ -182,17 +191,16 @@ void FillColumns(const Contraction& contraction, const T* large, int64_t channel
                  T* columns) {
   const int64_t kernels = contraction.kernel_count(), image = contraction.large_count(),
                 stride = contraction.axes.back().stride;
-  ForStretches(contraction, first, total, [&](int64_t o, const std::vector<int64_t>& at, int64_t count) {
-    ForKernel(contraction, at, count, [&](int64_t k, int64_t offset, int64_t start, int64_t from, int64_t to) {
-      for (int64_t c = 0; c < channels; ++c) {
-        T* target = columns + (c * kernels + k) * total + (o - first);
-        std::fill(target, target + from, T{0});
-        const T* source = large + c * image + offset + start;
-        for (int64_t i = from; i < to; ++i) target[i] = source[i * stride];
-        std::fill(target + to, target + count, T{0});
-      }
-    });
-  });
+  const auto meet = [&](int64_t column, int64_t count, int64_t k, int64_t start, int64_t from, int64_t to) {
+    for (int64_t c = 0; c < channels; ++c) {
+      T* target = columns + (c * kernels + k) * total + column;
+      std::fill(target, target + from, T{0});
+      const T* source = large + c * image + start;
+      for (int64_t i = from; i < to; ++i) target[i] = source[i * stride];
+      std::fill(target + to, target + count, T{0});
+    }
+  };
+  ForMeetings(contraction, first, total, meet);
 }
 
 // The same transposed: rows[o - first, (c, k)].
@@ -202,15 +210,14 @@ void FillRows(const Contraction& contraction, const T* large, int64_t first, int
                 stride = contraction.axes.back().stride;
   const int64_t width = contraction.b * kernels;
   std::fill(rows, rows + total * width, T{0});
-  ForStretches(contraction, first, total, [&](int64_t o, const std::vector<int64_t>& at, int64_t count) {
-    ForKernel(contraction, at, count, [&](int64_t k, int64_t offset, int64_t start, int64_t from, int64_t to) {
-      for (int64_t i = from; i < to; ++i) {
-        const T* source = large + offset + start + i * stride;
-        T* target = rows + (o - first + i) * width + k;
-        for (int64_t c = 0; c < contraction.b; ++c) target[c * kernels] = source[c * image];
-      }
-    });
-  });
+  const auto meet = [&](int64_t column, int64_t, int64_t k, int64_t start, int64_t from, int64_t to) {
+    for (int64_t i = from; i < to; ++i) {
+      const T* source = large + start + i * stride;
+      T* target = rows + (column + i) * width + k;
+      for (int64_t c = 0; c < contraction.b; ++c) target[c * kernels] = source[c * image];
+    }
+  };
+  ForMeetings(contraction, first, total, meet);
 }
 
 // Adds columns to what they were taken from.
@@ -219,15 +226,14 @@ void AddColumns(const Contraction& contraction, const T* columns, int64_t channe
                 T* large) {
   const int64_t kernels = contraction.kernel_count(), image = contraction.large_count(),
                 stride = contraction.axes.back().stride;
-  ForStretches(contraction, first, total, [&](int64_t o, const std::vector<int64_t>& at, int64_t count) {
-    ForKernel(contraction, at, count, [&](int64_t k, int64_t offset, int64_t start, int64_t from, int64_t to) {
-      for (int64_t c = 0; c < channels; ++c) {
-        const T* source = columns + (c * kernels + k) * total + (o - first);
-        T* target = large + c * image + offset + start;
-        for (int64_t i = from; i < to; ++i) target[i * stride] += source[i];
-      }
-    });
-  });
+  const auto meet = [&](int64_t column, int64_t, int64_t k, int64_t start, int64_t from, int64_t to) {
+    for (int64_t c = 0; c < channels; ++c) {
+      const T* source = columns + (c * kernels + k) * total + column;
+      T* target = large + c * image + start;
+      for (int64_t i = from; i < to; ++i) target[i * stride] += source[i];
+    }
+  };
+  ForMeetings(contraction, first, total, meet);
 }
 
 // Elements of s whose columns of `height` numbers make up a matrix that stays in the L2 cache.

@@ -318,9 +318,7 @@ std::string WeightGradSource(const WeightGrad& grad, const Program& program, con
   const size_t inputs = program.parameters().size();
   const DType dtype = program.value(program.results()[0]).dtype;
   const auto type = [&](size_t i) { return program.value(program.parameters()[i]).dtype; };
-  const auto vector = [&](size_t i) {
-    return "Vector<" + StorageType(type(i)) + ", " + (IsLinear(axes, i) ? "VECTOR" : "1") + "> p" + std::to_string(i);
-  };
+  const auto vector = [&](size_t i) { return "Vector<" + StorageType(type(i)) + ", VECTOR> p" + std::to_string(i); };
   const auto pointer = [&](size_t i) { return "(const " + StorageType(type(i)) + "*)a.in[" + std::to_string(i) + "]"; };
   std::ostringstream text;
   text << kCommonSource << "\n" << kPointwiseSource << "\n";
@@ -363,13 +361,10 @@ std::string WeightGradSource(const WeightGrad& grad, const Program& program, con
        << "struct Arguments {\n  const void* x;\n  const void* in[" << inputs
        << "];\n  void *z, *dw, *db, *partial;\n  unsigned long long images, chunks;\n};\n\n";
 
-  text << "struct Scalars {\n";
+  std::vector<ScalarOperand> scalars;
   for (size_t i = 0; i < inputs; ++i)
-    if (!IsLinear(axes, i)) text << "  " << vector(i) << ";\n";
-  text << "  __device__ __forceinline__ Scalars(const Arguments& a) {\n";
-  for (size_t i = 0; i < inputs; ++i)
-    if (!IsLinear(axes, i)) text << "    p" << i << ".load(" << pointer(i) << ");\n";
-  text << "  }\n};\n\nstruct Operands {\n";
+    if (!IsLinear(axes, i)) scalars.push_back({i, StorageType(type(i)), pointer(i)});
+  text << EmitScalars(scalars) << "struct Operands {\n";
   for (size_t i = 0; i < inputs; ++i)
     if (IsLinear(axes, i)) text << "  " << vector(i) << ";\n";
   text << "  __device__ __forceinline__ void load(const Arguments& a, unsigned element) {\n";

@@ -37,7 +37,6 @@ from ortplugin.ops.base import Operator
 from ortplugin.ops.conv.algorithms import device_variants
 from ortplugin.ops.conv_epilogue import check_attributes, decompose_around, infer_results, read_epilogue
 from ortplugin.ops.conv_transpose import reference as reference_module
-from ortplugin.ops.decompose import Builder
 from ortplugin.program import Program
 
 NAME = "FusedConvTranspose"
@@ -76,13 +75,7 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
     A ConvTranspose, with Transposes around it in NHWC, and the program's operators. Before opset 22 ConvTranspose lacks
     bfloat16: it is then done in float.
     """
-    attributes, program = attributes_of(node), program_of(node)
-    given = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute if each.name in ATTRIBUTES}
-
-    def convolution(builder: Builder, x: str, w: str, output: str) -> None:
-        builder.op("ConvTranspose", x, w, output=output, **given)
-
-    return decompose_around(node, attributes, program, opset, convolution)
+    return decompose_around(node, attributes_of(node), program_of(node), opset, "ConvTranspose", ATTRIBUTES)
 
 
 def reference(

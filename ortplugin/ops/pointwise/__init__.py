@@ -26,7 +26,7 @@ from ortplugin.errors import ModelError
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.shapes import TensorType, broadcast
 from ortplugin.ops.base import Operator
-from ortplugin.ops.decompose import Builder, to_onnx
+from ortplugin.ops.decompose import to_onnx
 from ortplugin.ops.node_program import read_program
 from ortplugin.ops.pointwise import reference as reference_module
 from ortplugin.program import NUMPY_DTYPES, Program
@@ -52,26 +52,8 @@ def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[Ten
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-    """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names.
-
-    A result that some parameters have no part in is expanded by each of their shapes; that changes nothing where it has
-    the shape S already, which the parameters' shapes alone decide.
-    """
-    program = program_of(node)
-    inputs = {each.name: name for each, name in zip(program.parameters, node.input, strict=True)}
-    prefix = f"{node.output[0]}/unfused"
-    made: list[str] = []
-    missing = []
-    for result, output in zip(program.results, node.output, strict=True):
-        needed = program.needed_for([result.name])
-        missing.append([name for each, name in inputs.items() if each not in needed])
-        made.append(f"{prefix}/{result.name}" if missing[-1] else output)
-    nodes = to_onnx(program, node.input, made, opset, prefix)
-    expand = Builder(opset, f"{prefix}/whole")
-    for value, output, names in zip(made, node.output, missing, strict=True):
-        for name in names:
-            value = expand.op("Expand", value, expand.op("Shape", name), output=output if name == names[-1] else "")
-    return nodes + expand.nodes
+    """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names."""
+    return to_onnx(program_of(node), node.input, node.output, opset, f"{node.output[0]}/unfused")
 
 
 def reference(

@@ -56,10 +56,7 @@ class CpuPointwise : public Kernel {
 
 Program ParsePointwise(const std::string& text) {
   Program program = Program::Parse(text);
-  for (const Statement& statement : program.statements())
-    if (IsCore(statement.op))
-      Fail("the program's '", program.value(statement.result).name, "' is a ", NameOf(statement.op),
-           ", which is not pointwise: another fused operator has it");
+  CheckIsPointwise(program);
   if (program.parameters().empty()) Fail("the program has no parameter, so its results have no shape");
   return program;
 }

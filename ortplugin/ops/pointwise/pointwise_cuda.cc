@@ -204,13 +204,10 @@ std::string PointwiseSource(const Program& program, const PointwiseShape& shape,
        << "];\n  unsigned long long vectors, count;\n"
        << map.EmitMembers() << "};\n\n";
 
-  text << "struct Scalars {\n";
+  std::vector<ScalarOperand> scalars;
   for (size_t i = 0; i < inputs; ++i)
-    if (IsScalar(shape, i)) text << "  Vector<" << storage(i) << ", 1> p" << i << ";\n";
-  text << "  __device__ __forceinline__ Scalars(const Arguments& a) {\n";
-  for (size_t i = 0; i < inputs; ++i)
-    if (IsScalar(shape, i)) text << "    p" << i << ".load(" << pointer(i) << ");\n";
-  text << "  }\n};\n\n";
+    if (IsScalar(shape, i)) scalars.push_back({i, storage(i), pointer(i)});
+  text << EmitScalars(scalars);
 
   text << "template <int N>\nstruct Operands {\n";
   for (size_t i = 0; i < inputs; ++i)

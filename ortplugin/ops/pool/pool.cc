@@ -148,15 +148,21 @@ void SetSizes(TensorType& type, size_t spatial, bool channels_last, int64_t unkn
   }
 }
 
-void InferPool(ShapeContext& context) {
-  const PoolAttributes attributes = PoolAttributes::Parse(context);
+// The output's type, of a node with one input; the rest as SetSizes has it.
+template <typename Attributes, typename Out>
+void Infer(ShapeContext& context, const Attributes& attributes, void (*check)(const Attributes&, ort::ElementType),
+           size_t spatial, int64_t unknown, Out out) {
   if (context.input_count() != 1) Fail("the node has ", context.input_count(), " inputs, but must have 1");
   TensorType type = context.input(0);
-  if (type.type != ort::kUndefined) CheckPoolType(attributes, type.type);
-  if (type.has_shape)
-    SetSizes(type, attributes.kernel.size(), attributes.channels_last, attributes.is_global ? 1 : 0,
-             [&](size_t axis, int64_t size) { return WindowOf(attributes, axis, size).out; });
+  if (type.type != ort::kUndefined) check(attributes, type.type);
+  if (type.has_shape) SetSizes(type, spatial, attributes.channels_last, unknown, out);
   context.set_output(0, type);
+}
+
+void InferPool(ShapeContext& context) {
+  const PoolAttributes attributes = PoolAttributes::Parse(context);
+  Infer(context, attributes, CheckPoolType, attributes.kernel.size(), attributes.is_global ? 1 : 0,
+        [&](size_t axis, int64_t size) { return WindowOf(attributes, axis, size).out; });
 }
 
 template <typename Source>
@@ -201,13 +207,8 @@ int64_t OutSize(const ResizeAttributes& attributes, size_t axis, int64_t size) {
 
 void InferResize(ShapeContext& context) {
   const ResizeAttributes attributes = ResizeAttributes::Parse(context);
-  if (context.input_count() != 1) Fail("the node has ", context.input_count(), " inputs, but must have 1");
-  TensorType type = context.input(0);
-  if (type.type != ort::kUndefined) CheckResizeType(attributes, type.type);
-  if (type.has_shape)
-    SetSizes(type, attributes.spatial(), attributes.channels_last, attributes.sizes.empty() ? 0 : 1,
-             [&](size_t axis, int64_t size) { return OutSize(attributes, axis, size); });
-  context.set_output(0, type);
+  Infer(context, attributes, CheckResizeType, attributes.spatial(), attributes.sizes.empty() ? 0 : 1,
+        [&](size_t axis, int64_t size) { return OutSize(attributes, axis, size); });
 }
 
 }  // namespace

@@ -279,13 +279,10 @@ class SourceWriter {
   }
 
   void WriteScalars() {
-    text_ << "struct Scalars {\n";
+    std::vector<ScalarOperand> scalars;
     for (size_t t = 0; t < inputs_; ++t)
-      if (IsScalar(group_, t)) text_ << "  Vector<" << Storage(t) << ", 1> p" << t << ";\n";
-    text_ << "  __device__ __forceinline__ Scalars(const Arguments& a) {\n";
-    for (size_t t = 0; t < inputs_; ++t)
-      if (IsScalar(group_, t)) text_ << "    p" << t << ".load(" << Pointer(t) << ");\n";
-    text_ << "  }\n};\n\n";
+      if (IsScalar(group_, t)) scalars.push_back({t, Storage(t), Pointer(t)});
+    text_ << EmitScalars(scalars);
   }
 
   void WriteKept() {

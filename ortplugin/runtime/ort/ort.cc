@@ -394,26 +394,28 @@ int64_t NodeInfo::int_attribute(const char* name, int64_t absent) const {
   return absent;
 }
 
-std::vector<int64_t> NodeInfo::ints_attribute(const char* name) const {
+// An attribute of several numbers, empty where it is absent. `get`: (numbers, count), as in the C interface.
+template <typename T, typename Get>
+static std::vector<T> NumbersAttribute(const ort::Api* api, const ort::KernelInfo* info, const char* name, Get get) {
   size_t count = 0;
-  ort::Status* missing =
-      ort::KernelInfoGetAttributeArray_int64(api_, info_, name, static_cast<int64_t*>(nullptr), &count);
-  if (missing != nullptr) ort::ReleaseStatus(api_, missing);
-  if (missing != nullptr || count == 0) CheckAbsent(api_, info_, name);
-  std::vector<int64_t> numbers(missing != nullptr ? 0 : count);
-  if (!numbers.empty()) Check(api_, ort::KernelInfoGetAttributeArray_int64(api_, info_, name, numbers.data(), &count));
+  ort::Status* missing = get(static_cast<T*>(nullptr), &count);
+  if (missing != nullptr) ort::ReleaseStatus(api, missing);
+  if (missing != nullptr || count == 0) CheckAbsent(api, info, name);
+  std::vector<T> numbers(missing != nullptr ? 0 : count);
+  if (!numbers.empty()) Check(api, get(numbers.data(), &count));
   return numbers;
 }
 
+std::vector<int64_t> NodeInfo::ints_attribute(const char* name) const {
+  return NumbersAttribute<int64_t>(api_, info_, name, [&](int64_t* numbers, size_t* count) {
+    return ort::KernelInfoGetAttributeArray_int64(api_, info_, name, numbers, count);
+  });
+}
+
 std::vector<float> NodeInfo::floats_attribute(const char* name) const {
-  size_t count = 0;
-  ort::Status* missing =
-      ort::KernelInfoGetAttributeArray_float(api_, info_, name, static_cast<float*>(nullptr), &count);
-  if (missing != nullptr) ort::ReleaseStatus(api_, missing);
-  if (missing != nullptr || count == 0) CheckAbsent(api_, info_, name);
-  std::vector<float> numbers(missing != nullptr ? 0 : count);
-  if (!numbers.empty()) Check(api_, ort::KernelInfoGetAttributeArray_float(api_, info_, name, numbers.data(), &count));
-  return numbers;
+  return NumbersAttribute<float>(api_, info_, name, [&](float* numbers, size_t* count) {
+    return ort::KernelInfoGetAttributeArray_float(api_, info_, name, numbers, count);
+  });
 }
 
 ort::Allocator* NodeInfo::allocator() const {

@@ -24,10 +24,7 @@ bool Broadcasts(const Shape& shape, const Shape& full) {
 
 Program ParseEpilogue(const std::string& text) {
   Program program = Program::Parse(text);
-  for (const Statement& statement : program.statements())
-    if (IsCore(statement.op))
-      Fail("the program's '", program.value(statement.result).name, "' is a ", NameOf(statement.op),
-           ", which is not pointwise: another fused operator has it");
+  CheckIsPointwise(program);
   if (program.parameters().empty()) Fail("the program has no parameter; the first is the operator's own value");
   if (!IsFloating(ValueType(program)))
     Fail("the program's first parameter is ", NameOf(ValueType(program)), "; it must be of a floating dtype");

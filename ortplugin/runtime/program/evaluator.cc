@@ -44,6 +44,14 @@ namespace {
 #define ORTPLUGIN_LANE
 #endif
 
+// Of a function that selects one of many loops. GCC guesses how often each is reached, and vectorises none that it
+// expects in less than one call of a thousand: behind two or three selections, that is any.
+#if defined(__GNUC__)
+#define ORTPLUGIN_HOT __attribute__((hot))
+#else
+#define ORTPLUGIN_HOT
+#endif
+
 // Bytes of bool lanes hold 0 or 1.
 using Bool = uint8_t;
 
@@ -280,11 +288,10 @@ ORTPLUGIN_INLINE void RunFmod(const Job& job) {
   }
 }
 
-// The operators of T, float or double.
+// The operators of T, float or double, in three groups; each leaves to the one above what it does not have. First those
+// of one operand, without attributes.
 template <typename T>
-ORTPLUGIN_INLINE void RunFloating(const Job& job) {
-  const T p = static_cast<T>(job.statement->attributes[0]);
-  const T q = static_cast<T>(job.statement->attributes[1]);
+ORTPLUGIN_INLINE void RunFunction(const Job& job) {
   switch (job.statement->op) {
 #define ORTPLUGIN_UNARY(Name) \
   case Op::k##Name:           \
@@ -321,6 +328,17 @@ ORTPLUGIN_INLINE void RunFloating(const Job& job) {
       return RunAngle<0, T>(job);
     case Op::kCos:
       return RunAngle<1, T>(job);
+    default:
+      return RunComparison<T>(job);
+  }
+}
+
+// Those of one operand, with attributes.
+template <typename T>
+ORTPLUGIN_INLINE void RunParametric(const Job& job) {
+  const T p = static_cast<T>(job.statement->attributes[0]);
+  const T q = static_cast<T>(job.statement->attributes[1]);
+  switch (job.statement->op) {
     case Op::kLeakyRelu:
       return Map<T, T>(job, [p](T x) ORTPLUGIN_LANE { return lane::LeakyRelu(x, p); });
     case Op::kElu:
@@ -341,6 +359,21 @@ ORTPLUGIN_INLINE void RunFloating(const Job& job) {
     case Op::kGelu:
       if (p != 0) return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::GeluTanh(x); });
       return Map<T, T>(job, [](T x) ORTPLUGIN_LANE { return lane::Gelu(x); });
+    case Op::kIsInf: {
+      const Bool negative = p != 0, positive = q != 0;
+      return Map<T, Bool>(job, [negative, positive](T a) ORTPLUGIN_LANE {
+        return static_cast<Bool>((a == -lane::Infinity<T>()) & negative) |
+               static_cast<Bool>((a == lane::Infinity<T>()) & positive);
+      });
+    }
+    default:
+      return RunFunction<T>(job);
+  }
+}
+
+template <typename T>
+ORTPLUGIN_INLINE void RunFloating(const Job& job) {
+  switch (job.statement->op) {
     case Op::kAdd:
       return Map2<T, T>(job, [](T a, T b) ORTPLUGIN_LANE { return a + b; });
     case Op::kSub:
@@ -365,17 +398,10 @@ ORTPLUGIN_INLINE void RunFloating(const Job& job) {
       return Map3<T, T>(job, [](T a, T b, T c) ORTPLUGIN_LANE { return lane::Clip(a, b, c); });
     case Op::kIsNaN:
       return Map<T, Bool>(job, [](T a) ORTPLUGIN_LANE { return lane::IsNaN(a); });
-    case Op::kIsInf: {
-      const Bool negative = p != 0, positive = q != 0;
-      return Map<T, Bool>(job, [negative, positive](T a) ORTPLUGIN_LANE {
-        return static_cast<Bool>((a == -lane::Infinity<T>()) & negative) |
-               static_cast<Bool>((a == lane::Infinity<T>()) & positive);
-      });
-    }
     case Op::kCast:
       return RunCast<T>(job);
     default:
-      return RunComparison<T>(job);
+      return RunParametric<T>(job);
   }
 }
 
@@ -498,7 +524,7 @@ struct Functions {
 
 // Halves: the conversions of load16 and store16 for float16, and a Cast's rounding to it.
 #define ORTPLUGIN_COPY(Name, Halves, ...)                                                                      \
-  __VA_ARGS__ void Run##Name(const Job& job) {                                                                 \
+  __VA_ARGS__ ORTPLUGIN_HOT void Run##Name(const Job& job) {                                                   \
     const bool is_float = job.from <= DType::kFloat;                                                           \
     if (job.statement->op == Op::kCast && job.to == DType::kFloat16 && is_float) {                             \
       Round##Halves(static_cast<const float*>(job.a), job.count, static_cast<float*>(job.result));             \

@@ -430,6 +430,17 @@ std::string EmitPhaseResults(const Program& program, const Phase& phase, bool st
 
 }  // namespace
 
+std::string EmitScalars(const std::vector<ScalarOperand>& operands, const char* load) {
+  std::ostringstream text;
+  text << "struct Scalars {\n";
+  for (const ScalarOperand& each : operands) text << "  Vector<" << each.storage << ", 1> p" << each.number << ";\n";
+  text << "  __device__ __forceinline__ Scalars(const Arguments& a) {\n";
+  for (const ScalarOperand& each : operands)
+    text << "    p" << each.number << "." << load << "(" << each.pointer << ");\n";
+  text << "  }\n};\n\n";
+  return text.str();
+}
+
 std::string EmitOperands(const Program& program, const std::vector<Access>& accesses, const std::vector<Phase>& phases,
                          bool stream_results) {
   std::vector<size_t> outer_terms, inner_terms;  // the number of each parameter's first term

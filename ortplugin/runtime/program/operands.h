@@ -150,6 +150,14 @@ std::array<uint64_t, 2> MakeDivider(uint64_t divisor, bool wide);
 std::string StorageType(DType dtype);  // "half_t"
 std::string ComputeType(DType dtype);  // "float"
 
+// `struct Scalars`: operands of one element, each loaded (by `load`) where the kernel begins. `number`: of operand
+// p<number>.
+struct ScalarOperand {
+  size_t number;
+  std::string storage, pointer;
+};
+std::string EmitScalars(const std::vector<ScalarOperand>& operands, const char* load = "load");
+
 std::string EmitOperands(const Program& program, const std::vector<Access>& accesses, const std::vector<Phase>& phases,
                          bool stream_results);
 

@@ -1014,4 +1014,11 @@ std::string EmitCuda(const Program& program, const std::vector<uint32_t>& statem
   return text;
 }
 
+void CheckIsPointwise(const Program& program) {
+  for (const Statement& statement : program.statements())
+    if (IsCore(statement.op))
+      Fail("the program's '", program.value(statement.result).name, "' is a ", NameOf(statement.op),
+           ", which is not pointwise: another fused operator has it");
+}
+
 }  // namespace ortplugin

@@ -101,4 +101,7 @@ bool IsIdentity(const Program& program);
 // a core operator's result. The op_* functions are in pointwise.cuh.
 std::string EmitCuda(const Program& program, const std::vector<uint32_t>& statements, const std::string& indent);
 
+// Throws Error where a statement is a core operator.
+void CheckIsPointwise(const Program& program);
+
 }  // namespace ortplugin

@@ -112,6 +112,14 @@ constexpr T Infinity() {
   return std::numeric_limits<T>::infinity();
 }
 
+// The polynomial of x with these coefficients, the highest first, by Horner's rule.
+template <typename T, typename... Lower>
+ORTPLUGIN_INLINE T Polynomial(T x, T highest, Lower... lower) {
+  T value = highest;
+  ((value = std::fma(value, x, lower)), ...);
+  return value;
+}
+
 // ---- Rare functions, and all of double: the C library -------------------------------------------------------------
 
 #define ORTPLUGIN_LIBRARY(Name, function) \
@@ -171,12 +179,8 @@ ORTPLUGIN_INLINE Reduced ReduceByLn2(float x) {
 ORTPLUGIN_INLINE float ScaledExp(float x, float low, float factor) {
   const Reduced reduced = ReduceByLn2<2>(x);
   const float r = reduced.r + low;
-  float p = 0.00019611601601354778f;
-  p = std::fma(p, r, 0.0014104472938925028f);
-  p = std::fma(p, r, 0.008336103521287441f);
-  p = std::fma(p, r, 0.04166126996278763f);
-  p = std::fma(p, r, 0.16666613519191742f);
-  p = std::fma(p, r, 0.5000003576278687f);
+  const float p = Polynomial(r, 0.00019611601601354778f, 0.0014104472938925028f, 0.008336103521287441f,
+                             0.04166126996278763f, 0.16666613519191742f, 0.5000003576278687f);
   const float power = std::fma(factor, std::fma(p, r * r, r), factor);
   // n is even, so that 2^n is a square of what is no overflow and no denormal. The second product rounds, where the
   // result is denormal.
@@ -188,14 +192,8 @@ ORTPLUGIN_INLINE float ScaledExp(float x, float low, float factor) {
 ORTPLUGIN_INLINE float ExpWithin(float x) {
   const Reduced reduced = ReduceByLn2<2>(x);
   const float r = reduced.r;
-  float p = 0.00019611601601354778f;
-  p = std::fma(p, r, 0.0014104472938925028f);
-  p = std::fma(p, r, 0.008336103521287441f);
-  p = std::fma(p, r, 0.04166126996278763f);
-  p = std::fma(p, r, 0.16666613519191742f);
-  p = std::fma(p, r, 0.5000003576278687f);
-  p = std::fma(p, r, 1.0f);
-  p = std::fma(p, r, 1.0f);
+  const float p = Polynomial(r, 0.00019611601601354778f, 0.0014104472938925028f, 0.008336103521287441f,
+                             0.04166126996278763f, 0.16666613519191742f, 0.5000003576278687f, 1.0f, 1.0f);
   const float half = PowerOfTwo(reduced.shifted);
   return p * half * half;
 }
@@ -211,12 +209,8 @@ ORTPLUGIN_INLINE double ExpOfNegative(double x) { return std::exp(x); }
 
 // expm1(r) for |r| < 0.35.
 ORTPLUGIN_INLINE float Expm1OfSmall(float r) {
-  float p = 0.00019845883070956916f;
-  p = std::fma(p, r, 0.001394074410200119f);
-  p = std::fma(p, r, 0.008333389647305012f);
-  p = std::fma(p, r, 0.04166635870933533f);
-  p = std::fma(p, r, 0.1666666567325592f);
-  p = std::fma(p, r, 0.5f);
+  const float p = Polynomial(r, 0.00019845883070956916f, 0.001394074410200119f, 0.008333389647305012f,
+                             0.04166635870933533f, 0.1666666567325592f, 0.5f);
   return std::fma(p, r * r, r);
 }
 
@@ -255,15 +249,9 @@ ORTPLUGIN_INLINE Split SplitExponent(float x) {
 ORTPLUGIN_INLINE float LogOfSplit(Split split, float low) {
   const float f = split.m - 1.0f;
   const float e = static_cast<float>(split.e);
-  float p = 0.06746625900268555f;
-  p = std::fma(p, f, -0.11675631254911423f);
-  p = std::fma(p, f, 0.11888153105974197f);
-  p = std::fma(p, f, -0.1240558996796608f);
-  p = std::fma(p, f, 0.14219553768634796f);
-  p = std::fma(p, f, -0.1666799634695053f);
-  p = std::fma(p, f, 0.2000211924314499f);
-  p = std::fma(p, f, -0.25000008940696716f);
-  p = std::fma(p, f, 0.3333331346511841f);
+  const float p = Polynomial(f, 0.06746625900268555f, -0.11675631254911423f, 0.11888153105974197f, -0.1240558996796608f,
+                             0.14219553768634796f, -0.1666799634695053f, 0.2000211924314499f, -0.25000008940696716f,
+                             0.3333331346511841f);
   const float square = f * f;
   const float tail = std::fma(p, square * f, std::fma(-0.5f, square, std::fma(e, kLn2Low, low)));
   return std::fma(e, kLn2High, f + tail);
@@ -291,21 +279,13 @@ ORTPLUGIN_INLINE double Log1pOfFraction(double x) { return std::log1p(x); }
 ORTPLUGIN_INLINE float Erf(float x) {
   const float a = Abs(x);
   const float s = x * x;
-  float p = -0.000599940714892f;
-  p = std::fma(p, s, 0.004994831047952175f);
-  p = std::fma(p, s, -0.02676772139966488f);
-  p = std::fma(p, s, 0.11281845718622208f);
-  p = std::fma(p, s, -0.3761249780654907f);
-  p = std::fma(p, s, 0.12837915122509003f);
+  const float p = Polynomial(s, -0.000599940714892f, 0.004994831047952175f, -0.02676772139966488f, 0.11281845718622208f,
+                             -0.3761249780654907f, 0.12837915122509003f);
   const float small = std::fma(x, p, x);
   const float t = a > 4.0f ? 4.0f : a;  // 1 from here
-  float q = 0.0001959317160071805f;
-  q = std::fma(q, t, -0.0030431656632572412f);
-  q = std::fma(q, t, 0.0222267247736454f);
-  q = std::fma(q, t, -0.10393121093511581f);
-  q = std::fma(q, t, -0.6371826529502869f);
-  q = std::fma(q, t, -1.1276754140853882f);
-  q = std::fma(q, t, -0.00019572782912291586f);
+  const float q =
+      Polynomial(t, 0.0001959317160071805f, -0.0030431656632572412f, 0.0222267247736454f, -0.10393121093511581f,
+                 -0.6371826529502869f, -1.1276754140853882f, -0.00019572782912291586f);
   const float large = std::copysign(1.0f - ExpWithin(q), x);
   return a < 0.92f ? small : large;
 }
@@ -317,16 +297,8 @@ ORTPLUGIN_INLINE float NormalCdf(float x) {
   a = a > 15.0f ? 15.0f : a;  // 0 from here
   const float square = a * a;
   const float lost = std::fma(a, a, -square);  // what the square rounded away
-  float p = 1.33133317e-05f;
-  p = std::fma(p, a, 0.0182292368f);
-  p = std::fma(p, a, 0.185809672f);
-  p = std::fma(p, a, 0.753173113f);
-  p = std::fma(p, a, 1.78486407f);
-  float q = 0.00737375114f;
-  q = std::fma(q, a, 0.0727042556f);
-  q = std::fma(q, a, 0.327581525f);
-  q = std::fma(q, a, 0.783013523f);
-  q = std::fma(q, a, 0.892432034f);
+  const float p = Polynomial(a, 1.33133317e-05f, 0.0182292368f, 0.185809672f, 0.753173113f, 1.78486407f);
+  const float q = Polynomial(a, 0.00737375114f, 0.0727042556f, 0.327581525f, 0.783013523f, 0.892432034f);
   const float ratio = q / std::fma(2.50660014f * a, q, p);
   const float tail = ScaledExp(-0.5f * square, -0.5f * lost, ratio);
   return x < 0 ? tail : 1.0f - tail;
@@ -350,11 +322,9 @@ ORTPLUGIN_INLINE float SinWithin(float x) {
   const float r = static_cast<float>(rest);
   const uint32_t quarter = static_cast<uint32_t>(BitCast<uint64_t>(shifted)) + QUARTERS;
   const float z = r * r;
-  float p = std::fma(-0.00019515218446031213f, z, 0.00833216030150652f);
-  p = std::fma(p, z, -0.16666655242443085f);
+  const float p = Polynomial(z, -0.00019515218446031213f, 0.00833216030150652f, -0.16666655242443085f);
   const float sine = std::fma(p, z * r, r);
-  float q = std::fma(2.4433082217001356e-05f, z, -0.0013887315290048718f);
-  q = std::fma(q, z, 0.04166664555668831f);
+  const float q = Polynomial(z, 2.4433082217001356e-05f, -0.0013887315290048718f, 0.04166664555668831f);
   const float cosine = std::fma(q, z * z, std::fma(-0.5f, z, 1.0f));
   const float y = BitCast<float>(BitCast<uint32_t>((quarter & 1) != 0 ? cosine : sine) ^ (quarter & 2) << 30);
   return QUARTERS == 0 && x == 0 ? x : y;  // -0 is kept
@@ -365,15 +335,9 @@ ORTPLUGIN_INLINE float Atan(float x) {
   const bool is_steep = a > 1.0f;
   const float t = (is_steep ? 1.0f : a) / (is_steep ? a : 1.0f);
   const float z = t * t;
-  float p = -0.0017936296062543988f;
-  p = std::fma(p, z, 0.010914637707173824f);
-  p = std::fma(p, z, -0.03117789886891842f);
-  p = std::fma(p, z, 0.057957638055086136f);
-  p = std::fma(p, z, -0.0840345248579979f);
-  p = std::fma(p, z, 0.10952186584472656f);
-  p = std::fma(p, z, -0.14264242351055145f);
-  p = std::fma(p, z, 0.19998548924922943f);
-  p = std::fma(p, z, -0.33333298563957214f);
+  const float p = Polynomial(z, -0.0017936296062543988f, 0.010914637707173824f, -0.03117789886891842f,
+                             0.057957638055086136f, -0.0840345248579979f, 0.10952186584472656f, -0.14264242351055145f,
+                             0.19998548924922943f, -0.33333298563957214f);
   const float angle = std::fma(p, z * t, t);
   const float steep = (kHalfPi - angle) + kHalfPiRest;
   return std::copysign(is_steep ? steep : angle, x);
@@ -383,11 +347,8 @@ ORTPLUGIN_INLINE float Atan(float x) {
 ORTPLUGIN_INLINE float AsinOfPart(float a) {
   const float z = a > 0.5f ? 0.5f * (1.0f - a) : a * a;
   const float t = a > 0.5f ? std::sqrt(z) : a;
-  float p = 0.04217822849750519f;
-  p = std::fma(p, z, 0.02417295053601265f);
-  p = std::fma(p, z, 0.04547160863876343f);
-  p = std::fma(p, z, 0.07495288550853729f);
-  p = std::fma(p, z, 0.16666752099990845f);
+  const float p = Polynomial(z, 0.04217822849750519f, 0.02417295053601265f, 0.04547160863876343f, 0.07495288550853729f,
+                             0.16666752099990845f);
   return std::fma(p, z * t, t);
 }
 ORTPLUGIN_INLINE float Asin(float x) {
@@ -426,12 +387,8 @@ ORTPLUGIN_INLINE float Pow(float x, float y) {
   const double m = static_cast<double>(split.m);
   const double s = (m - 1.0) / (m + 1.0);
   const double q = s * s;
-  double p = 0.28292090594425146;
-  p = std::fma(p, q, 0.3199043220953216);
-  p = std::fma(p, q, 0.4122092838686123);
-  p = std::fma(p, q, 0.5770779420752854);
-  p = std::fma(p, q, 0.9617966941142516);
-  p = std::fma(p, q, 2.8853900817778495);
+  const double p = Polynomial(q, 0.28292090594425146, 0.3199043220953216, 0.4122092838686123, 0.5770779420752854,
+                              0.9617966941142516, 2.8853900817778495);
   double log2 = std::fma(s, p, static_cast<double>(split.e));
   log2 = a == 0 ? -static_cast<double>(kFloatInf) : log2;
   log2 = a == kFloatInf ? static_cast<double>(kFloatInf) : log2;
@@ -441,14 +398,9 @@ ORTPLUGIN_INLINE float Pow(float x, float y) {
   t = t != t ? 0.0 : t;  // decided below
   const double shifted = t + kDoubleRounder;
   const double r = t - (shifted - kDoubleRounder);
-  double e = 1.520191098871058e-05;
-  e = std::fma(e, r, 0.00015469317608382983);
-  e = std::fma(e, r, 0.0013333922821731415);
-  e = std::fma(e, r, 0.009618027171298638);
-  e = std::fma(e, r, 0.055504103528558904);
-  e = std::fma(e, r, 0.24022651198779285);
-  e = std::fma(e, r, 0.6931471807287178);
-  e = std::fma(e, r, 0.9999999999616102);
+  const double e =
+      Polynomial(r, 1.520191098871058e-05, 0.00015469317608382983, 0.0013333922821731415, 0.009618027171298638,
+                 0.055504103528558904, 0.24022651198779285, 0.6931471807287178, 0.9999999999616102);
   const uint64_t n = BitCast<uint64_t>(shifted) - BitCast<uint64_t>(kDoubleRounder);
   float result = static_cast<float>(e * BitCast<double>((n + 1023u) << 52));
 

@@ -335,13 +335,10 @@ class SourceWriter : EpilogueOperands {
 
   // Ordered: the read-only path could be moved in front of the wait for the kernel that writes them.
   void WriteScalars() {
-    text_ << "struct Scalars {\n";
+    std::vector<ScalarOperand> scalars;
     for (size_t i = 1; i < inputs_; ++i)
-      if (IsScalar(axes_, i)) text_ << "  Vector<" << Storage(i) << ", 1> p" << i << ";\n";
-    text_ << "  __device__ __forceinline__ Scalars(const Arguments& a) {\n";
-    for (size_t i = 1; i < inputs_; ++i)
-      if (IsScalar(axes_, i)) text_ << "    p" << i << ".load_ordered(" << Pointer(i) << ");\n";
-    text_ << "  }\n};\n\n";
+      if (IsScalar(axes_, i)) scalars.push_back({i, Storage(i), Pointer(i)});
+    text_ << EmitScalars(scalars, "load_ordered");
   }
 
   // Of all channels of a block, and of one of them on its way there.

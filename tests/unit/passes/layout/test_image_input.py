@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from layout_helpers import attributes
 from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass
 
 from ortplugin.passes.conv.fuse_conv import FUSE_CONV
@@ -24,10 +24,6 @@ def network(channels: int = 3, extra: str = "", outputs: str = "", rank: int = 4
 
 def moved(original: onnx.ModelProto) -> onnx.ModelProto:
     return run_pass(original, FUSE_CONV, CHANNELS_LAST_ALWAYS)[0]
-
-
-def attributes(node: onnx.NodeProto) -> dict[str, object]:
-    return {each.name: helper.get_attribute_value(each) for each in node.attribute}
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])

@@ -7,6 +7,7 @@ from math import prod
 import numpy as np
 import onnx
 import pytest
+from layout_helpers import attributes
 from onnx import helper, numpy_helper
 from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass
 
@@ -41,10 +42,6 @@ def network(
 
 def moved(original: onnx.ModelProto) -> onnx.ModelProto:
     return run_pass(original, FUSE_CONV, CHANNELS_LAST_ALWAYS, CONV_EPILOGUE)[0]
-
-
-def attributes(node: onnx.NodeProto) -> dict[str, object]:
-    return {each.name: helper.get_attribute_value(each) for each in node.attribute}
 
 
 @pytest.mark.parametrize("filters", [1, 3, 8])

@@ -12,6 +12,7 @@ from ortplugin.passes.norm.fuse_rms_norm import FUSE_RMS_NORM
 EPSILON = "epsilon = Constant<value = float {1e-6}> ()"
 TWO = "two = Constant<value = float {2.0}> ()"
 SQUARE = "square = Pow(x, two)  mean = ReduceMean<axes = [-1]> (square)"
+WIDE = "wide = Cast<to = 1> (x)  square = Pow(wide, two)  mean = ReduceMean<axes = [-1]> (square)"
 ROOT = "shifted = Add(mean, epsilon)  root = Sqrt(shifted)"
 
 
@@ -50,8 +51,8 @@ def test_every_form_becomes_one_node(form: str, rng: np.random.Generator) -> Non
 def test_in_float_between_casts(rng: np.random.Generator) -> None:
     """Llama in fp16: the outer Casts stay, to be drawn in later."""
     original = model(graph(
-        EPSILON, TWO, "wide = Cast<to = 1> (x)  square = Pow(wide, two)  mean = ReduceMean<axes = [-1]> (square)",
-        ROOT, "inverse = Reciprocal(root)  n = Mul(wide, inverse)  y = Cast<to = 10> (n)",
+        EPSILON, TWO, WIDE, ROOT,
+        "inverse = Reciprocal(root)  n = Mul(wide, inverse)  y = Cast<to = 10> (n)",
         dtype="float16"))  # fmt: skip
     optimized, _ = run_pass(original, FUSE_RMS_NORM)
     assert operators(optimized) == ["Cast", "FusedLayerNorm", "Cast"]
@@ -61,8 +62,8 @@ def test_in_float_between_casts(rng: np.random.Generator) -> None:
 def test_a_cast_in_each_branch(rng: np.random.Generator) -> None:
     """The square is of one Cast, what is scaled of another, as before common subexpressions are merged."""
     original = model(graph(
-        EPSILON, TWO, "wide = Cast<to = 1> (x)  square = Pow(wide, two)  mean = ReduceMean<axes = [-1]> (square)",
-        ROOT, "inverse = Reciprocal(root)  again = Cast<to = 1> (x)  y = Mul(again, inverse)",
+        EPSILON, TWO, WIDE, ROOT,
+        "inverse = Reciprocal(root)  again = Cast<to = 1> (x)  y = Mul(again, inverse)",
         dtype="float16", result="float"))  # fmt: skip
     optimized, _ = run_pass(original, FUSE_RMS_NORM)
     assert operators(optimized) == ["FusedLayerNorm"]
@@ -73,8 +74,8 @@ def test_a_cast_in_each_branch(rng: np.random.Generator) -> None:
 def test_only_the_statistics_in_float(rng: np.random.Generator) -> None:
     """T5 in fp16: x stays fp16, its mean square is computed in fp32 and cast back."""
     original = model(graph(
-        EPSILON, TWO, "wide = Cast<to = 1> (x)  square = Pow(wide, two)  mean = ReduceMean<axes = [-1]> (square)",
-        ROOT, "inverse = Reciprocal(root)  narrow = Cast<to = 10> (inverse)  y = Mul(x, narrow)",
+        EPSILON, TWO, WIDE, ROOT,
+        "inverse = Reciprocal(root)  narrow = Cast<to = 10> (inverse)  y = Mul(x, narrow)",
         dtype="float16"))  # fmt: skip
     optimized, _ = run_pass(original, FUSE_RMS_NORM)
     assert operators(optimized) == ["FusedLayerNorm"]
