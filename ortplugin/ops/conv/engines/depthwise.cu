@@ -106,13 +106,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) depthwise(const Arguments 
   __syncthreads();
   if (!works) return;  // which lets the next kernel start, too
 
-  float sums[TILE_H][TILE_W][VECTOR];
-#pragma unroll
-  for (int i = 0; i < TILE_H; ++i)
-#pragma unroll
-    for (int k = 0; k < TILE_W; ++k)
-#pragma unroll
-      for (int j = 0; j < VECTOR; ++j) sums[i][k][j] = 0.0f;
+  float sums[TILE_H][TILE_W][VECTOR] = {};
 
   const weight_t* const by = weights + lane * VECTOR;
 #pragma unroll
