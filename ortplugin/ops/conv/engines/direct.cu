@@ -110,7 +110,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) conv_direct(co
   for (index_t tile = blockIdx.x / (GROUPS * MAP_BLOCKS); tile < tiles; tile += gridDim.x / (GROUPS * MAP_BLOCKS)) {
     const index_t first_image = tile / ROW_TILES * IMAGES;
     const int first_row = tile % ROW_TILES * ROWS;
-    float sums[MAPS][STRIP] = {};
+    float sums[MAPS][STRIP];
+#pragma unroll
+    for (int k = 0; k < MAPS; ++k)
+#pragma unroll
+      for (int j = 0; j < STRIP; ++j) sums[k][j] = 0.0f;
 
 #pragma unroll 1
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
