@@ -69,18 +69,6 @@ __device__ __forceinline__ void sum_of_group(compute_t (&x)[ROWS_AT_ONCE], Slots
 // Past the last row that one is read again and nothing is written.
 #define CLAMPED(r) ((r) < rows ? (r) : rows - 1)
 
-__device__ __forceinline__ void load_rows(PrologueRow (&operands)[ROWS_AT_ONCE][ITEMS], const Arguments& args,
-                                          row_t rows, int lane, row_t first) {
-  const int shift = SHIFT(first);
-#pragma unroll
-  for (int m = 0; m < ROWS_AT_ONCE; ++m) {
-    const Offsets offsets(args, CLAMPED(first + m));
-#pragma unroll
-    for (int k = 0; k < ITEMS; ++k)
-      if (IN_ROW(k, shift)) operands[m][k].load(args, offsets, COLUMN(k, shift));
-  }
-}
-
 extern "C" __global__ void __launch_bounds__(LANES* GROUPS, MIN_BLOCKS) layer_norm(const Arguments args) {
   grid_dependency_wait();
   const int lane = threadIdx.x % LANES;
@@ -93,7 +81,16 @@ extern "C" __global__ void __launch_bounds__(LANES* GROUPS, MIN_BLOCKS) layer_no
   // `row` is the first of the rows at hand; only where rows are taken singly are they shifted.
   row_t row = (blockIdx.x * (row_t)GROUPS + threadIdx.x / LANES) * ROWS_AT_ONCE;
   PrologueRow operands[ROWS_AT_ONCE][ITEMS];
-  const auto load = [&](row_t first) { load_rows(operands, args, rows, lane, first); };
+  const auto load = [&](row_t first) {
+    const int shift = SHIFT(first);
+#pragma unroll
+    for (int m = 0; m < ROWS_AT_ONCE; ++m) {
+      const Offsets offsets(args, CLAMPED(first + m));
+#pragma unroll
+      for (int k = 0; k < ITEMS; ++k)
+        if (IN_ROW(k, shift)) operands[m][k].load(args, offsets, COLUMN(k, shift));
+    }
+  };
   if (PREFETCH) load(row);
 
   for (; row < rows; row += step) {
