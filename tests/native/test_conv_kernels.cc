@@ -12,6 +12,7 @@
 #include "ortplugin/runtime/gpu/cuda.h"
 #include "tests/native/check.h"
 #include "tests/native/kernel_remarks.h"
+#include "tests/native/square_conv.h"
 
 using namespace ortplugin;
 
@@ -32,18 +33,9 @@ struct Case {
 
 ConvProblem Square(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t group,
                    int64_t kernel, int64_t stride) {
-  ConvProblem problem;
-  problem.dtype = dtype;
-  problem.batch = batch;
-  problem.height = problem.width = size;
-  problem.channels = channels;
-  problem.filters = filters;
+  const int64_t pad = stride == kernel ? 0 : (kernel - 1) / 2, out = (size + 2 * pad - kernel) / stride + 1;
+  ConvProblem problem = test::SquareConv(dtype, false, batch, size, channels, filters, kernel, stride, pad, out);
   problem.group = group;
-  problem.kernel_height = problem.kernel_width = kernel;
-  const int64_t pad = stride == kernel ? 0 : (kernel - 1) / 2;
-  problem.pads = {pad, pad, pad, pad};
-  problem.strides = {stride, stride};
-  problem.out_height = problem.out_width = (size + 2 * pad - kernel) / stride + 1;
   problem.operands = {{filters}};
   if (dtype == DType::kBFloat16)
     problem.operands = {{filters}, problem.output_shape(), {batch, 1, 1, filters}, {problem.out_height, 1, 1}};

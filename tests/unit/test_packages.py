@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,6 +19,8 @@ import ortplugin
 ROOT = Path(ortplugin.__file__).parent
 MODULES_IN_ROOT = 10
 LINES_OF_FUNCTION = 80  # docstring included
+# A switch over all operators, the evaluator's loop, and kernels whose machine code differs with every split.
+LONG_FUNCTIONS = {"Weight", "RunFloating", "conv_1x1", "conv_direct", "few_output_channels", "layer_norm", "split_k"}
 
 Edges = Mapping[str, Mapping[str, str]]  # from, to: the import that makes it one
 
@@ -116,6 +119,33 @@ def test_functions_are_short() -> None:
                 assert node.end_lineno is not None
                 lines = node.end_lineno - node.lineno + 1
                 assert lines <= LINES_OF_FUNCTION, f"{module}.{node.name} has {lines} lines"
+
+
+def native_functions(text: str) -> Iterator[tuple[str, int]]:
+    """The name and the lines of each function of a C++ or CUDA file, as clang-format lays them out."""
+    lines = text.splitlines()
+    for first, line in enumerate(lines):
+        indent = line[: len(line) - len(line.lstrip())]
+        if not re.match(r"(?!(for|if|while|switch|do|else|return|case|namespace|using)\b)[\w~]", line.lstrip()):
+            continue
+        last = first  # of the signature, which goes on in lines further to the right, and around directives
+        while not lines[last].endswith((";", "{", "}")) and last + 1 < len(lines):
+            if not lines[last + 1].startswith((indent + "    ", "#")):
+                break
+            last += 1
+        names = re.findall(r"(?!__)\b(\w+)\(", " ".join(lines[first : last + 1]))
+        inside = (indent + " ", "#")
+        end = next((at for at in range(last + 1, len(lines)) if lines[at] and not lines[at].startswith(inside)), first)
+        if names and lines[last].endswith("{") and lines[end] == indent + "}":
+            yield names[0], end - first + 1
+
+
+def test_native_functions_are_short() -> None:
+    root = Path(__file__).parents[2] / "ortplugin"
+    paths = [path for path in root.rglob("*") if path.suffix in (".cc", ".h", ".cu", ".cuh")]
+    lengths = [found for path in paths for found in native_functions(path.read_text())]
+    assert len(lengths) > 1000
+    assert {name for name, lines in lengths if lines > LINES_OF_FUNCTION} == LONG_FUNCTIONS
 
 
 def test_a_cycle_is_found_wherever_its_import_stands(tmp_path: Path) -> None:

@@ -329,6 +329,27 @@ extern "C" __global__ void __launch_bounds__(THREADS) scatter_small(const Argume
 
 #endif
 
+// Copies the elements of a tile that no unit covers.
+__device__ __forceinline__ void copy_rest(const Arguments& args, Tile& tile, const count_t (&start)[CHUNKS],
+                                          const unsigned (&hits)[CHUNKS]) {
+  const count_t width = (count_t)args.width;
+  unsigned covered = 0;
+#pragma unroll
+  for (int c = 0; c < CHUNKS; ++c)
+    for (unsigned left = hits[c]; left != 0; left &= left - 1) {
+      const count_t first = __shfl_sync(FULL_WARP, start[c], __ffs(left) - 1);
+#pragma unroll
+      for (int i = 0; i < ITEMS; ++i)
+        if (tile.at(i) - first < width) covered |= 1u << i;
+    }
+#pragma unroll
+  for (int i = 0; i < ITEMS; ++i)
+    if (tile.at(i) < tile.elements && (covered >> i & 1) == 0) tile.packs[i].load_once(args.data + tile.at(i));
+#pragma unroll
+  for (int i = 0; i < ITEMS; ++i)
+    if (tile.at(i) < tile.elements && (covered >> i & 1) == 0) tile.packs[i].store(args.out + tile.at(i));
+}
+
 // With IS_COVERING (units are much of the output) the first blocks write units, and the others only what none writes.
 extern "C" __global__ void __launch_bounds__(THREADS, 4) scatter_fused(const Arguments args, unsigned unit_blocks) {
   grid_dependency_wait();
@@ -359,21 +380,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) scatter_fused(const Arg
     hits[c] = __ballot_sync(FULL_WARP, is_hit);
   }
 #if IS_COVERING
-  unsigned covered = 0;
-#pragma unroll
-  for (int c = 0; c < CHUNKS; ++c)
-    for (unsigned left = hits[c]; left != 0; left &= left - 1) {
-      const count_t first = __shfl_sync(FULL_WARP, start[c], __ffs(left) - 1);
-#pragma unroll
-      for (int i = 0; i < ITEMS; ++i)
-        if (tile.at(i) - first < width) covered |= 1u << i;
-    }
-#pragma unroll
-  for (int i = 0; i < ITEMS; ++i)
-    if (tile.at(i) < tile.elements && (covered >> i & 1) == 0) tile.packs[i].load_once(args.data + tile.at(i));
-#pragma unroll
-  for (int i = 0; i < ITEMS; ++i)
-    if (tile.at(i) < tile.elements && (covered >> i & 1) == 0) tile.packs[i].store(args.out + tile.at(i));
+  copy_rest(args, tile, start, hits);
 #else
   if ((hits[0] | hits[1]) != 0) {
 #pragma unroll

@@ -38,6 +38,33 @@ struct Row {
   }
 };
 
+// Runs the program on the sums of a tile.
+__device__ __forceinline__ void epilogue(const Arguments& a, const TileOperands<VECTOR>& shared_operands,
+                                         const float (&sums)[TILE_H][TILE_W][VECTOR], int n, int first_y, int first_x,
+                                         int m) {
+  const int first_offset = ((n * OUT_H + first_y) * OUT_W + first_x) * CHANNELS + m;
+#pragma unroll
+  for (int i = 0; i < TILE_H; ++i) {
+    const int y = first_y + i;
+    if (OUT_H % TILE_H != 0 && y >= OUT_H) break;
+    PixelOperands<VECTOR> operands[TILE_W];
+#pragma unroll
+    for (int k = 0; k < TILE_W; ++k) {
+      // Past the edge the last pixel is read again and nothing is written.
+      const int x = OUT_W % TILE_W == 0 ? first_x + k : min(first_x + k, OUT_W - 1);
+      operands[k].load(a, n, y, x, m, first_offset + (i * OUT_W + x - first_x) * CHANNELS);
+    }
+#pragma unroll
+    for (int k = 0; k < TILE_W; ++k) {
+      if (OUT_W % TILE_W != 0 && first_x + k >= OUT_W) break;
+      Results<VECTOR> results;
+#pragma unroll
+      for (int j = 0; j < VECTOR; ++j) apply(shared_operands, operands[k], j, sums[i][k][j], results);
+      results.store(a, first_offset + (i * OUT_W + k) * CHANNELS);
+    }
+  }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) depthwise(const Arguments a, const unsigned next_waits) {
   __shared__ __align__(16) weight_t weights[TAPS * PITCH];
   const int slice = blockIdx.x % SLICES, lane = threadIdx.x % LANES;
@@ -79,13 +106,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) depthwise(const Arguments 
   __syncthreads();
   if (!works) return;  // which lets the next kernel start, too
 
-  float sums[TILE_H][TILE_W][VECTOR];
-#pragma unroll
-  for (int i = 0; i < TILE_H; ++i)
-#pragma unroll
-    for (int k = 0; k < TILE_W; ++k)
-#pragma unroll
-      for (int j = 0; j < VECTOR; ++j) sums[i][k][j] = 0.0f;
+  float sums[TILE_H][TILE_W][VECTOR] = {};
 
   const weight_t* const by = weights + lane * VECTOR;
 #pragma unroll
@@ -111,25 +132,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) depthwise(const Arguments 
 
   // Not earlier: blocks of the next kernel would crowd on the multiprocessors that have room while this one computes.
   let_next_start(next_waits);
-  const int first_offset = ((n * OUT_H + first_y) * OUT_W + first_x) * CHANNELS + m;
-#pragma unroll
-  for (int i = 0; i < TILE_H; ++i) {
-    const int y = first_y + i;
-    if (OUT_H % TILE_H != 0 && y >= OUT_H) break;
-    PixelOperands<VECTOR> operands[TILE_W];
-#pragma unroll
-    for (int k = 0; k < TILE_W; ++k) {
-      // Past the edge the last pixel is read again and nothing is written.
-      const int x = OUT_W % TILE_W == 0 ? first_x + k : min(first_x + k, OUT_W - 1);
-      operands[k].load(a, n, y, x, m, first_offset + (i * OUT_W + x - first_x) * CHANNELS);
-    }
-#pragma unroll
-    for (int k = 0; k < TILE_W; ++k) {
-      if (OUT_W % TILE_W != 0 && first_x + k >= OUT_W) break;
-      Results<VECTOR> results;
-#pragma unroll
-      for (int j = 0; j < VECTOR; ++j) apply(shared_operands, operands[k], j, sums[i][k][j], results);
-      results.store(a, first_offset + (i * OUT_W + k) * CHANNELS);
-    }
-  }
+  epilogue(a, shared_operands, sums, n, first_y, first_x, m);
 }

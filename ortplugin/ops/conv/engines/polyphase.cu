@@ -93,6 +93,47 @@ __device__ __forceinline__ void finish_tile(const Arguments& a, float (&sums)[M_
   }
 }
 
+// Where the pixels of a tile that a thread copies are.
+__device__ __forceinline__ void find_pixels(unsigned (&from)[TILE_M * 8 / THREADS],
+                                            unsigned (&places)[TILE_M * 8 / THREADS], int tile, int rows, int thread) {
+#pragma unroll
+  for (int i = 0; i < TILE_M * 8 / THREADS; ++i) {
+    const int p = tile / TILES_N * TILE_M + i * (THREADS / 8) + thread / 8;
+    const int at_y = p % PHASE / PHASE_W, at_x = p % PHASE_W;
+    from[i] = ((p / PHASE * IMAGE_H + at_y) * IMAGE_W + at_x) * (CHANNELS * 2u);
+    places[i] = p < rows ? at_y << 16 | at_x : 0xc0000000;
+  }
+}
+
+// Starts the MMAs of a stage.
+__device__ __forceinline__ void mma_stage(float (&sums)[M_TILES][TILE_N / 2], unsigned pixels, unsigned filters) {
+#pragma unroll
+  for (int k = 0; k < 4; ++k)
+#pragma unroll
+    for (int i = 0; i < M_TILES; ++i)
+      wgmma(sums[i], full_descriptor(pixels + i * 512 + k * 2), full_descriptor(filters + k * 128), true);
+}
+
+// Goes on to the next stage, tap and channels.
+__device__ __forceinline__ void advance(const Taps& down, const Taps& right, int& left, int& next_stage,
+                                        int& next_right, int& next_down, int& channel_tile) {
+  --left;
+  if (++next_stage == STAGES) next_stage = 0;
+  if (++next_right == right.count) {
+    next_right = 0;
+    if (++next_down == down.count) {
+      next_down = 0;
+      ++channel_tile;
+    }
+  }
+}
+
+__device__ __forceinline__ void wait_stage() {
+  wait_copies<STAGES - 3>();
+  fence_async_proxy();
+  __syncthreads();
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) polyphase(const Arguments a) {
   extern __shared__ __align__(1024) storage_t shared[];
   grid_dependency_wait();
@@ -120,13 +161,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) polyphase(cons
       left = CHANNEL_TILES * down.count * right.count;
       channel_tile = next_down = next_right = 0;
       first = tile % TILES_N * TILE_N;
-#pragma unroll
-      for (int i = 0; i < kPixels; ++i) {
-        const int p = tile / TILES_N * TILE_M + i * (THREADS / 8) + thread / 8;
-        const int at_y = p % PHASE / PHASE_W, at_x = p % PHASE_W;
-        from[i] = ((p / PHASE * IMAGE_H + at_y) * IMAGE_W + at_x) * (CHANNELS * 2u);
-        places[i] = p < rows ? at_y << 16 | at_x : 0xc0000000;
-      }
+      find_pixels(from, places, tile, rows, thread);
     }
     if (left > 0) {
       const unsigned stage = next_stage * (STAGE_ELEMENTS * 2);
@@ -150,15 +185,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) polyphase(cons
                             (FILTERS % TILE_N == 0 || first + octet * 8 < FILTERS);
         copy_async(to_filters + stage + k * 128, filters + k * kChannel, exists);
       }
-      --left;
-      if (++next_stage == STAGES) next_stage = 0;
-      if (++next_right == right.count) {
-        next_right = 0;
-        if (++next_down == down.count) {
-          next_down = 0;
-          ++channel_tile;
-        }
-      }
+      advance(down, right, left, next_stage, next_right, next_down, channel_tile);
     }
     commit_copies();
   };
@@ -171,24 +198,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) polyphase(cons
 #pragma unroll 1
   for (int unit = blockIdx.x; unit < units; unit += gridDim.x) {
     const int phase = (unit + round++) % PHASES, tile = unit / PHASES;
-    float sums[M_TILES][TILE_N / 2];
-#pragma unroll
-    for (int i = 0; i < M_TILES; ++i)
-#pragma unroll
-      for (int j = 0; j < TILE_N / 2; ++j) sums[i][j] = 0;
+    float sums[M_TILES][TILE_N / 2] = {};
 #pragma unroll 1
     for (int step = CHANNEL_TILES * taps_h[phase / STRIDE_W].count * taps_w[phase % STRIDE_W].count; step > 0; --step) {
-      wait_copies<STAGES - 3>();
-      fence_async_proxy();
-      __syncthreads();
+      wait_stage();
       const unsigned at = stage * (STAGE_ELEMENTS / 8);
       if (++stage == STAGES) stage = 0;
       asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#pragma unroll
-      for (int k = 0; k < 4; ++k)
-#pragma unroll
-        for (int i = 0; i < M_TILES; ++i)
-          wgmma(sums[i], full_descriptor(pixels + at + i * 512 + k * 2), full_descriptor(filters + at + k * 128), true);
+      mma_stage(sums, pixels + at, filters + at);
       commit_wgmma();
       // Into what the step before last read; the MMAs of this step and of the last one are still running.
       copy_next();

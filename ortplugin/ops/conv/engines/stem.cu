@@ -105,19 +105,9 @@ __device__ __forceinline__ void copy_image(storage_t* shared, const storage_t* i
   asm volatile("cp.async.commit_group;");
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) stem(const Arguments a, const unsigned next_waits) {
-  // The weights stand where a second part of the image does later.
-  constexpr int kImage = IMAGE_LINES * LINE_PITCH / 8, kWeights = GROUPS * K_STEPS * (COLUMNS / 2) * 32;
-  __shared__ uint4 shared[kImage + (BUFFERS == 2 && kImage > kWeights ? kImage : kWeights)];
-  uint4* const shared_weights = shared + kImage;
-  storage_t* const shared_image = (storage_t*)shared;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int row = lane / 4, quarter = lane % 4;  // what the thread has of an MMA
-  const int tiles = (int)a.batch * (TILES_X * TILES_Y);
-  const storage_t* const image = (const storage_t*)a.in[0];
-
-  if (!CONSTANT_WEIGHTS) grid_dependency_wait();
-  // Two vectors of four pairs of weights are the B fragments of an MMA step with 32 filters, one with 16.
+// Two vectors of four pairs of weights are the B fragments of an MMA step with 32 filters, one with 16.
+__device__ __forceinline__ void load_weights(uint4* shared_weights, const Arguments& a, int warp, int lane, int row,
+                                             int quarter) {
 #pragma unroll 2
   for (int i = warp; i < GROUPS * K_STEPS * (COLUMNS / 2); i += WARPS) {
     const int product = i / (COLUMNS / 2) % K_STEPS, group = i / (COLUMNS / 2) / K_STEPS;
@@ -142,13 +132,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) stem(const Arg
     }
     shared_weights[i * 32 + lane] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
   }
-  if (CONSTANT_WEIGHTS) grid_dependency_wait();
+}
 
-  int number = blockIdx.x;  // there are no more blocks than tiles
-  copy_image(shared_image, image, Tile(number));
-  __syncthreads();
-  unsigned weights[K_STEPS][2 * COLUMNS];
-  const int group = warp % GROUPS;
+__device__ __forceinline__ void read_weights(unsigned (&weights)[K_STEPS][2 * COLUMNS], const uint4* shared_weights,
+                                             int group, int lane) {
 #pragma unroll
   for (int i = 0; i < K_STEPS; ++i)
 #pragma unroll
@@ -159,14 +146,63 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) stem(const Arg
       weights[i][j * 4 + 2] = four.z;
       weights[i][j * 4 + 3] = four.w;
     }
-  unsigned masks[2 * K_STEPS];
-  int places[2 * K_STEPS];
+}
+
+__device__ __forceinline__ void multiply(float (&sums)[PARTS][COLUMNS][4], const storage_t* const (&at)[PARTS][2],
+                                         const int (&places)[2 * K_STEPS], const unsigned (&masks)[2 * K_STEPS],
+                                         const unsigned (&weights)[K_STEPS][2 * COLUMNS]) {
+#pragma unroll
+  for (int i = 0; i < K_STEPS; ++i) {
+    unsigned left[PARTS][4];
+#pragma unroll
+    for (int p = 0; p < PARTS; ++p)
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const int slot = 2 * i + k / 2;
+        left[p][k] = *(const unsigned*)(at[p][k % 2] + places[slot]);
+        if (has_mask(slot)) left[p][k] &= masks[slot];
+      }
+#pragma unroll
+    for (int p = 0; p < PARTS; ++p)
+#pragma unroll
+      for (int j = 0; j < COLUMNS; ++j) mma(sums[p][j], left[p], weights[i][j], weights[i][COLUMNS + j]);
+  }
+}
+
+// The masks and the places of what a thread's weights meet.
+__device__ __forceinline__ void find_pairs(unsigned (&masks)[2 * K_STEPS], int (&places)[2 * K_STEPS], int quarter) {
 #pragma unroll
   for (int i = 0; i < 2 * K_STEPS; ++i) {
     // Without PACKED all slots of one number in their line have the same mask, and distances are constants.
     masks[i] = mask_of(PACKED || line_of(i, 0) >= LINES ? i : i % SLOTS, quarter);
     places[i] = place_of(i, PACKED ? quarter : 0);
   }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) stem(const Arguments a, const unsigned next_waits) {
+  // The weights stand where a second part of the image does later.
+  constexpr int kImage = IMAGE_LINES * LINE_PITCH / 8, kWeights = GROUPS * K_STEPS * (COLUMNS / 2) * 32;
+  __shared__ uint4 shared[kImage + (BUFFERS == 2 && kImage > kWeights ? kImage : kWeights)];
+  uint4* const shared_weights = shared + kImage;
+  storage_t* const shared_image = (storage_t*)shared;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int row = lane / 4, quarter = lane % 4;  // what the thread has of an MMA
+  const int tiles = (int)a.batch * (TILES_X * TILES_Y);
+  const storage_t* const image = (const storage_t*)a.in[0];
+
+  if (!CONSTANT_WEIGHTS) grid_dependency_wait();
+  load_weights(shared_weights, a, warp, lane, row, quarter);
+  if (CONSTANT_WEIGHTS) grid_dependency_wait();
+
+  int number = blockIdx.x;  // there are no more blocks than tiles
+  copy_image(shared_image, image, Tile(number));
+  __syncthreads();
+  unsigned weights[K_STEPS][2 * COLUMNS];
+  const int group = warp % GROUPS;
+  read_weights(weights, shared_weights, group, lane);
+  unsigned masks[2 * K_STEPS];
+  int places[2 * K_STEPS];
+  find_pairs(masks, places, quarter);
 
   if (BUFFERS == 2) __syncthreads();
 
@@ -204,22 +240,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) stem(const Arg
 #pragma unroll
           for (int k = 0; k < 4; ++k) sums[p][j][k] = 0.0f;
       }
-#pragma unroll
-      for (int i = 0; i < K_STEPS; ++i) {
-        unsigned left[PARTS][4];
-#pragma unroll
-        for (int p = 0; p < PARTS; ++p)
-#pragma unroll
-          for (int k = 0; k < 4; ++k) {
-            const int slot = 2 * i + k / 2;
-            left[p][k] = *(const unsigned*)(at[p][k % 2] + places[slot]);
-            if (has_mask(slot)) left[p][k] &= masks[slot];
-          }
-#pragma unroll
-        for (int p = 0; p < PARTS; ++p)
-#pragma unroll
-          for (int j = 0; j < COLUMNS; ++j) mma(sums[p][j], left[p], weights[i][j], weights[i][COLUMNS + j]);
-      }
+      multiply(sums, at, places, masks, weights);
 #pragma unroll
       for (int p = 0; p < PARTS; ++p)
 #pragma unroll
