@@ -11,13 +11,21 @@ from typing import Any
 import numpy as np
 import onnx
 
+from ortplugin.errors import ModelError
 from ortplugin.graph.convert import import_model
 from ortplugin.model.annotate import annotate
+from ortplugin.model.upgrade import upgrade
 
 
 def contradiction(model: onnx.ModelProto, values: Mapping[str, Any]) -> str:
     """What is believed of a value that is not so; "" if nothing is. `values`: of one run, inputs included."""
-    graph = import_model(model)
+    bare = onnx.ModelProto()
+    bare.CopyFrom(model)
+    del bare.graph.value_info[:]  # what the model says of a name is the model's
+    try:
+        graph = import_model(upgrade(bare))
+    except ModelError:
+        return ""
     annotate(graph)
     lengths: dict[str, int] = {}
     for tensor in [*graph.inputs, *(tensor for node in graph.nodes for tensor in node.outputs)]:
