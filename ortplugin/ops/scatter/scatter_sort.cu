@@ -56,57 +56,6 @@ __device__ __forceinline__ unsigned sum_before(unsigned x, unsigned* slots) {
 #define COUNT_BITS ((1u << 30) - 1)
 constexpr int kWindow = 16;
 
-// The place of each key among its warp's of the same digit.
-__device__ __forceinline__ void rank_keys(unsigned short (&rank)[SORT_ITEMS], const count_t (&key)[SORT_ITEMS],
-                                          unsigned short* counts, int shift, int bits) {
-  const unsigned lane = threadIdx.x % 32, digit_mask = (1u << bits) - 1;
-#pragma unroll
-  for (int i = 0; i < SORT_ITEMS; ++i) {
-    const unsigned digit = (unsigned)(key[i] >> shift) & digit_mask;
-    unsigned peers = FULL_WARP;
-    for (int bit = 0; bit < bits; ++bit) {
-      const bool is_set = digit >> bit & 1;
-      const unsigned with = __ballot_sync(FULL_WARP, is_set);
-      peers &= is_set ? with : ~with;
-    }
-    const unsigned before = counts[digit];
-    __syncwarp();
-    const unsigned ahead = __popc(peers & ((1u << lane) - 1));
-    if (ahead == 0) counts[digit] = (unsigned short)(before + __popc(peers));
-    __syncwarp();
-    rank[i] = (unsigned short)(before + ahead);
-  }
-}
-
-// How many keys of a thread's digit the tiles before have: each group of threads looks at kWindow of them, the first at
-// the nearest, until one has the count of all before it.
-__device__ __forceinline__ unsigned count_before(unsigned* published, unsigned* partial, unsigned tile, unsigned digit,
-                                                 unsigned group, unsigned groups, unsigned digit_mask) {
-  unsigned before = 0;
-  bool is_known = false;
-  for (int last = (int)tile - 1;; last -= (int)(groups * kWindow)) {
-    const int nearest = last - (int)group * kWindow;
-    volatile const unsigned* nearest_count = (volatile const unsigned*)published + (long long)nearest * DIGITS + digit;
-    unsigned seen[kWindow], sum = 0;
-#pragma unroll
-    for (int i = 0; i < kWindow; ++i) seen[i] = nearest >= i ? nearest_count[-i * DIGITS] : (unsigned)ALL;
-#pragma unroll
-    for (int i = 0; i < kWindow; ++i) {
-      while (seen[i] == 0) seen[i] = nearest_count[-i * DIGITS];
-      if ((sum & ALL) == 0) sum += seen[i];  // OWN is taken off again
-      sum &= ~OWN;
-    }
-    partial[threadIdx.x] = sum;
-    __syncthreads();
-    for (unsigned other = digit; other < SORT_THREADS && !is_known; other += digit_mask + 1) {
-      before += partial[other] & COUNT_BITS;
-      is_known = (partial[other] & ALL) != 0;
-    }
-    if (__syncthreads_and(is_known)) break;
-  }
-  return before;
-}
-
 // One pass by the digit from bit `shift` on. published: [tiles, DIGITS] and ticket: zero before. The first pass takes
 // keys and units from args.
 extern "C" __global__ void __launch_bounds__(SORT_THREADS, 1)
@@ -138,10 +87,26 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS, 1)
   // Place of each key among its warp's of the same digit.
   unsigned short rank[SORT_ITEMS];
   const unsigned digit_mask = (1u << bits) - 1;
-  rank_keys(rank, key, warp_counts[warp], shift, bits);
+#pragma unroll
+  for (int i = 0; i < SORT_ITEMS; ++i) {
+    const unsigned digit = (unsigned)(key[i] >> shift) & digit_mask;
+    unsigned peers = FULL_WARP;
+    for (int bit = 0; bit < bits; ++bit) {
+      const bool is_set = digit >> bit & 1;
+      const unsigned with = __ballot_sync(FULL_WARP, is_set);
+      peers &= is_set ? with : ~with;
+    }
+    const unsigned before = warp_counts[warp][digit];
+    __syncwarp();
+    const unsigned ahead = __popc(peers & ((1u << lane) - 1));
+    if (ahead == 0) warp_counts[warp][digit] = (unsigned short)(before + __popc(peers));
+    __syncwarp();
+    rank[i] = (unsigned short)(before + ahead);
+  }
   __syncthreads();
 
-  unsigned count = 0;  // a thread for each digit: the warps' shares
+  // A thread for each digit: the warps' shares.
+  unsigned count = 0;
   const unsigned digit = threadIdx.x & digit_mask, group = threadIdx.x >> bits, groups = SORT_THREADS >> bits;
   if (group == 0) {
 #pragma unroll
@@ -155,7 +120,30 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS, 1)
   const unsigned in_tile = sum_before(count, slots);
   const unsigned smaller = sum_before(group == 0 ? counts[digit] : 0, slots);
 
-  const unsigned before = tile > 0 ? count_before(published, partial, tile, digit, group, groups, digit_mask) : 0;
+  // How many keys of the digit the tiles before have: each group of threads looks at kWindow of them, the first at the
+  // nearest, until one has the count of all before it.
+  unsigned before = 0;
+  bool is_known = tile == 0;
+  for (int last = (int)tile - 1; tile > 0; last -= (int)(groups * kWindow)) {
+    const int nearest = last - (int)group * kWindow;
+    volatile const unsigned* nearest_count = (volatile const unsigned*)published + (long long)nearest * DIGITS + digit;
+    unsigned seen[kWindow], sum = 0;
+#pragma unroll
+    for (int i = 0; i < kWindow; ++i) seen[i] = nearest >= i ? nearest_count[-i * DIGITS] : (unsigned)ALL;
+#pragma unroll
+    for (int i = 0; i < kWindow; ++i) {
+      while (seen[i] == 0) seen[i] = nearest_count[-i * DIGITS];
+      if ((sum & ALL) == 0) sum += seen[i];  // OWN is taken off again
+      sum &= ~OWN;
+    }
+    partial[threadIdx.x] = sum;
+    __syncthreads();
+    for (unsigned other = digit; other < SORT_THREADS && !is_known; other += digit_mask + 1) {
+      before += partial[other] & COUNT_BITS;
+      is_known = (partial[other] & ALL) != 0;
+    }
+    if (__syncthreads_and(is_known)) break;
+  }
   if (group == 0) {
     if (tile > 0) ((volatile unsigned*)published)[tile * DIGITS + digit] = ALL | (before + count);
     target[digit] = smaller + before - in_tile;
@@ -167,8 +155,10 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS, 1)
 
   // Through shared memory, so that what goes side by side is written side by side.
 #pragma unroll
-  for (int i = 0; i < SORT_ITEMS; ++i)
-    exchange[rank[i] += warp_counts[warp][(unsigned)(key[i] >> shift) & digit_mask]] = key[i];
+  for (int i = 0; i < SORT_ITEMS; ++i) {
+    rank[i] += warp_counts[warp][(unsigned)(key[i] >> shift) & digit_mask];
+    exchange[rank[i]] = key[i];
+  }
   __syncthreads();
   const unsigned left = total - first < SORT_TILE ? total - first : SORT_TILE;
   unsigned place[SORT_ITEMS];
