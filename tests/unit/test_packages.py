@@ -19,10 +19,9 @@ import ortplugin
 ROOT = Path(ortplugin.__file__).parent
 MODULES_IN_ROOT = 10
 LINES_OF_FUNCTION = 80  # docstring included
-# A switch over all operators, the evaluator's loop, and kernels whose machine code differs with every split.
+# A switch over all operators, and kernels whose machine code for some GPU differed with every split.
 LONG_FUNCTIONS = {
     "Weight",
-    "RunFloating",
     "conv_1x1",
     "conv_direct",
     "few_output_channels",
