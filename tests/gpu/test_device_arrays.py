@@ -22,7 +22,7 @@ from onnx import TensorProto, helper
 import ortplugin
 from ortplugin.errors import UsageError
 from ortplugin.ops import OPERATORS
-from ortplugin.session import device
+from ortplugin.session import device, host_outputs
 
 cupy = pytest.importorskip("cupy")
 
@@ -292,6 +292,7 @@ def test_what_the_host_makes_is_right_in_every_run(library: Path) -> None:
     wanted = ortplugin.run(ortplugin.session(case.model.SerializeToString(), ["cpu"]), feeds)
     for _ in range(12):
         session = cuda.session(made, False)
+        assert host_outputs(session.ort)  # bound to the host; whether runs go wrong without that hangs on timing
         for _ in range(25):
             found = cuda.run(session, feeds)
             for name, array in wanted.items():
