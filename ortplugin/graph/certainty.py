@@ -31,7 +31,6 @@ class Certainty:
         """`inputs`: those of the outermost graph, whose shapes hold."""
         self._ranks: dict[int, int] = {}
         self._dims: dict[int, list[int]] = {}
-        self.surer = 0  # how often a length became known more surely, also where it stayed as it was
         for tensor in inputs:
             if tensor.shape is not None:
                 self._set(tensor, tuple(tensor.shape), PROVED)
@@ -80,7 +79,6 @@ class Certainty:
         for axis, dim in enumerate(shape):
             if _is_told(dim) and level > levels[axis] and not (known and dim == dims[axis]):
                 dims[axis], levels[axis] = dim, level
-                self.surer += 1
             elif dims[axis] is None:
                 dims[axis] = dim
         after = tuple(dims)

@@ -59,15 +59,19 @@ def annotate(graph: gs.Graph) -> None:
     surer (graph/certainty.py): shapes are written by `Certainty.learn` alone.
     """
     certainty = Certainty(graph.inputs)
+    said = _withhold_outputs(graph)
     _infer(graph, certainty)
     nodes = [node for each in all_graphs(graph) for node in each.nodes]
     learned = any([_infer_node(node, certainty, graph.opset or 0) for node in nodes])
-    outputs = [tensor for each in all_graphs(graph) for tensor in each.outputs]
-    learned = learned or certainty.level_of(outputs) < PROVED  # a model may describe these wrongly, and still does
     while learned:  # what we tell reaches other values before what the model says of them does
         _infer(graph, certainty, PROVED)
-        before = certainty.surer
-        learned = any([_infer_node(node, certainty, graph.opset or 0) for node in nodes]) or certainty.surer > before
+        learned = any([_infer_node(node, certainty, graph.opset or 0) for node in nodes])
+    _infer_unknown(graph, certainty, nodes, learned)
+    if _give_back(said):
+        _infer_unknown(graph, certainty, nodes, learned)
+
+
+def _infer_unknown(graph: gs.Graph, certainty: Certainty, nodes: Sequence[gs.Node], learned: bool) -> None:
     unknown = _unknown(nodes)
     while unknown or learned:
         _infer(graph, certainty, DECLARED)
@@ -76,6 +80,30 @@ def annotate(graph: gs.Graph) -> None:
         if not learned and len(still) == len(unknown):
             break
         unknown = still
+
+
+def _withhold_outputs(graph: gs.Graph) -> list[tuple[gs.Variable, Shape]]:
+    """Takes their shapes from outputs that nodes make: a model may describe them wrongly, and still does after a pass.
+
+    An operator of ours, which onnx does not know, would stand between them and what proves them wrong.
+    """
+    made = (tensor for each in all_graphs(graph) for tensor in each.outputs if tensor.inputs)
+    said = [(tensor, tuple(tensor.shape)) for tensor in made if tensor.shape is not None]
+    for tensor, _ in said:
+        tensor.shape = None
+    return said
+
+
+def _give_back(said: Sequence[tuple[gs.Variable, Shape]]) -> bool:
+    """Believes of outputs what the model says and nothing else does; whether a shape was unknown."""
+    missing = False
+    for tensor, shape in said:
+        if tensor.shape is None:
+            tensor.shape, missing = shape, True
+        elif len(tensor.shape) == len(shape):
+            pairs = zip(tensor.shape, shape, strict=True)
+            tensor.shape = tuple(b if a is None or is_generated(a) else a for a, b in pairs)
+    return missing
 
 
 def _unknown(nodes: Sequence[gs.Node]) -> list[gs.Tensor]:
