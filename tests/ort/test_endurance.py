@@ -50,10 +50,10 @@ def test_memory_does_not_grow_and_no_bit_changes(library: Any, mode: str, times:
 
 
 @pytest.mark.parametrize(
-    ("mode", "times", "leak"), [("runs", 1_000, 32), ("failed", 1_000, 256), ("sessions", 100, 1_200)]
+    ("mode", "times", "leak"), [("runs", 1_000, 32), ("failed", 4_000, 256), ("sessions", 100, 1_200)]
 )
 def test_a_small_leak_is_found(library: Any, mode: str, times: int, leak: int) -> None:
-    """Of twice to four times what is allowed, in a tenth of the time."""
+    """Of twice to four times what is allowed, in less time; what ONNX Runtime keeps of failed runs varies most."""
     assert run(mode, times, leak)["allocated"] > 0.9 * leak
 
 
