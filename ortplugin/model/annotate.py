@@ -88,7 +88,11 @@ def _withhold_outputs(graph: gs.Graph) -> list[tuple[gs.Variable, Shape]]:
     An operator of ours, which onnx does not know, would stand between them and what proves them wrong.
     """
     made = (tensor for each in all_graphs(graph) for tensor in each.outputs if tensor.inputs)
-    said = [(tensor, tuple(tensor.shape)) for tensor in made if tensor.shape is not None]
+    said = [
+        (tensor, tuple(None if is_generated(dim) else dim for dim in tensor.shape))  # a name that inference gives anew
+        for tensor in made
+        if tensor.shape is not None
+    ]
     for tensor, _ in said:
         tensor.shape = None
     return said
@@ -102,7 +106,7 @@ def _give_back(said: Sequence[tuple[gs.Variable, Shape]]) -> bool:
             tensor.shape, missing = shape, True
         elif len(tensor.shape) == len(shape):
             pairs = zip(tensor.shape, shape, strict=True)
-            tensor.shape = tuple(b if a is None or is_generated(a) else a for a, b in pairs)
+            tensor.shape = tuple(b if b is not None and (a is None or is_generated(a)) else a for a, b in pairs)
     return missing
 
 
