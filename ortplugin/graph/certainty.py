@@ -27,8 +27,12 @@ def is_generated(dim: Dim) -> bool:
 class Certainty:
     """The levels of the ranks and lengths of tensors. One that it has not seen is as its graph declares it."""
 
-    def __init__(self, inputs: Iterable[gs.Tensor]) -> None:
-        """`inputs`: those of the outermost graph, whose shapes hold."""
+    def __init__(self, inputs: Iterable[gs.Tensor], withheld: Iterable[str] = ()) -> None:
+        """`inputs`: those of the outermost graph, whose shapes hold.
+
+        `withheld`: names of dimensions in what the model says of values that have no shape for now. They are taken.
+        """
+        self.withheld = frozenset(withheld)
         self._ranks: dict[int, int] = {}
         self._dims: dict[int, list[int]] = {}
         for tensor in inputs:

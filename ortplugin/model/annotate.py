@@ -8,7 +8,7 @@ does not depend on the size of the model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 import onnx
 import onnx_graphsurgeon as gs
@@ -56,10 +56,10 @@ def annotate(graph: gs.Graph) -> None:
 
     `graph` is the outermost one. The inputs' dtypes and shapes are taken as they are. Where the model's own value_info
     and inference disagree, inference from the inputs is believed. It ends because no fact gives way to one that is no
-    surer (graph/certainty.py): shapes are written by `Certainty.learn` alone.
+    surer (graph/certainty.py): shapes are written by `Certainty.learn` alone, but for what is said of outputs.
     """
-    certainty = Certainty(graph.inputs)
     said = _withhold_outputs(graph)
+    certainty = Certainty(graph.inputs, {dim for _, shape in said for dim in shape if isinstance(dim, str)})
     _infer(graph, certainty)
     nodes = [node for each in all_graphs(graph) for node in each.nodes]
     learned = any([_infer_node(node, certainty, graph.opset or 0) for node in nodes])
@@ -88,11 +88,7 @@ def _withhold_outputs(graph: gs.Graph) -> list[tuple[gs.Variable, Shape]]:
     An operator of ours, which onnx does not know, would stand between them and what proves them wrong.
     """
     made = (tensor for each in all_graphs(graph) for tensor in each.outputs if tensor.inputs)
-    said = [
-        (tensor, tuple(None if is_generated(dim) else dim for dim in tensor.shape))  # a name that inference gives anew
-        for tensor in made
-        if tensor.shape is not None
-    ]
+    said = [(tensor, tuple(tensor.shape)) for tensor in made if tensor.shape is not None]
     for tensor, _ in said:
         tensor.shape = None
     return said
@@ -137,19 +133,19 @@ def _infer(graph: gs.Graph, certainty: Certainty, given: int | None = None) -> N
         inferred = infer_shapes(model)
     except Exception:  # onnx raises its own and C++'s errors; without inference passes know less, that is all
         return
-    names = _Names(graph, model.graph)
+    names = _Names(graph, model.graph, certainty.withheld)
     _merge(graph, inferred.graph, names, certainty, given == DECLARED)
 
 
 class _Names:
     """New names for the dimensions that one inference named: it counts from 0 each time, for other dimensions."""
 
-    def __init__(self, graph: gs.Graph, skeleton: onnx.GraphProto) -> None:
+    def __init__(self, graph: gs.Graph, skeleton: onnx.GraphProto, withheld: Set[str]) -> None:
         self._given = set(_names_in(skeleton))
         known = {
             dim for each in all_graphs(graph) for node in each.nodes for t in node.outputs for dim in t.shape or ()
         }
-        self._taken = self._given | {dim for dim in known if isinstance(dim, str)}
+        self._taken = self._given | withheld | {dim for dim in known if isinstance(dim, str)}
         self._new: dict[str, str] = {}
 
     def shape(self, shape: Shape | None) -> Shape | None:

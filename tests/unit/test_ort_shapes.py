@@ -239,6 +239,18 @@ def test_an_output_that_the_model_describes_wrongly(length: str) -> None:
     assert graph.outputs[0].shape == (2, 8)
 
 
+def test_a_name_in_what_is_said_of_an_output_is_no_other_dimension() -> None:
+    """Exporters write names as inference makes them up, and inference counts from 0 again."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[N] x, bool[N] m, bool[N] n) => (float[unk__0] y)
+        { v = Compress(x, m)  w = Relu(v)  y = Compress(x, n) }""")
+    graph = import_model(model)
+    for _ in range(2):
+        annotate(graph)
+        assert graph.outputs[0].shape == ("unk__0",)
+        assert graph.nodes[0].outputs[0].shape == graph.nodes[1].outputs[0].shape != ("unk__0",)
+
+
 def test_one_sided_spectra() -> None:
     nodes = [helper.make_node("STFT", ["x", "step", "", "length"], ["y"])]
     graph = helper.make_graph(

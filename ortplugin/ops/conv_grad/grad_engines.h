@@ -21,8 +21,8 @@ struct WeightGradEngine {
 };
 
 // What the node's algorithm takes of our engines: with "own" any that can do it, with "auto" one that is known to be
-// the fastest, else none. `shapes`: of the node's inputs.
-// dX on FusedConv's direct convolution; its addresses are those of dZ, W and dX.
+// the fastest, else none. `shapes`: of the node's inputs. dX is FusedConv's direct convolution; its addresses are those
+// of dZ, W and dX.
 std::optional<cuda::PackedKernel> FindDataGradEngine(const GradNode& node, const GradShape& shape,
                                                      const cuda::DeviceFacts& gpu);
 std::optional<WeightGradEngine> FindWeightGradEngine(const GradNode& node, const GradShape& shape,
