@@ -32,8 +32,8 @@ def finished(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def shorten(proto: onnx.ModelProto) -> None:
-    """For a smaller archive: float32 weights of three significant bits, and of a model whose inputs have no open lengths
-    no shapes of values, which follow from those. A second time changes nothing."""
+    """For a smaller archive: float32 weights of three significant bits, and of a model whose inputs have no open
+    lengths no shapes of values, which follow from those. A second time changes nothing."""
     for tensor, _ in walk_tensors(proto):
         values = onnx.numpy_helper.to_array(tensor)
         if values.dtype == np.float32 and values.size >= 8:  # fewer are factors and limits

@@ -8,7 +8,7 @@ here, and there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from onnx import helper
 from ortplugin.errors import ModelError
 from ortplugin.graph.conv_geometry import out_shape as conv_shape
 from ortplugin.graph.conv_geometry import read_attributes
-from ortplugin.graph.convert import node_proto
+from ortplugin.graph.convert import attached, node_proto
 from ortplugin.graph.domains import DEFAULT_DOMAINS
 from ortplugin.graph.facts import CONSTANT_ELEMENTS, known_values
 from ortplugin.graph.shapes import Dim, Shape, TensorType, broadcast
@@ -84,13 +84,10 @@ def _is_wrong(proto: onnx.NodeProto, node: gs.Node | None) -> bool:
 
     same = may_be("auto_pad", given.get("auto_pad", b"").startswith(b"SAME"))
     if proto.op_type in POOLS:
-        # onnx lets a last window begin beyond the image, before opset 22, and counts SAME's pads with the dilations.
-        longer = any(a > b for a, b in zip(given.get("strides", ()), given.get("kernel_shape", ()), strict=False))
-        beyond = may_be("pads", any(given.get("pads", ()))) or may_be("strides", longer) or "kernel_shape" in named
+        # onnx lets a last window begin beyond the image, before opset 22, makes one where none fits, and counts SAME's
+        # pads with the dilations.
         ceil = may_be("ceil_mode", bool(given.get("ceil_mode", 0)))
-        return (ceil and beyond) or (
-            same and may_be("dilations", any(each != 1 for each in given.get("dilations", ())))
-        )
+        return ceil or (same and may_be("dilations", any(each != 1 for each in given.get("dilations", ()))))
     if proto.op_type == "ConvTranspose":
         grown = may_be("output_padding", any(given.get("output_padding", ())))
         return (same and grown) or may_be("output_shape", bool(given.get("output_shape", ())))
@@ -98,7 +95,7 @@ def _is_wrong(proto: onnx.NodeProto, node: gs.Node | None) -> bool:
         scales = None if node is None else _scales(node)
         return node is None or (scales is not None and any(each * 16 % 1 or each > 256 for each in scales))
     if proto.op_type == "Concat":
-        return node is not None and _has_misfits(node)
+        return node is not None and attached(node, "has_misfits") is not None
     if proto.op_type == "Attention":  # onnx takes an open length for 0 where it multiplies or adds lengths
         shapes = [each.shape for each in node.inputs if not each.is_empty()] if node is not None else [None]
         return any(shape is None or not all(isinstance(dim, int) for dim in shape) for shape in shapes)
@@ -125,9 +122,23 @@ def told(node: gs.Node) -> list[TensorType]:
     return [TensorType(x.dtype, None if x.shape is None else _scaled(node, x.shape))]
 
 
-def _has_misfits(concat: gs.Node) -> bool:
-    """Whether a tensor without elements differs from the others in another axis, where ONNX Runtime leaves it out."""
-    shapes, axis = [each.shape for each in concat.inputs], concat.attrs.get("axis")
+def mark_misfits(nodes: Iterable[gs.Node]) -> bool:
+    """Marks for `hide` each Concat that is seen by now to leave inputs out; whether one was not marked before.
+
+    What onnx inferred behind that one may be wrong: inference begins anew.
+    """
+    found = [node for node in nodes if _has_misfits(node) and attached(node, "has_misfits") is None]
+    for node in found:
+        node.has_misfits = True
+    return bool(found)
+
+
+def _has_misfits(node: gs.Node) -> bool:
+    """Whether, of a Concat, a tensor without elements differs from the others in another axis: ONNX Runtime leaves it
+    out there."""
+    if node.op != "Concat" or (node.domain or "") not in DEFAULT_DOMAINS:
+        return False
+    shapes, axis = [each.shape for each in node.inputs], node.attrs.get("axis")
     if any(shape is None for shape in shapes) or all(0 not in shape for shape in shapes) or not isinstance(axis, int):
         return False
     rank = len(shapes[0])
@@ -135,8 +146,10 @@ def _has_misfits(concat: gs.Node) -> bool:
     return all(len(shape) == rank for shape in shapes) and len(others) > 1
 
 
-def _agreed(concat: gs.Node) -> Shape:
+def _agreed(concat: gs.Node) -> Shape | None:
     """The lengths that all tensors have; along the axis where they are joined it depends on which of them is empty."""
+    if any(each.shape is None or len(each.shape) != len(concat.inputs[0].shape) for each in concat.inputs):
+        return None
     axis = concat.attrs["axis"] % len(concat.inputs[0].shape)
     lengths = enumerate(zip(*(each.shape for each in concat.inputs), strict=True))
     return tuple(dims[0] if at != axis and len(set(dims)) == 1 else None for at, dims in lengths)
@@ -149,6 +162,8 @@ def ceil_adds_nothing(pool: gs.Node) -> bool:
         a > b for a, b in zip(pool.attrs.get("strides", ()), pool.attrs.get("kernel_shape", ()), strict=False)
     )
     if x is None or (same and strided):  # without it ONNX Runtime refuses pads below 0
+        return False
+    if pool.attrs.get("count_include_pad") and not windows_fit(tuple(x), pool.attrs):
         return False
     with_it, without = (_pooled({**pool.attrs, "ceil_mode": ceil}, tuple(x)) for ceil in (1, 0))
     return with_it is not None and with_it == without and None not in with_it[2:]

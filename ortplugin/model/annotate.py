@@ -20,7 +20,7 @@ from ortplugin.graph.convert import all_graphs, attached, node_proto, opset_of, 
 from ortplugin.graph.domains import DEFAULT_DOMAINS
 from ortplugin.graph.dtypes import infer_dtypes
 from ortplugin.graph.inference import infer_shapes
-from ortplugin.graph.ort_shapes import hide, is_hidden, told
+from ortplugin.graph.ort_shapes import hide, is_hidden, mark_misfits, told
 from ortplugin.graph.shapes import Dim, Shape, TensorType
 from ortplugin.ops import find
 
@@ -58,10 +58,26 @@ def annotate(graph: gs.Graph) -> None:
     and inference disagree, inference from the inputs is believed. It ends because no fact gives way to one that is no
     surer (graph/certainty.py): shapes are written by `Certainty.learn` alone, but for what is said of outputs.
     """
+    nodes = [node for each in all_graphs(graph) for node in each.nodes]
+    # A length of 0 is what onnx's inference says where it does not know one. A true one is found again.
+    said = [(tensor, _without_zeros(tensor.shape)) for node in nodes for tensor in node.outputs]
+    mark_misfits(nodes)
+    while True:
+        for tensor, shape in said:
+            tensor.shape = shape
+        _annotate(graph, nodes)
+        if not mark_misfits(nodes):
+            return
+
+
+def _without_zeros(shape: Shape | None) -> Shape | None:
+    return None if shape is None else tuple(None if dim == 0 else dim for dim in shape)
+
+
+def _annotate(graph: gs.Graph, nodes: Sequence[gs.Node]) -> None:
     said = _withhold_outputs(graph)
     certainty = Certainty(graph.inputs, {dim for _, shape in said for dim in shape if isinstance(dim, str)})
     _infer(graph, certainty)
-    nodes = [node for each in all_graphs(graph) for node in each.nodes]
     learned = any([_infer_node(node, certainty, graph.opset or 0) for node in nodes])
     while learned:  # what we tell reaches other values before what the model says of them does
         _infer(graph, certainty, PROVED)

@@ -230,9 +230,18 @@ class Judge:
                     return None  # of ONNX Runtime's own kernels in fp16
                 return Finding("restore", f"{type(error).__name__}: {one_line(error)}")
             problem = self.problem(case, references[0], restored, got)
-            if problem:
+            if problem and not self._converted_differs(case, references[0]):
                 return Finding("restore", problem.message)
         return None
+
+    def _converted_differs(self, case: Case, reference: Reference) -> bool:
+        """Whether the original, only converted to the precision asked for, differs as well: on the CPU ONNX Runtime
+        computes fp16 in float32 and leaves out a Cast to it before one back, so that some values are not rounded."""
+        if "precision" not in case.options:
+            return False
+        options = {name: value for name, value in case.options.items() if name != "skip"}
+        converted, _ = optimize(replace(case, options={**options, "only": []}))
+        return self._differs(case, reference, converted)
 
 
 def status(error: Exception | str) -> str:

@@ -6,6 +6,7 @@ anything else is always printed (`worker.ALONE`), with its seed: explain it, and
     GRU, X of no steps, [0, 4, 1]: std::terminate
     ConvTranspose in three dimensions, of which the first or second has no element, [1, 2, 1, 0, 1]: segmentation fault
     InstanceNormalization in fp16 of no pixels, [1, 1, 1, 0]: segmentation fault
+    RoiAlign of no pixels, [1, 1, 1, 0]: it reads what is not there, which ends some processes
 
 LSTM and RNN take the first, FusedConvTranspose the second.
 """
@@ -24,6 +25,7 @@ _FAULTS = {
     "GRU": "a GRU of no steps",
     "ConvTranspose": "a ConvTranspose of an empty volume",
     "InstanceNormalization": "an InstanceNormalization of no pixels in fp16",
+    "RoiAlign": "a RoiAlign of no pixels",
 }
 
 
@@ -36,6 +38,7 @@ def of_node(op: str, inputs: Sequence[Any]) -> str:
         "GRU": x.shape[:1],
         "ConvTranspose": x.shape[2:4] if x.ndim == 5 else (),
         "InstanceNormalization": x.shape[2:] if x.dtype == np.float16 else (),
+        "RoiAlign": x.shape[2:],
     }
     return f"ONNX Runtime dies of {_FAULTS[op]}" if 0 in fatal[op] else ""
 

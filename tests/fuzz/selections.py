@@ -3,7 +3,8 @@ and equals 0 gives way to the 0 that stands for the second.
 
 Behind a division that is an infinity of the wrong sign. So a model is judged in a form that restores the sign:
 
-    y = (where(c, a, b) + 0) * (1 - 2 s),    s = 1 where -0 is selected: equal to its negative, above its reciprocal
+    y = (where(c, a, b) + 0) * (1 - 2 s),    s = 1 where -0 is selected: it is neither above nor below its negative,
+                                             and above its reciprocal
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ def _spelled(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeP
     for index, (value, chosen) in enumerate(zip(values, (condition, f"{name}/otherwise"), strict=True)):
         at = f"{name}/{index}"
         yield helper.make_node("Neg", [value], [f"{at}/negated"])
-        yield helper.make_node("Equal", [value, f"{at}/negated"], [f"{at}/zero"])
+        yield helper.make_node("Less", [value, f"{at}/negated"], [f"{at}/minus"])  # Equal takes floats from opset 11 on
+        yield helper.make_node("Less", [f"{at}/negated", value], [f"{at}/plus"])
+        yield helper.make_node("Or", [f"{at}/minus", f"{at}/plus"], [f"{at}/other"])
+        yield helper.make_node("Not", [f"{at}/other"], [f"{at}/zero"])  # or NaN
         yield helper.make_node("Reciprocal", [value], [f"{at}/reciprocal"])
         yield helper.make_node("Less", [f"{at}/reciprocal", value], [f"{at}/below"])
         yield helper.make_node("And", [f"{at}/zero", f"{at}/below"], [f"{at}/negative"])

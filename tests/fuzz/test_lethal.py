@@ -76,6 +76,12 @@ def test_no_pixels_in_half(library: Any) -> None:
     assert not lethal.of_model(model, {"x": np.ones((1, 1, 1), np.float32)})
 
 
+def test_regions_of_no_pixels() -> None:
+    """ONNX Runtime reads what is not there, which not every process dies of."""
+    for shape in ((1, 1, 1, 0), (1, 1, 0, 1), (1, 1, 1, 1)):
+        assert bool(lethal.of_node("RoiAlign", [np.ones(shape, np.float32)])) == (0 in shape)
+
+
 @pytest.mark.parametrize(("name", "body"), [
     ("float[1, 16, H, W] x", "p = MaxPool<kernel_shape = [2, 2]>(x)  y = Neg(p)"),
     ("float16[2, 2, H] x", "p = Transpose<perm = [1, 0, 2]>(x)  q = MatMul(p, b)  y = Unsqueeze(q, a)"),

@@ -11,7 +11,7 @@ from fuzz.evaluate import make_session, run
 
 
 @pytest.mark.parametrize("dtype", ["float", "double"])
-@pytest.mark.parametrize("opset", [11, 17])
+@pytest.mark.parametrize("opset", [9, 11, 17])
 def test_negative_zeros(dtype: str, opset: int) -> None:
     model = onnx.parser.parse_model(f"""<ir_version: 7, opset_import: ["": {opset}]>
         model (bool[n, 1] c, {dtype}[n, m] a, {dtype}[m] b) => ({dtype}[n, m] y) {{ y = Where(c, a, b) }}""")

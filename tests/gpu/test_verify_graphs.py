@@ -120,8 +120,10 @@ def test_a_disturbance_takes_its_time_and_streams_do_not_wait_for_each_other() -
 def test_the_context_and_cupy_get_along() -> None:
     array = cupy.arange(10)
     with Gpu(0) as gpu:
-        address = gpu.allocate(array.nbytes)
-        gpu.copy(address, array.data.ptr, array.nbytes, gpu.stream())
+        address, stream = gpu.allocate(array.nbytes), gpu.stream()
+        cupy.cuda.get_current_stream().synchronize()  # `stream` waits for no other
+        gpu.copy(address, array.data.ptr, array.nbytes, stream)
+        gpu.synchronize(stream)
         gpu.check()
         assert (gpu.download(address, array.nbytes).view(np.int64) == np.arange(10)).all()
     assert int((array + 1).sum()) == 55

@@ -65,7 +65,8 @@ def pools(size: int, dilated: bool) -> Iterator[Case]:
         (2, 3), (1, 2, 3), (1, 2), (0, 1), ("SAME_UPPER", "SAME_LOWER", "VALID")
     ):
         # Where the kernel is shorter than the stride, ONNX Runtime pads with less than nothing, or refuses.
-        fits = size > dilation * (kernel - 1) and (kernel >= stride or auto_pad == "VALID")
+        room = size - dilation * (kernel - 1) - 1
+        fits = (room >= 0 and kernel >= stride) or (auto_pad == "VALID" and room > (-2 * stride if ceil else -1))
         if fits and (dilated or dilation == 1):
             attributes = {"kernel_shape": [kernel], "strides": [stride], "ceil_mode": ceil, "auto_pad": auto_pad}
             yield {**attributes, **({"dilations": [dilation]} if dilated else {})}, []
@@ -155,6 +156,37 @@ def test_beside_what_has_no_elements() -> None:
     assert graph.outputs[0].shape == ("A", "B", 3)  # of which the model says that much
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     assert session.run(None, {"x": np.zeros((4, 2, 3), np.float32)})[0].shape == (4, 4, 3)
+
+
+def test_beside_a_constant_without_elements_that_inference_finds() -> None:
+    """What followed from onnx's shape of the Concat is forgotten, too."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[N,2,3] x) => (float[A,B,C] y) {
+          s = Constant<value = int64[3] {2, 0, 3}>()  e = ConstantOfShape(s)
+          c = Concat<axis = 1>(e, x, x)  y = Relu(c) }""")
+    graph = import_model(model)
+    annotate(graph)
+    assert [node.outputs[0].shape for node in graph.nodes[-2:]] == [(None, None, 3), ("A", "B", 3)]
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    assert session.run(None, {"x": np.zeros((4, 2, 3), np.float32)})[0].shape == (4, 4, 3)
+
+
+@pytest.mark.parametrize("where", ["output", "value_info"])
+def test_a_length_of_zero_that_a_model_says_of_a_value(where: str) -> None:
+    """onnx's inference says it of an Attention on open lengths, and of all behind it."""
+    model = onnx.parser.parse_model("""<ir_version: 12, opset_import: ["" : 25]>
+        g (float[A,B,N] x) => (float[A,B,C] y)
+        { a = Attention<kv_num_heads = 2, q_num_heads = 2>(x, x, x)  y = Relu(a) }""")
+    inferred = onnx.shape_inference.infer_shapes(model)
+    (said,) = inferred.graph.value_info
+    if where == "output":
+        model.graph.output[0].type.CopyFrom(said.type)
+    else:
+        model.graph.value_info.append(said)
+    graph = import_model(model)
+    annotate(graph)
+    assert graph.nodes[0].outputs[0].shape == ("A", "B", None)
+    assert 0 not in graph.outputs[0].shape
 
 
 @pytest.mark.parametrize(("q", "v", "wanted"), [
