@@ -206,6 +206,12 @@ def _empty() -> list[Case]:
             for kind, given in (("max", window), ("average", window), ("global_average", {}), ("global_max", {})):
                 attributes = frozen({"kind": kind, "layout": layout, **given})
                 made.append(Case(f"{kind}, nothing, {shape}", "FusedPool", "float", shape, attributes))
+        shape = in_layout(layout, 0, 3, (4, 0))  # a spatial dimension may be 0 where the batch is
+        for kind in ("max", "average"):
+            attributes = frozen({"kind": kind, "layout": layout, "kernel_shape": [3, 3], "pads": [1] * 4})
+            made.append(Case(f"{kind}, nothing, {shape}", "FusedPool", "float", shape, attributes))
+        for batch, channels in ((0, 3), (2, 0)):
+            shape = in_layout(layout, batch, channels, (4, 6))
             attributes = frozen({"sizes": [3, 3], "mode": "linear", "layout": layout})
             made.append(Case(f"resize, nothing, {shape}", "FusedResize", "float", shape, attributes))
     # Kernels that are larger than the padded image: no windows, or with ceil_mode one that reaches beyond.

@@ -101,8 +101,9 @@ def _export_graph(graph: gs.Graph, target: onnx.GraphProto, owned: frozenset[int
     kept = [info for info in kept if info.name not in unsure and not _contradicts(info, by_name.get(info.name))]
     retyped = {name: each for name, each in {**constants_of(graph), **by_name}.items() if is_retyped(each)}
     kept = [_with_dtype(each, retyped.get(each.name)) for each in kept]
-    told = ours - unsure
-    infos = [*kept, *(value_info(by_name[name]) for name in made if name in told and by_name[name].dtype is not None)]
+    ours = {name for name in ours if by_name[name].dtype is not None}
+    infos = [*kept, *(_only_dtype(info) if info.name in unsure else info
+                      for info in (value_info(by_name[name]) for name in made if name in ours))]  # fmt: skip
     if infos != list(target.value_info):
         infos = [copied(info) for info in infos]
         del target.value_info[:]
@@ -110,6 +111,13 @@ def _export_graph(graph: gs.Graph, target: onnx.GraphProto, owned: frozenset[int
     annotations = [copied(each) for each in target.quantization_annotation if valid(each.tensor_name)]
     del target.quantization_annotation[:]
     target.quantization_annotation.extend(annotations)
+
+
+def _only_dtype(info: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
+    """The description without the shape. ONNX Runtime asks for a dtype of what an operator of ours makes where it does
+    not know the shapes of the operator's inputs: it takes a scalar's shape for none."""
+    info.type.tensor_type.ClearField("shape")
+    return info
 
 
 def _contradicts(info: onnx.ValueInfoProto, value: gs.Tensor | None) -> bool:

@@ -58,6 +58,11 @@ def hide(proto: onnx.NodeProto, node: gs.Node | None = None) -> None:
         proto.domain = DOMAIN
 
 
+def may_differ(proto: onnx.NodeProto) -> bool:
+    """Whether onnx may infer another shape of the node than ONNX Runtime computes, for some inputs."""
+    return proto.domain in DEFAULT_DOMAINS and (proto.op_type == "PRelu" or _is_wrong(proto, None))
+
+
 def is_hidden(node: gs.Node) -> bool:
     """Whether `hide` hides the node, so that `told` is asked; of a PRelu, whether its shape is known not to be X's."""
     if node.op not in OPERATORS or (node.domain or "") not in DEFAULT_DOMAINS:

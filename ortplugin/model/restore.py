@@ -21,6 +21,8 @@ def restore(model_or_path: ModelProto | str | os.PathLike[str]) -> ModelProto:
     from onnx import ModelProto
 
     from ortplugin.graph.domains import DOMAIN
+    from ortplugin.graph.messages import walk_graphs, walk_nodes
+    from ortplugin.graph.ort_shapes import may_differ
     from ortplugin.model.checks import check_structure, check_tensors
     from ortplugin.model.normalise import normalised
     from ortplugin.model.storage import load_model
@@ -37,6 +39,11 @@ def restore(model_or_path: ModelProto | str | os.PathLike[str]) -> ModelProto:
         _restore_nodes(function, _opset(function))
         _drop_import(function, DOMAIN)
     _drop_import(result, DOMAIN)
+    if any(may_differ(node) for node in walk_nodes(result)):
+        # The shapes that the model says are right: beside one that ONNX Runtime infers wrongly they would not fit.
+        for info in (each for graph in walk_graphs(result.graph) for each in graph.value_info):
+            if info.type.HasField("tensor_type"):
+                info.type.tensor_type.ClearField("shape")
     check_structure(result)
     return result
 

@@ -211,11 +211,12 @@ def _model(
         for node in g.nodes:
             _open_bodies(node)
     declared = g.choice(["inferred", "none"]) if is_open else g.choice(["exact", "exact", "inferred", "none"])
-    if g.chance(0.03) or (declared == "none" and any(_has_open_rank(node) for node in g.nodes)):
+    if g.chance(0.03):
         declared = "nothing"  # ONNX asks for a shape, ONNX Runtime does not
+    rankless = declared == "nothing" or (is_open and any(_has_open_rank(node) for node in g.nodes))
     wanted = []
     for each in outputs:
-        shape = list(each.shape) if declared == "exact" else None if declared == "nothing" else [None] * each.rank
+        shape = list(each.shape) if declared == "exact" else None if rankless else [None] * each.rank
         wanted.append(helper.make_tensor_value_info(names[each.name], to_onnx(each.dtype), shape))
     graph = helper.make_graph(g.nodes, "random", given, wanted, constants)
     functions = [each for each in g.functions if any(node.op_type == each.name for node in g.nodes)]

@@ -30,7 +30,8 @@ def test_equals_the_reference(library: Path, case: Case) -> None:
     session = make(case.model())
     found = run(session, case)
     check(case, found)
-    assert [output.shape for output in session.get_outputs()] == [list(each.shape) for each in found]
+    if 0 not in case.shapes[0]:  # which need not be so before the run
+        assert [output.shape for output in session.get_outputs()] == [list(each.shape) for each in found]
 
 
 # ONNX Runtime's Conv refuses dilations beside SAME_LOWER, and weights without channels.

@@ -12,8 +12,9 @@ void Infer(ShapeContext& context) {
   InferEpilogue(program, kConvInputs, inputs, InferConv(attributes, inputs[0], inputs[1]), &context);
 }
 
+// A length of 0 need not be one (InferConv).
 bool IsKnown(const TensorType& type) {
-  return !type.shape.empty() && std::find(type.shape.begin(), type.shape.end(), -1) == type.shape.end();
+  return !type.shape.empty() && *std::min_element(type.shape.begin(), type.shape.end()) > 0;
 }
 
 }  // namespace

@@ -282,7 +282,9 @@ TensorType InferConv(const ConvAttributes& attributes, const TensorType& x, cons
   if (rank == 0) return result;
   const Shape nothing(rank, kUnknown);
   const bool last = attributes.channels_last, x_last = last && !attributes.x_channels_first;
-  const Shape data = !has_x ? nothing : x_last ? ToFirst(x.shape) : x.shape;
+  Shape data = !has_x ? nothing : x_last ? ToFirst(x.shape) : x.shape;
+  for (size_t axis = 2; axis < data.size(); ++axis)
+    if (data[axis] == 0) data[axis] = kUnknown;  // onnx's inference says 0 of the open lengths of an Attention
   const Shape weights = !has_w ? nothing : last ? ToFirst(w.shape) : w.shape;
   std::vector<std::string> symbols(rank);
   if (has_x) symbols = x_last ? ToFirst(x.symbols) : x.symbols;

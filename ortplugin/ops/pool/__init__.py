@@ -20,7 +20,7 @@ A maximum of NaN and anything is NaN. Sums accumulate in float32, in float64 for
 A kernel that is larger than the padded input by less than a stride has one window, which reaches beyond; by less than
     two strides none: then Y is empty. Both as in ONNX Runtime.
 Errors: attributes that contradict each other or the shape, a kernel that is larger by more, a spatial dimension of 0
-    elements, another dtype. The batch and the channels may be 0.
+    elements, another dtype. The batch and the channels may be 0, and where the batch is, the spatial dimensions.
 """
 
 from __future__ import annotations
@@ -143,8 +143,6 @@ def _check_pads(pool: Pool) -> None:
 
 def window_of(pool: Pool, axis: int, size: int) -> Window:
     """The windows along one spatial axis of `size` elements. Raises ModelError where there is none."""
-    if size == 0:
-        raise ModelError(f"{pool.where}: spatial axis {axis} of the input has no elements, so nothing can be pooled")
     if pool.is_global:
         return Window(size, 1, size, 1, 1, 0, 0)
     kernel, stride, dilation = pool.kernel_shape[axis], pool.strides[axis], pool.dilations[axis]
@@ -173,6 +171,10 @@ def out_shape(pool: Pool, shape: Shape) -> Shape:
     sizes = shape[1:-1] if pool.nhwc else shape[2:]
 
     def out(axis: int, size: Dim) -> Dim:
+        if size == 0 and shape[0] != 0 and isinstance(shape[0], int):  # as in ONNX Runtime
+            raise ModelError(
+                f"{pool.where}: spatial axis {axis} of the input has no elements, so nothing can be pooled"
+            )
         if isinstance(size, int):
             return window_of(pool, axis, size).out
         return 1 if pool.is_global else None
@@ -236,6 +238,7 @@ def reference(
     """The output in NumPy, computed in float64; `rounded`: in X's dtype. See reference.py."""
     pool = attributes_of(node)
     (x,) = inputs
+    out_shape(pool, x.shape)
     sizes = x.shape[1:-1] if pool.nhwc else x.shape[2:]
     windows = [window_of(pool, axis, size) for axis, size in enumerate(sizes)]
     y = pooled(x, windows, pool.is_max, pool.count_include_pad, pool.nhwc)

@@ -94,7 +94,6 @@ PoolAttributes ParsePool(const Source& source) {
 }
 
 PoolWindow WindowOf(const PoolAttributes& attributes, size_t axis, int64_t size) {
-  if (size == 0) Fail("spatial axis ", axis, " of the input has no elements, so nothing can be pooled");
   if (size > kLargest) Fail("spatial axis ", axis, " of the input has ", size, " elements, more than ", kLargest);
   PoolWindow window;
   window.size = size;
@@ -247,6 +246,8 @@ PoolShape FitPool(const PoolAttributes& attributes, const Shape& input) {
   PoolShape shape{input, input[0], 1, {}, true};
   (attributes.channels_last ? shape.inner : shape.outer) *= attributes.channels_last ? input.back() : input[1];
   for (size_t axis = 0; axis < spatial; ++axis) {
+    if (input[first + axis] == 0 && input[0] > 0)  // as in ONNX Runtime
+      Fail("spatial axis ", axis, " of the input has no elements, so nothing can be pooled");
     const PoolWindow window = WindowOf(attributes, axis, input[first + axis]);
     shape.windows[kMostSpatial - spatial + axis] = window;
     shape.output[first + axis] = window.out;

@@ -51,8 +51,7 @@ TensorType Describe(const ort::Api* api, const ort::TensorInfo* info) {
   Check(api, ort::GetSymbolicDimensions(api, info, symbols.data(), rank));
   for (size_t i = 0; i < rank; ++i) {
     if (symbols[i] != nullptr) type.symbols[i] = symbols[i];
-    // 0 is also what onnx's inference says of the open lengths of an Attention.
-    if (type.shape[i] <= 0 || !type.symbols[i].empty()) type.shape[i] = -1;
+    if (type.shape[i] < 0 || !type.symbols[i].empty()) type.shape[i] = -1;
   }
   return type;
 }

@@ -132,7 +132,9 @@ Shape BroadcastInputs(const Program& program, const std::vector<Shape>& inputs) 
 std::optional<std::vector<Shape>> KnownShapes(const std::vector<TensorType>& types) {
   std::vector<Shape> shapes;
   for (const TensorType& type : types) {
-    if (!type.has_shape || std::find(type.shape.begin(), type.shape.end(), -1) != type.shape.end()) return std::nullopt;
+    // onnx's inference says 0 of the open lengths of an Attention.
+    if (!type.has_shape || std::any_of(type.shape.begin(), type.shape.end(), [](int64_t dim) { return dim <= 0; }))
+      return std::nullopt;
     shapes.push_back(type.shape);
   }
   return shapes;

@@ -67,7 +67,7 @@ TensorType Broadcast(const std::vector<TensorType>& types);
 // first that does not fit those before it.
 Shape BroadcastInputs(const Program& program, const std::vector<Shape>& inputs);
 
-// The shapes, none where a rank or a dimension is not known.
+// The shapes, none where a rank or a dimension is not known, or is 0, which it then need not be.
 std::optional<std::vector<Shape>> KnownShapes(const std::vector<TensorType>& types);
 
 // Shapes to prepare a kernel for: a dimension that is not known is taken for what other tensors have in its place, else
