@@ -1,11 +1,13 @@
 """Operators that ONNX Runtime computes in double with the precision of float32: the form in which they are judged.
 
 Its Shrink of double computes in float32, and the constants of its Gelu by tanh, FastGelu and HardSwish are float32
-numbers (1.31.1). Ours compute in double throughout. A tolerance of float32 for what hangs on such a node would hide
+numbers (1.31.1); its Sigmoid of double has an absolute error of a rounding of 1, and so QuickGelu and Swish, of which
+-40 gives 0. Ours compute in double throughout. A tolerance of float32 for what hangs on such a node would hide
 any other mistake in double, so the node is spelled out, in the original as well as where the optimized model has it
 still. Each has to load as it is before: the form runs where ONNX Runtime lacks the node's kernel, too.
 
     Shrink:          y = x < -lambd ? x + bias : x > lambd ? x - bias : 0
+    Sigmoid:         y = 1 / (1 + e^-x)
     HardSwish:       y = x max(0, min(1, x / 6 + 0.5))
     Gelu, FastGelu:  y = 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
 
@@ -79,13 +81,13 @@ def _in_casts(
 def _is_rough(node: onnx.NodeProto) -> bool:
     if node.op_type == "Gelu" and node.domain == "":
         return any(each.name == "approximate" and each.s == b"tanh" for each in node.attribute)
-    return (node.domain, node.op_type) in (("", "Shrink"), ("", "HardSwish"), (CONTRIB, "FastGelu"))
+    return (node.domain, node.op_type) in _ROUGH or (node.domain, node.op_type) == (CONTRIB, "FastGelu")
 
 
 def _spell(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto] | None:
     if dtype != TensorProto.DOUBLE or not _is_rough(node):
         return None
-    return {"Shrink": _shrink, "HardSwish": _hard_swish}.get(node.op_type, _gelu)(node, name)
+    return _ROUGH.get((node.domain, node.op_type), _gelu)(node, name)
 
 
 def _constant(name: str, value: float) -> onnx.NodeProto:
@@ -138,16 +140,19 @@ def _swish(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
 
 
 def _elu(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
-    """x > 0 ? x : alpha (e^x - 1)"""
+    """max(x, 0) + alpha (e^min(x, 0) - 1), by operators that every opset has in double"""
     alpha = next((each.f for each in node.attribute if each.name == "alpha"), 1.0)
-    for which, value in (("zero", 0.0), ("one", 1.0), ("alpha", alpha)):
+    for which, value in (("one", 1.0), ("alpha", alpha)):
         yield _constant(f"{name}/{which}", value)
     x = node.input[0]
-    yield helper.make_node("Exp", [x], [f"{name}/exp"])
+    yield helper.make_node("Neg", [x], [f"{name}/negated"])
+    yield helper.make_node("Relu", [f"{name}/negated"], [f"{name}/depth"])
+    yield helper.make_node("Neg", [f"{name}/depth"], [f"{name}/below"])
+    yield helper.make_node("Exp", [f"{name}/below"], [f"{name}/exp"])
     yield helper.make_node("Sub", [f"{name}/exp", f"{name}/one"], [f"{name}/less"])
     yield helper.make_node("Mul", [f"{name}/less", f"{name}/alpha"], [f"{name}/negative"])
-    yield helper.make_node("Greater", [x, f"{name}/zero"], [f"{name}/above"])
-    yield helper.make_node("Where", [f"{name}/above", x, f"{name}/negative"], [node.output[0]])
+    yield helper.make_node("Relu", [x], [f"{name}/positive"])
+    yield helper.make_node("Add", [f"{name}/positive", f"{name}/negative"], [node.output[0]])
 
 
 def _gelu(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
@@ -204,8 +209,12 @@ def _exact_gelu(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
     yield step("Mul", "erfc", "power", "t")
     yield step("Mul", "tail", "erfc", "half")
     yield step("Sub", "rest", "one", "tail")
-    yield step("Less", "negative", x, "zero")
-    yield step("Where", "share", "negative", "tail", "rest")
+    yield step("Less", "negative", x, "zero")  # Where is none before opset 9
+    yield helper.make_node("Cast", [f"{name}/negative"], [f"{name}/of tail"], to=TensorProto.DOUBLE)
+    yield step("Sub", "of rest", "one", "of tail")
+    yield step("Mul", "left", "of tail", "tail")
+    yield step("Mul", "right", "of rest", "rest")
+    yield step("Add", "share", "left", "right")
     yield helper.make_node("Mul", [x, f"{name}/share"], [node.output[0]])
 
 
@@ -213,6 +222,8 @@ def _either_gelu(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
     yield from (_gelu if _is_rough(node) else _exact_gelu)(node, name)
 
 
+_ROUGH = {("", "Shrink"): _shrink, ("", "HardSwish"): _hard_swish, ("", "Sigmoid"): _sigmoid, ("", "Swish"): _swish,
+          (CONTRIB, "QuickGelu"): _swish}  # fmt: skip
 _SMALL = {("", "Sigmoid"): _sigmoid, ("", "Swish"): _swish, (CONTRIB, "QuickGelu"): _swish, ("", "Elu"): _elu,
           ("", "Gelu"): _either_gelu, (CONTRIB, "Gelu"): _exact_gelu, (CONTRIB, "BiasGelu"): _exact_gelu,
           (CONTRIB, "FastGelu"): _gelu}  # fmt: skip

@@ -42,7 +42,7 @@ def flatten(scope: Scope, node: gs.Node) -> Outcome:
     else:
         inner, between = _update(scope, between), None
     part = None if inner is None else scope.producer(inner.node.inputs[0])
-    if inner is None or part is None or part.inputs[0] is not node.inputs[0]:
+    if inner is None or part is None or not part.inputs or part.inputs[0] is not node.inputs[0]:
         return None
     taken = _part(scope, part, missing)
     if taken is None:
