@@ -26,7 +26,6 @@ LONG_FUNCTIONS = {
     "conv_direct",
     "few_output_channels",
     "layer_norm",
-    "sort_pass",
     "split_k",
 }
 

@@ -56,11 +56,62 @@ __device__ __forceinline__ unsigned sum_before(unsigned x, unsigned* slots) {
 #define COUNT_BITS ((1u << 30) - 1)
 constexpr int kWindow = 16;
 
+// Place of each key among its warp's of the same digit.
+__device__ __forceinline__ void rank_keys(unsigned short (&rank)[SORT_ITEMS], const count_t (&key)[SORT_ITEMS],
+                                          unsigned short* counts, int shift, int bits) {
+  const unsigned lane = threadIdx.x % 32, digit_mask = (1u << bits) - 1;
+#pragma unroll
+  for (int i = 0; i < SORT_ITEMS; ++i) {
+    const unsigned digit = (unsigned)(key[i] >> shift) & digit_mask;
+    unsigned peers = FULL_WARP;
+    for (int bit = 0; bit < bits; ++bit) {
+      const bool is_set = digit >> bit & 1;
+      const unsigned with = __ballot_sync(FULL_WARP, is_set);
+      peers &= is_set ? with : ~with;
+    }
+    const unsigned before = counts[digit];
+    __syncwarp();
+    const unsigned ahead = __popc(peers & ((1u << lane) - 1));
+    if (ahead == 0) counts[digit] = (unsigned short)(before + __popc(peers));
+    __syncwarp();
+    rank[i] = (unsigned short)(before + ahead);
+  }
+}
+
+// How many keys of the digit the tiles before have: each group of threads looks at kWindow of them, the first at the
+// nearest, until one has the count of all before it.
+__device__ __forceinline__ unsigned count_before(volatile const unsigned* published, unsigned* partial, unsigned tile,
+                                                 unsigned digit, unsigned group, unsigned groups, unsigned digit_mask) {
+  unsigned before = 0;
+  bool is_known = tile == 0;
+  for (int last = (int)tile - 1; tile > 0; last -= (int)(groups * kWindow)) {
+    const int nearest = last - (int)group * kWindow;
+    volatile const unsigned* nearest_count = published + (long long)nearest * DIGITS + digit;
+    unsigned seen[kWindow], sum = 0;
+#pragma unroll
+    for (int i = 0; i < kWindow; ++i) seen[i] = nearest >= i ? nearest_count[-i * DIGITS] : (unsigned)ALL;
+#pragma unroll
+    for (int i = 0; i < kWindow; ++i) {
+      while (seen[i] == 0) seen[i] = nearest_count[-i * DIGITS];
+      if ((sum & ALL) == 0) sum += seen[i];  // OWN is taken off again
+      sum &= ~OWN;
+    }
+    partial[threadIdx.x] = sum;
+    __syncthreads();
+    for (unsigned other = digit; other < SORT_THREADS && !is_known; other += digit_mask + 1) {
+      before += partial[other] & COUNT_BITS;
+      is_known = (partial[other] & ALL) != 0;
+    }
+    if (__syncthreads_and(is_known)) break;
+  }
+  return before;
+}
+
 // One pass by the digit from bit `shift` on. published: [tiles, DIGITS] and ticket: zero before. The first pass takes
 // keys and units from args.
 extern "C" __global__ void __launch_bounds__(SORT_THREADS, 1)
     sort_pass(const Arguments args, const count_t* keys, const unsigned* units, count_t* sorted_keys,
-              unsigned* sorted_units, const unsigned* counts, unsigned* published, unsigned* ticket, int shift,
+              unsigned* sorted_units, const unsigned* counts, volatile unsigned* published, unsigned* ticket, int shift,
               int bits) {
   grid_dependency_wait();
   __shared__ unsigned short warp_counts[SORT_WARPS][DIGITS];
@@ -84,25 +135,9 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS, 1)
     unit[i] = n < total && units != nullptr ? units[n] : n;
   }
 
-  // Place of each key among its warp's of the same digit.
   unsigned short rank[SORT_ITEMS];
   const unsigned digit_mask = (1u << bits) - 1;
-#pragma unroll
-  for (int i = 0; i < SORT_ITEMS; ++i) {
-    const unsigned digit = (unsigned)(key[i] >> shift) & digit_mask;
-    unsigned peers = FULL_WARP;
-    for (int bit = 0; bit < bits; ++bit) {
-      const bool is_set = digit >> bit & 1;
-      const unsigned with = __ballot_sync(FULL_WARP, is_set);
-      peers &= is_set ? with : ~with;
-    }
-    const unsigned before = warp_counts[warp][digit];
-    __syncwarp();
-    const unsigned ahead = __popc(peers & ((1u << lane) - 1));
-    if (ahead == 0) warp_counts[warp][digit] = (unsigned short)(before + __popc(peers));
-    __syncwarp();
-    rank[i] = (unsigned short)(before + ahead);
-  }
+  rank_keys(rank, key, warp_counts[warp], shift, bits);
   __syncthreads();
 
   // A thread for each digit: the warps' shares.
@@ -115,37 +150,14 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS, 1)
       warp_counts[w][digit] = (unsigned short)count;
       count += share;
     }
-    ((volatile unsigned*)published)[tile * DIGITS + digit] = (tile == 0 ? ALL : OWN) | count;
+    published[tile * DIGITS + digit] = (tile == 0 ? ALL : OWN) | count;
   }
   const unsigned in_tile = sum_before(count, slots);
   const unsigned smaller = sum_before(group == 0 ? counts[digit] : 0, slots);
 
-  // How many keys of the digit the tiles before have: each group of threads looks at kWindow of them, the first at the
-  // nearest, until one has the count of all before it.
-  unsigned before = 0;
-  bool is_known = tile == 0;
-  for (int last = (int)tile - 1; tile > 0; last -= (int)(groups * kWindow)) {
-    const int nearest = last - (int)group * kWindow;
-    volatile const unsigned* nearest_count = (volatile const unsigned*)published + (long long)nearest * DIGITS + digit;
-    unsigned seen[kWindow], sum = 0;
-#pragma unroll
-    for (int i = 0; i < kWindow; ++i) seen[i] = nearest >= i ? nearest_count[-i * DIGITS] : (unsigned)ALL;
-#pragma unroll
-    for (int i = 0; i < kWindow; ++i) {
-      while (seen[i] == 0) seen[i] = nearest_count[-i * DIGITS];
-      if ((sum & ALL) == 0) sum += seen[i];  // OWN is taken off again
-      sum &= ~OWN;
-    }
-    partial[threadIdx.x] = sum;
-    __syncthreads();
-    for (unsigned other = digit; other < SORT_THREADS && !is_known; other += digit_mask + 1) {
-      before += partial[other] & COUNT_BITS;
-      is_known = (partial[other] & ALL) != 0;
-    }
-    if (__syncthreads_and(is_known)) break;
-  }
+  const unsigned before = count_before(published, partial, tile, digit, group, groups, digit_mask);
   if (group == 0) {
-    if (tile > 0) ((volatile unsigned*)published)[tile * DIGITS + digit] = ALL | (before + count);
+    if (tile > 0) published[tile * DIGITS + digit] = ALL | (before + count);
     target[digit] = smaller + before - in_tile;
     // Each warp's keys of the digit go on from there in the tile.
 #pragma unroll
@@ -155,10 +167,8 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS, 1)
 
   // Through shared memory, so that what goes side by side is written side by side.
 #pragma unroll
-  for (int i = 0; i < SORT_ITEMS; ++i) {
-    rank[i] += warp_counts[warp][(unsigned)(key[i] >> shift) & digit_mask];
-    exchange[rank[i]] = key[i];
-  }
+  for (int i = 0; i < SORT_ITEMS; ++i)
+    exchange[rank[i] += warp_counts[warp][(unsigned)(key[i] >> shift) & digit_mask]] = key[i];
   __syncthreads();
   const unsigned left = total - first < SORT_TILE ? total - first : SORT_TILE;
   unsigned place[SORT_ITEMS];
@@ -211,9 +221,6 @@ __device__ __forceinline__ int add_units(const Arguments& args, const count_t* k
   return count;
 }
 
-#endif
-
-#if REDUCTION != NONE && IS_NARROW
 // Each lane loads its unit; a slot's first then takes its neighbours' one after another.
 __device__ __forceinline__ void fold_narrow(const Arguments& args, const count_t* keys, const unsigned* units,
                                             count_t place, count_t slot, element_t* out) {
