@@ -25,7 +25,6 @@ LONG_FUNCTIONS = {
     "conv_1x1",
     "conv_direct",
     "few_output_channels",
-    "layer_norm",
     "split_k",
 }
 

@@ -69,11 +69,26 @@ __device__ __forceinline__ void sum_of_group(compute_t (&x)[ROWS_AT_ONCE], Slots
 // Past the last row that one is read again and nothing is written.
 #define CLAMPED(r) ((r) < rows ? (r) : rows - 1)
 
+// Loads of what all rows share must stay in the loop: moved out of it they would fill the registers, and fewer rows
+// would be in flight. `chunks` is 0 here, which the compiler does not know.
+__device__ __forceinline__ SharedOperands keep_in_loop(const SharedOperands& operands, const Arguments& args,
+                                                       row_t row) {
+  return operands.moved(args.chunks * (long long)row);
+}
+
+// Adds an element, of RMS its square.
+__device__ __forceinline__ void add(compute_t& sum, compute_t s) { sum = IS_RMS ? fma(s, s, sum) : sum + s; }
+
+__device__ __forceinline__ EpilogueRow load_operand(const Arguments& args, const Offsets& offsets, long long column) {
+  EpilogueRow operand;
+  operand.load(args, offsets, column);
+  return operand;
+}
+
 extern "C" __global__ void __launch_bounds__(LANES* GROUPS, MIN_BLOCKS) layer_norm(const Arguments args) {
   grid_dependency_wait();
   const int lane = threadIdx.x % LANES;
-  const row_t rows = (row_t)args.rows;
-  const row_t step = gridDim.x * (row_t)GROUPS * ROWS_AT_ONCE;
+  const row_t rows = (row_t)args.rows, step = gridDim.x * (row_t)GROUPS * ROWS_AT_ONCE;
   const SharedOperands invariant_operands(args);
   __shared__ Slots slots[2];
   int parity = 0;
@@ -95,11 +110,8 @@ extern "C" __global__ void __launch_bounds__(LANES* GROUPS, MIN_BLOCKS) layer_no
 
   for (; row < rows; row += step) {
     const int shift = SHIFT(row);
-    // Loads of what all rows share must stay in the loop: moved out of it they would fill the registers, and fewer rows
-    // would be in flight. `chunks` is 0 here, which the compiler does not know.
-    const SharedOperands shared_operands = invariant_operands.moved(args.chunks * (long long)row);
-    compute_t s[ROWS_AT_ONCE][ITEMS][VECTOR];
-    compute_t sum[ROWS_AT_ONCE] = {};
+    const SharedOperands shared_operands = keep_in_loop(invariant_operands, args, row);
+    compute_t s[ROWS_AT_ONCE][ITEMS][VECTOR], sum[ROWS_AT_ONCE] = {};
 #pragma unroll
     for (int k = 0; k < ITEMS; ++k) {
       PrologueShared shared;
@@ -109,10 +121,8 @@ extern "C" __global__ void __launch_bounds__(LANES* GROUPS, MIN_BLOCKS) layer_no
         if (!PREFETCH && IN_ROW(k, shift)) operands[m][k].load(args, Offsets(args, CLAMPED(row + m)), COLUMN(k, shift));
         PrologueResults results;
 #pragma unroll
-        for (int j = 0; j < VECTOR; ++j) {
-          s[m][k][j] = IN_ROW(k, shift) ? prologue(operands[m][k], shared, j, results) : (compute_t)0;
-          sum[m] = IS_RMS ? fma(s[m][k][j], s[m][k][j], sum[m]) : sum[m] + s[m][k][j];
-        }
+        for (int j = 0; j < VECTOR; ++j)
+          add(sum[m], s[m][k][j] = IN_ROW(k, shift) ? prologue(operands[m][k], shared, j, results) : (compute_t)0);
         if (IN_ROW(k, shift) && IS_ACTIVE(row + m)) results.store(args, Offsets(args, row + m), COLUMN(k, shift));
       }
     }
@@ -145,8 +155,7 @@ extern "C" __global__ void __launch_bounds__(LANES* GROUPS, MIN_BLOCKS) layer_no
 #pragma unroll
       for (int m = 0; m < ROWS_AT_ONCE; ++m) {
         const Offsets offsets(args, ROWS_AT_ONCE == 1 ? row : CLAMPED(row + m));
-        EpilogueRow operand;
-        operand.load(args, offsets, COLUMN(k, shift));
+        const EpilogueRow operand = load_operand(args, offsets, COLUMN(k, shift));
         EpilogueResults results;
 #pragma unroll
         for (int j = 0; j < VECTOR; ++j)
