@@ -19,9 +19,8 @@ import ortplugin
 ROOT = Path(ortplugin.__file__).parent
 MODULES_IN_ROOT = 10
 LINES_OF_FUNCTION = 80  # docstring included
-# A switch over all operators, and kernels whose machine code for some GPU differed with every split.
+# Kernels whose machine code for some GPU differed with every split.
 LONG_FUNCTIONS = {
-    "Weight",
     "conv_1x1",
     "conv_direct",
     "few_output_channels",

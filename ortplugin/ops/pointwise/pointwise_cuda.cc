@@ -19,9 +19,8 @@ constexpr int kThreads = 256;  // the most of a block
 
 // Instructions of a statement on one element, about: what an unrolled loop multiplies, and a compiler has to chew.
 // Without a default, so that the compiler asks it of every new operator.
-int Weight(const Program& program, const Statement& statement) {
-  const bool is_double = program.value(statement.operands.back()).dtype == DType::kDouble;
-  switch (statement.op) {
+int Weight(Op op, bool is_double) {
+  switch (op) {
     case Op::kAbs:
     case Op::kNeg:
     case Op::kFloor:
@@ -60,11 +59,8 @@ int Weight(const Program& program, const Statement& statement) {
     case Op::kIsInf:
     case Op::kCast:
       return 2;
-    case Op::kPow: {
-      const Value& exponent = program.value(statement.operands[1]);
-      if (exponent.kind == Value::Kind::kLiteral && (exponent.literal == 2 || exponent.literal == 3)) return 2;
+    case Op::kPow:
       return is_double ? 500 : 120;
-    }
     case Op::kSin:
     case Op::kCos:
     case Op::kTan:
@@ -101,6 +97,13 @@ int Weight(const Program& program, const Statement& statement) {
       break;
   }
   return is_double ? 120 : 25;
+}
+
+int Weight(const Program& program, const Statement& statement) {
+  const Value& last = program.value(statement.operands.back());
+  if (statement.op == Op::kPow && last.kind == Value::Kind::kLiteral && (last.literal == 2 || last.literal == 3))
+    return 2;
+  return Weight(statement.op, last.dtype == DType::kDouble);
 }
 
 bool IsLinear(const PointwiseShape& shape, size_t parameter) { return shape.axes.is_linear(parameter); }
