@@ -20,12 +20,7 @@ ROOT = Path(ortplugin.__file__).parent
 MODULES_IN_ROOT = 10
 LINES_OF_FUNCTION = 80  # docstring included
 # Kernels whose machine code for some GPU differed with every split.
-LONG_FUNCTIONS = {
-    "conv_1x1",
-    "conv_direct",
-    "few_output_channels",
-    "split_k",
-}
+LONG_FUNCTIONS = {"conv_1x1", "conv_direct", "few_output_channels"}
 
 Edges = Mapping[str, Mapping[str, str]]  # from, to: the import that makes it one
 

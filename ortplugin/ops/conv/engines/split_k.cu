@@ -50,6 +50,92 @@ __device__ __forceinline__ void store_to_block(float* to, int block, float first
 #endif
 }
 
+// The weights of 64 channels of a tap.
+__device__ __forceinline__ void copy_tap(storage_t* stages, const storage_t* w, int k_tile, int stage, int octet,
+                                         int thread, int first) {
+  const int tap = k_tile / CHANNEL_TILES, c = k_tile % CHANNEL_TILES * 64 + octet * 8;
+  storage_t* const to = stages + stage * STAGE_ELEMENTS + TILE_M * 64;
+#pragma unroll
+  for (int i = 0; i < TILE_N; i += 16) {
+    const int row = i + thread / 8, m = first + row;
+    const bool exists = m < FILTERS && c < CHANNELS;
+    copy_async(to + swizzled_offset(row, octet, TILE_N),
+               exists ? w + (m * (KERNEL_H * KERNEL_W) + tap) * CHANNELS + c : w, exists);
+  }
+}
+
+// The pixels of a tile that a thread copies, and those of X that they meet at a tap.
+struct Pixels {
+  int top[TILE_M / 16], left[TILE_M / 16], image[TILE_M / 16];
+  __device__ __forceinline__ Pixels(int first_row, int rows, int thread) {
+#pragma unroll
+    for (int i = 0; i < TILE_M / 16; ++i) {
+      const int p = first_row + i * 16 + thread / 8;
+      top[i] = p < rows ? p % OUT / OUT_W * STRIDE_H - PAD_TOP : -(1 << 30);
+      left[i] = p % OUT_W * STRIDE_W - PAD_LEFT;
+      image[i] = p / OUT * IMAGE_H;
+    }
+  }
+  __device__ __forceinline__ void copy(storage_t* to, const storage_t* x, int k_tile, int thread) const {
+    const int octet = thread % 8;
+    const int tap = k_tile / CHANNEL_TILES, c = k_tile % CHANNEL_TILES * 64 + octet * 8;
+    const int down = tap / KERNEL_W * DILATION_H, right = tap % KERNEL_W * DILATION_W;
+#pragma unroll
+    for (int i = 0; i < TILE_M / 16; ++i) {
+      const int y = top[i] + down, at = left[i] + right;
+      const bool exists = (unsigned)y < (unsigned)IMAGE_H && (unsigned)at < (unsigned)IMAGE_W && c < CHANNELS;
+      copy_async(to + swizzled_offset(i * 16 + thread / 8, octet, TILE_M),
+                 exists ? x + ((image[i] + y) * IMAGE_W + at) * CHANNELS + c : x, exists);
+    }
+  }
+};
+
+__device__ __forceinline__ void add_partial_sums(float (&values)[VECTOR], const float* partial_sums, int item) {
+  const float* const from = partial_sums + item / (TILE_N / VECTOR) * PITCH + item % (TILE_N / VECTOR) * VECTOR;
+#pragma unroll
+  for (int j = 0; j < VECTOR; ++j) values[j] = 0;
+#pragma unroll
+  for (int q = 0; q < K_PARTS; ++q)
+#pragma unroll
+    for (int j = 0; j < VECTOR; j += 2) {
+      const float2 some = *(const float2*)(from + q * (REDUCED_ROWS * PITCH) + j);
+      values[j] += some.x;
+      values[j + 1] += some.y;
+    }
+}
+
+// Every block adds the sums of every SPLITth pixel: thread t of four has columns 2 t, 2 t + 1 of each eight.
+__device__ __forceinline__ void store_partial_sums(const float (&sums)[TILE_N / 2], float* partial_sums, int k_part,
+                                                   int first_row, int rows, int thread, int lane) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = thread / 32 * 16 + lane / 4 + half * 8;
+    if (first_row + row >= rows) continue;
+    float* const to = partial_sums + (k_part * REDUCED_ROWS + row / SPLIT_K) * PITCH + lane % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < TILE_N / 8; ++j)
+      store_to_block(to + j * 8, row % SPLIT_K, sums[j * 4 + half * 2], sums[j * 4 + half * 2 + 1]);
+  }
+}
+
+// Every warpgroup meets equally often, for compute-sanitizer alone: where they don't, racecheck (2025.3) takes what
+// they write behind it and read behind the barrier for a hazard.
+__device__ __forceinline__ void meet(int steps, int warpgroup) {
+  for (int i = steps; i < (K_TILES + K_PARTS - 1) / K_PARTS; ++i) sync_warpgroup(warpgroup);
+}
+
+__device__ __forceinline__ void wait_stage(int warpgroup) {
+  wait_copies<STAGES - 2>();
+  fence_async_proxy();
+  sync_warpgroup(warpgroup);
+}
+
+__device__ __forceinline__ void load_operands(const Arguments& a, TileOperands<VECTOR>& of_filters,
+                                              PixelOperands<VECTOR>& of_pixel, int p, int m) {
+  of_filters.load(a, p / OUT, m);
+  of_pixel.load(a, p / OUT, p % OUT / OUT_W, p % OUT_W, m, p * FILTERS + m);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #if SPLIT_K > 1
     __cluster_dims__(SPLIT_K, 1, 1)
@@ -64,41 +150,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const int rows = (int)a.batch * OUT, k_part = block * WARPGROUPS + warpgroup;
   const int k_end = K_TILES * (k_part + 1) / K_PARTS;
 
-  // The weights of 64 channels of a tap, and the pixels that they meet.
   const int octet = thread % 8;
-  const auto copy_weights = [&](int k_tile, int stage) {
-    const int tap = k_tile / CHANNEL_TILES, c = k_tile % CHANNEL_TILES * 64 + octet * 8;
-    storage_t* const to = stages + stage * STAGE_ELEMENTS + TILE_M * 64;
-#pragma unroll
-    for (int i = 0; i < TILE_N; i += 16) {
-      const int row = i + thread / 8, m = first + row;
-      const bool exists = m < FILTERS && c < CHANNELS;
-      copy_async(to + swizzled_offset(row, octet, TILE_N),
-                 exists ? w + (m * (KERNEL_H * KERNEL_W) + tap) * CHANNELS + c : w, exists);
-    }
-  };
-  int top[TILE_M / 16], left[TILE_M / 16], image[TILE_M / 16];
-#pragma unroll
-  for (int i = 0; i < TILE_M / 16; ++i) {
-    const int p = first_row + i * 16 + thread / 8;
-    top[i] = p < rows ? p % OUT / OUT_W * STRIDE_H - PAD_TOP : -(1 << 30);
-    left[i] = p % OUT_W * STRIDE_W - PAD_LEFT;
-    image[i] = p / OUT * IMAGE_H;
-  }
-  const auto copy_pixels = [&](int k_tile, int stage) {
-    const int tap = k_tile / CHANNEL_TILES, c = k_tile % CHANNEL_TILES * 64 + octet * 8;
-    const int down = tap / KERNEL_W * DILATION_H, right = tap % KERNEL_W * DILATION_W;
-    storage_t* const to = stages + stage * STAGE_ELEMENTS;
-#pragma unroll
-    for (int i = 0; i < TILE_M / 16; ++i) {
-      const int y = top[i] + down, at = left[i] + right;
-      const bool exists = (unsigned)y < (unsigned)IMAGE_H && (unsigned)at < (unsigned)IMAGE_W && c < CHANNELS;
-      copy_async(to + swizzled_offset(i * 16 + thread / 8, octet, TILE_M),
-                 exists ? x + ((image[i] + y) * IMAGE_W + at) * CHANNELS + c : x, exists);
-    }
-  };
+  const auto copy_weights = [&](int k_tile, int stage) { copy_tap(stages, w, k_tile, stage, octet, thread, first); };
+  const Pixels pixels(first_row, rows, thread);
 
-  int k_tile = K_TILES * k_part / K_PARTS;
+  int k_tile = K_TILES * k_part / K_PARTS, stage = 0;
   arrive_cluster();
   if (!CONSTANT_WEIGHTS) grid_dependency_wait();
 #pragma unroll
@@ -108,23 +164,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   if (CONSTANT_WEIGHTS) grid_dependency_wait();
 #pragma unroll
   for (int i = 0; i < STAGES - 1; ++i) {
-    if (k_tile + i < k_end) copy_pixels(k_tile + i, i);
+    if (k_tile + i < k_end) pixels.copy(stages + i * STAGE_ELEMENTS, x, k_tile + i, thread);
     commit_copies();
   }
 
   float sums[TILE_N / 2];
 #pragma unroll
   for (int i = 0; i < TILE_N / 2; ++i) sums[i] = 0;
-  int stage = 0;
 #pragma unroll 1
   for (; k_tile < k_end; ++k_tile) {
-    wait_copies<STAGES - 2>();
-    fence_async_proxy();
-    sync_warpgroup(warpgroup);
+    wait_stage(warpgroup);
     if (k_tile + STAGES - 1 < k_end) {
       const int next = stage == 0 ? STAGES - 1 : stage - 1;
       copy_weights(k_tile + STAGES - 1, next);
-      copy_pixels(k_tile + STAGES - 1, next);
+      pixels.copy(stages + next * STAGE_ELEMENTS, x, k_tile + STAGES - 1, thread);
     }
     commit_copies();
     const storage_t* const from = stages + stage * STAGE_ELEMENTS;
@@ -135,25 +188,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     wait_wgmma(sums);
   }
 
-  // Every warpgroup meets equally often, for compute-sanitizer alone: where they don't, racecheck (2025.3) takes what
-  // they write below and read behind the barrier for a hazard.
-  for (int i = k_end - K_TILES * k_part / K_PARTS; i < (K_TILES + K_PARTS - 1) / K_PARTS; ++i)
-    sync_warpgroup(warpgroup);
-
-  // Every block adds the sums of every SPLITth pixel: thread t of four has columns 2 t, 2 t + 1 of each eight.
+  meet(k_end - K_TILES * k_part / K_PARTS, warpgroup);
   float* const partial_sums = (float*)((storage_t*)shared + WARPGROUPS * STAGES * STAGE_ELEMENTS);
-#if SPLIT_K > 1
-  wait_cluster();  // there are no blocks to give to before they have started
-#endif
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = thread / 32 * 16 + lane / 4 + half * 8;
-    if (first_row + row >= rows) continue;
-    float* const to = partial_sums + (k_part * REDUCED_ROWS + row / SPLIT_K) * PITCH + lane % 4 * 2;
-#pragma unroll
-    for (int j = 0; j < TILE_N / 8; ++j)
-      store_to_block(to + j * 8, row % SPLIT_K, sums[j * 4 + half * 2], sums[j * 4 + half * 2 + 1]);
-  }
+  if (SPLIT_K > 1) wait_cluster();  // there are no blocks to give to before they have started
+  store_partial_sums(sums, partial_sums, k_part, first_row, rows, thread, lane);
   arrive_cluster();
 
   // Neighbouring threads have neighbouring filters.
@@ -163,29 +201,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const auto exists = [&] { return row_of() < TILE_M && first_row + row_of() < rows && filter_of() < FILTERS; };
   TileOperands<VECTOR> of_filters;
   PixelOperands<VECTOR> of_pixel;
-  const auto load = [&] {
-    const int p = first_row + row_of(), m = filter_of();
-    of_filters.load(a, p / OUT, m);
-    of_pixel.load(a, p / OUT, p % OUT / OUT_W, p % OUT_W, m, p * FILTERS + m);
-  };
-  if (exists()) load();
+  if (exists()) load_operands(a, of_filters, of_pixel, first_row + row_of(), filter_of());
   wait_cluster();
 #pragma unroll 1
   for (; item < REDUCED_ROWS * (TILE_N / VECTOR); item += THREADS) {
     if (!exists()) continue;
-    if (item >= THREADS) load();
-    const float* const from = partial_sums + item / (TILE_N / VECTOR) * PITCH + item % (TILE_N / VECTOR) * VECTOR;
+    if (item >= THREADS) load_operands(a, of_filters, of_pixel, first_row + row_of(), filter_of());
     float values[VECTOR];
-#pragma unroll
-    for (int j = 0; j < VECTOR; ++j) values[j] = 0;
-#pragma unroll
-    for (int q = 0; q < K_PARTS; ++q)
-#pragma unroll
-      for (int j = 0; j < VECTOR; j += 2) {
-        const float2 some = *(const float2*)(from + q * (REDUCED_ROWS * PITCH) + j);
-        values[j] += some.x;
-        values[j + 1] += some.y;
-      }
+    add_partial_sums(values, partial_sums, item);
     Results<VECTOR> results;
 #pragma unroll
     for (int j = 0; j < VECTOR; ++j) apply(of_filters, of_pixel, j, values[j], results);
