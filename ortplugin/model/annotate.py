@@ -60,10 +60,10 @@ def annotate(graph: gs.Graph) -> None:
     """
     nodes = [node for each in all_graphs(graph) for node in each.nodes]
     # A length of 0 is what onnx's inference says where it does not know one. A true one is found again.
-    said = [(tensor, _without_zeros(tensor.shape)) for node in nodes for tensor in node.outputs]
+    before = [(tensor, _without_zeros(tensor.shape)) for node in nodes for tensor in node.outputs]
     mark_misfits(nodes)
     while True:
-        for tensor, shape in said:
+        for tensor, shape in before:
             tensor.shape = shape
         _annotate(graph, nodes)
         if not mark_misfits(nodes):
