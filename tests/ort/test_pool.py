@@ -37,7 +37,8 @@ def test_equals_the_reference(library: Path, case: Case) -> None:
     session = make(case.model())
     found = run(session, case)
     check(case, found)
-    assert session.get_outputs()[0].shape == list(found.shape)
+    if 0 not in case.shape[1:]:  # a spatial size of 0 is unknown before a run
+        assert session.get_outputs()[0].shape == list(found.shape)
 
 
 def _runs_decomposed(case: Case) -> bool:

@@ -507,7 +507,7 @@ WRONG = {
         "'min'", given=a(reduction="min"), dtypes=(TensorProto.FLOAT8E4M3FN, L, TensorProto.FLOAT8E4M3FN)
     ),
     "indices deeper than data": Wrong("3 components", shapes=((4, 3), (2, 3), (2,))),
-    "indices of no components": Wrong("0 components", shapes=((4, 3), (2, 0), (2, 4, 3))),
+    "indices of no components": Wrong("0 components", shapes=(None, None, None), fed=((4, 3), (2, 0), (2, 4, 3))),
     "updates of another width": Wrong("take [2, 3]", shapes=((4, 3), (2, 1), (2, 4))),
     "updates of another number": Wrong("take [2, 3]", shapes=((4, 3), (2, 1), (3, 3))),
     "updates that would broadcast": Wrong("take [2, 3]", shapes=((4, 3), (2, 1), (1, 3))),

@@ -193,6 +193,12 @@ Known Complete(const GradNode& node, const std::vector<Shape>& operands, const S
   return known;
 }
 
+// A length of 0 that is known before a run need not be one: onnx's inference says 0 of the open ones of an Attention.
+Shape BeforeRun(Shape shape) {
+  std::replace(shape.begin(), shape.end(), int64_t{0}, kUnknown);
+  return shape;
+}
+
 void CheckOperand(const GradNode& node, size_t index, ort::ElementType type) {
   if (type != ToOrt(node.dtype()))
     Fail("input ", index, " is ", NameOfOrt(type), ", but the program makes dZ ", NameOf(node.dtype()));
@@ -236,14 +242,14 @@ void Infer(ShapeContext& context) {
     const TensorType type = context.input(i);
     if (i < operands) {
       if (type.type != ort::kUndefined) CheckOperand(node, i, type.type);
-      shapes.push_back(type.shape);
+      shapes.push_back(BeforeRun(type.shape));
     } else {
       if (type.type != ort::kUndefined) CheckType(node.program, i - operands, type.type);
       parameters.push_back(type);
     }
   }
   const TensorType whole = Broadcast(parameters);
-  const Known known = Complete(node, shapes, whole.shape);
+  const Known known = Complete(node, shapes, BeforeRun(whole.shape));
   size_t next = 0;
   const auto same_as_input = [&](TensorType type, size_t input) {
     const TensorType given = context.input(input);
@@ -509,13 +515,13 @@ std::vector<TensorType> CheckGrad(const GradNode& node, const NodeInfo& info) {
     if (i < operands) {
       CheckOperand(node, i, types[i].type);
       if (types[i].has_shape) CheckRank(node, i, types[i].shape);
-      shapes.push_back(types[i].shape);
+      shapes.push_back(BeforeRun(types[i].shape));
     } else {
       CheckType(node.program, i - operands, types[i].type);
       parameters.push_back(types[i]);
     }
   }
-  Complete(node, shapes, Broadcast(parameters).shape);
+  Complete(node, shapes, BeforeRun(Broadcast(parameters).shape));
   return types;
 }
 

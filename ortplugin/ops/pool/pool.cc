@@ -136,13 +136,14 @@ size_t FirstSpatial(size_t rank, size_t spatial, bool channels_last) {
   return channels_last ? 1 : 2;
 }
 
-// Calls out(axis, size) for each spatial size that is known and puts its result in its place.
+// Calls out(axis, size) for each spatial size that is known and puts its result in its place. A size of 0 is not known:
+// onnx's inference says 0 of the open lengths of an Attention.
 template <typename Out>
 void SetSizes(TensorType& type, size_t spatial, bool channels_last, int64_t unknown, Out out) {
   const size_t first = FirstSpatial(type.shape.size(), spatial, channels_last);
   for (size_t axis = 0; axis + 2 < type.shape.size(); ++axis) {
     int64_t& size = type.shape[first + axis];
-    size = size < 0 ? (unknown == 0 ? -1 : out(axis, unknown)) : out(axis, size);
+    size = size > 0 ? out(axis, size) : unknown > 0 ? out(axis, unknown) : -1;
     if (first + axis < type.symbols.size()) type.symbols[first + axis].clear();
   }
 }

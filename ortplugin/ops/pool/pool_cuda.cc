@@ -287,7 +287,7 @@ class CudaImages : public Kernel {
   void Warm(const TensorType& input) const {
     if (input.type == ort::kUndefined) return;
     CheckInput(input.type);
-    if (!input.has_shape || std::count(input.shape.begin(), input.shape.end(), -1) > 0) return;
+    if (!KnownShapes({input})) return;
     if (ElementCount(OutputShape(input.shape)) > 0) Make(input.shape, {input.type, 16});
   }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <optional>
 
 #include "ortplugin/runtime/text.h"
 
@@ -243,15 +244,9 @@ constexpr size_t kInputs = 3;
 // Refuses what is known to be wrong.
 void CheckKnown(const ScatterAttributes& attributes, const std::vector<TensorType>& inputs) {
   std::vector<ort::ElementType> types;
-  std::vector<Shape> shapes;
-  bool known = true;
-  for (const TensorType& input : inputs) {
-    types.push_back(input.type);
-    shapes.push_back(input.shape);
-    known = known && input.has_shape && std::count(input.shape.begin(), input.shape.end(), -1) == 0;
-  }
+  for (const TensorType& input : inputs) types.push_back(input.type);
   CheckScatterTypes(attributes, types);
-  if (known) FitScatter(attributes, shapes);
+  if (const std::optional<std::vector<Shape>> shapes = KnownShapes(inputs)) FitScatter(attributes, *shapes);
 }
 
 void CheckCounts(size_t inputs, size_t outputs) {

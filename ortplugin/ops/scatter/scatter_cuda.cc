@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <sstream>
 #include <tuple>
 
@@ -409,18 +410,15 @@ class CudaScatter : public Kernel {
   // Compiles for the shapes that the model declares, where they are known, so that errors come with the session and
   // runs find the kernels there.
   void Prepare(const std::vector<TensorType>& inputs) {
-    std::vector<Shape> shapes;
-    for (const TensorType& input : inputs) {
-      if (!input.has_shape || std::count(input.shape.begin(), input.shape.end(), -1) > 0) return;
-      shapes.push_back(input.shape);
-    }
+    const std::optional<std::vector<Shape>> shapes = KnownShapes(inputs);
+    if (!shapes) return;
     Key key{};
     key.type = inputs[0].type;
     key.is_int32 = inputs[attributes_.indices()].type == ort::kInt32;
     if (key.type == ort::kUndefined) return;
     for (const bool in_place : {false, true}) {
       key.in_place = in_place;
-      Make(shapes, key);
+      Make(*shapes, key);
     }
   }
 
