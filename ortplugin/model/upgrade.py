@@ -32,6 +32,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 from ortplugin.errors import ModelError, one_line
 from ortplugin.graph.messages import walk_graphs
+from ortplugin.model import kept_names
 from ortplugin.model.checks import check_structure, skeleton
 from ortplugin.ops.decompose import MINIMUM_OPSET
 
@@ -144,6 +145,8 @@ def _converted(model: ModelProto, target: int) -> ModelProto:
     del result.graph.node[:]
     result.graph.node.extend(converted.graph.node)
     _keep_types(result.graph, converted.graph, found)
+    if found == kept_names.OPSET:
+        kept_names.forget(result.graph, _constants(result.graph, overridable))
     existing = {each.name for each in model.graph.initializer}
     given = {each.name for each in light.graph.input}
     added = [each for each in converted.graph.initializer if each.name not in existing and each.name not in given]

@@ -13,6 +13,7 @@ import ortplugin
 from ortplugin.errors import ModelError, OrtPluginError, one_line
 from ortplugin.graph.messages import walk_nodes
 
+from . import lethal
 from .definite import definite
 from .emulate import emulated
 from .evaluate import OURS, UnfitError, make_session, run
@@ -96,7 +97,7 @@ class Judge:
         ort = "ort" in case.checks and self.provider.is_cpu
         if ort:
             self.tell("the original under ONNX Runtime's own optimizations")  # if it dies of it, that is known
-            ort = not any(_status_by_default(case, each) for each in references)
+            ort = not any(_status_by_default(case, each) for each in references) and not lethal.of_rotation(made)
         self.tell("load")
         try:
             session = self.provider.session(made, ort)
@@ -120,6 +121,8 @@ class Judge:
                     raise UnfitError("ONNX Runtime plans memory by a shape that it infers wrongly") from error
                 if status(error) == _status_by_default(case, reference):
                     raise UnfitError("the original fails alike with ONNX Runtime's own optimizations") from error
+                if undefined := is_undefined(case.oracle, reference.feeds):
+                    raise UnfitError(undefined) from error
                 return Finding("run", one_line(error))
             problem = self.problem(case, reference, made, got)
             if problem:

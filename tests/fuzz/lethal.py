@@ -7,6 +7,7 @@ anything else is always printed (`worker.ALONE`), with its seed: explain it, and
     ConvTranspose in three dimensions, of which the first or second has no element, [1, 2, 1, 0, 1]: segmentation fault
     InstanceNormalization in fp16 of no pixels, [1, 1, 1, 0]: segmentation fault
     RoiAlign of no pixels, [1, 1, 1, 0]: it reads what is not there, which ends some processes
+    MatMul in fp16 of what a Transpose rotates, perm=[1, 2, 0] or [1, 0, 2], under its own optimizations
 
 LSTM and RNN take the first, FusedConvTranspose the second.
 """
@@ -49,6 +50,15 @@ def of_model(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> str:
         return ""
     ops = sorted({node.op_type for node in walk_nodes(model) if node.op_type in _FAULTS and not _is_flat(node)})
     return f"ONNX Runtime dies of {_FAULTS[ops[0]]}" if ops else ""
+
+
+def of_rotation(model: onnx.ModelProto) -> bool:
+    """Whether ONNX Runtime's own optimizations may die of a model that was cast to fp16."""
+    nodes = list(walk_nodes(model))
+    casts = any(node.op_type == "Cast" and node.attribute[0].i == onnx.TensorProto.FLOAT16 for node in nodes)
+    perms = [list(node.attribute[0].ints) for node in nodes if node.op_type == "Transpose" and node.attribute]
+    rotates = any(len(perm) > 2 and perm[:-2] == list(range(1, len(perm) - 1)) for perm in perms)
+    return casts and rotates and any(node.op_type == "MatMul" for node in nodes)
 
 
 def of_conv(model: onnx.ModelProto, message: str) -> bool:

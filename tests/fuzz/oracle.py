@@ -186,7 +186,8 @@ def is_undefined(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> str:
     """What in the original has no defined value; '' if nothing is known to.
 
     ONNX Runtime (1.31) leaves empty tensors out of Concat's check, and then sizes the result by the first: part of it
-    is what was in memory before. A float that no integer is, cast to one, is anything.
+    is what was in memory before. It does not check either whether the batch of what SkipLayerNormalization adds is its
+    input's. A float that no integer is, cast to one, is anything.
     """
     values = {**feeds, **{each.name: numpy_helper.to_array(each) for each in model.graph.initializer}}
     values.update(all_values(model, feeds))
@@ -195,6 +196,10 @@ def is_undefined(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> str:
             axis = next(each.i for each in node.attribute if each.name == "axis")
             if len({tuple(np.delete(np.shape(values[name]), axis)) for name in node.input if name in values}) > 1:
                 return "the original joins empty tensors that do not fit"
+        if node.op_type in ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"):
+            x, skip = (np.shape(values.get(name)) for name in node.input[:2])
+            if len(x) == len(skip) == 3 and skip[0] not in (1, x[0]):
+                return "the original adds another batch before a layer norm"
         if node.op_type in ("Cast", "CastLike") and {node.input[0], node.output[0]} <= values.keys():
             given, made = np.asarray(values[node.input[0]]), np.asarray(values[node.output[0]])
             if is_floating(given) and made.dtype.kind in "iu":

@@ -12,7 +12,7 @@ import ortplugin
 from fuzz import lethal
 from fuzz.evaluate import Evaluator, UnfitError, make_session
 from fuzz.generate import Case
-from fuzz.judge import Judge
+from fuzz.judge import Judge, optimize
 from fuzz.worker import Worker
 
 GRU = "y = GRU <hidden_size = 1> (x, w, r)"
@@ -99,6 +99,23 @@ def test_what_the_original_dies_of_with_onnx_runtimes_own_optimizations(library:
     worker.close()
     assert verdict.what == "unfit"
     assert "own optimizations: the process died" in verdict.message
+
+
+@pytest.mark.parametrize(("perm", "rotates"), [("1, 2, 0", True), ("1, 0, 2", True), ("0, 2, 1", False)])
+def test_what_the_result_in_half_dies_of(library: Any, perm: str, rotates: bool) -> None:
+    """The case as it is, which the fuzzer compares with ONNX Runtime's optimizations where it lives through them."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[2, 2, 2] x) => (float[2, 2, 1] y) <float[2, 1] w = {{1, 2}}>
+        {{ t = Transpose<perm = [{perm}]>(x)  y = MatMul(t, w) }}""")
+    case = Case(
+        0, "fp32", model, None, frozenset(), [{"x": np.ones((2, 2, 2), np.float32)}], {"precision": "fp16"}, ("ort",)
+    )
+    worker = Worker()
+    assert worker.ask(case).what == "same"
+    worker.close()
+    made, _ = optimize(case)
+    assert lethal.of_rotation(made) == rotates
+    assert not lethal.of_rotation(model)
 
 
 def test_an_empty_feed_alone_is_judged() -> None:

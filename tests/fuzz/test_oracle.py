@@ -90,6 +90,16 @@ def test_an_empty_tensor_that_does_not_fit(width: int, axis: int, undefined: boo
     assert bool(oracle.is_undefined(model, {"x": np.zeros((1, width), np.float32)})) is undefined
 
 
+@pytest.mark.parametrize(("batch", "undefined"), [(1, False), (2, True), (4, False)])
+def test_a_skip_of_another_batch(batch: int, undefined: bool) -> None:
+    """Which ONNX Runtime repeats, or cuts off: the rows fit."""
+    model = model_of("""(float[N, 1, 3] x, float[M, 1, 3] s) => (float[?, ?, ?] y) <float[3] w = {1, 2, 3}>
+        { y = com.microsoft.SkipLayerNormalization(x, s, w) }""")
+    feeds = {"x": np.ones((4, 1, 3), np.float32), "s": np.ones((batch, 1, 3), np.float32)}
+    assert oracle.run(oracle.make_session(model.SerializeToString()), feeds)["y"].shape == (4, 1, 3)
+    assert bool(oracle.is_undefined(model, feeds)) is undefined
+
+
 @pytest.mark.parametrize(("value", "undefined"), [(np.inf, True), (np.nan, True), (2.0**31, True), (-(2.0**31), False)])
 def test_a_float_that_no_integer_is(value: float, undefined: bool) -> None:
     model = model_of("(double[1] x) => (int32[1] y) { a = Abs(x) b = Mul(a, x) c = Div(b, a) y = Cast<to = 6>(c) }")

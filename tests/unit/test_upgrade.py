@@ -309,3 +309,23 @@ def test_a_node_that_becomes_several_keeps_its_name_on_the_operator(name: str, r
     expected = run(model, rng)[0]
     rng.bit_generator.state = state
     np.testing.assert_allclose(run(upgraded, rng)[0], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("body", "kept"), [
+    ("d = Slice(x, one, two, second)  y = Abs(d)", {"x"}),  # onnx infers "batch" there
+    ("d = Slice(x, one, two, first)  y = Abs(d)", {"x", "d", "y"}),  # the length that it cuts has no name
+    ("d = Slice(x, one, two, at)  y = Abs(d)", {"x"}),
+    ("s = Shape(x)  t = Slice(s, one, two)  d = Abs(x)  y = Neg(d)", {"x", "d", "y"}),
+    ("n = Neg(x)  o = Slice(n, one, two)  p = Abs(o)  d = If(on) <then_branch = a () => (float[3,batch] b)"
+     " { b = Identity(p) }, else_branch = c () => (float[3,batch] e) { e = Identity(n) }>  y = Abs(d)", {"x"}),
+])  # fmt: skip
+def test_names_of_lengths_that_a_slice_does_not_keep(body: str, kept: set[str]) -> None:
+    model = onnx.parser.parse_model(f"""<ir_version: 5, opset_import: ["" : 10]>
+        g (float[3,batch] x, int64[1] at, bool on) => (float[3,batch] y)
+        <int64[1] one = {{1}}, int64[1] two = {{2}}, int64[1] first = {{0}}, int64[1] second = {{1}}> {{ {body} }}""")
+    said = onnx.helper.make_tensor_value_info("d", onnx.TensorProto.FLOAT, (3, "batch"))
+    model.graph.value_info.append(said)
+    made = upgrade(model).graph
+    dims = {each.name: each.type.tensor_type.shape.dim for each in (*made.input, *made.output, *made.value_info)}
+    assert {name for name in ("x", "d", "y") if dims[name][1].dim_param == "batch"} == kept
+    assert all(dims[name][0].dim_value == 3 for name in ("x", "d", "y"))
