@@ -62,22 +62,21 @@ extern "C" __attribute__((visibility("default"))) int OrtPluginListConvAlgorithm
   return Answer(answer, [&] {
     Numbers from(numbers, count);
     const int device = static_cast<int>(from.Next());
-    ConvCase conv_case{};
-    conv_case.attributes.transposed = from.Next() != 0;
-    conv_case.attributes.auto_pad = static_cast<AutoPad>(from.Next());
-    conv_case.attributes.channels_last = from.Next() != 0;
-    conv_case.attributes.x_channels_first = from.Next() != 0;
-    conv_case.attributes.y_channels_first = from.Next() != 0;
-    conv_case.attributes.groups = from.Next();
-    conv_case.allow_tf32 = from.Next() != 0;
-    conv_case.constant_weights = from.Next() != 0;
-    for (Shape* list :
-         {&conv_case.attributes.kernel_shape, &conv_case.attributes.strides, &conv_case.attributes.dilations,
-          &conv_case.attributes.pads, &conv_case.attributes.output_padding, &conv_case.attributes.output_shape})
+    ConvNode node;
+    node.attributes.transposed = from.Next() != 0;
+    node.attributes.auto_pad = static_cast<AutoPad>(from.Next());
+    node.attributes.channels_last = from.Next() != 0;
+    node.attributes.x_channels_first = from.Next() != 0;
+    node.attributes.y_channels_first = from.Next() != 0;
+    node.attributes.groups = from.Next();
+    node.allow_tf32 = from.Next() != 0;
+    node.constant_weights = from.Next() != 0;
+    for (Shape* list : {&node.attributes.kernel_shape, &node.attributes.strides, &node.attributes.dilations,
+                        &node.attributes.pads, &node.attributes.output_padding, &node.attributes.output_shape})
       *list = from.List();
-    conv_case.shapes = from.Lists();
-    conv_case.program = std::make_shared<const Program>(ParseEpilogue(program));
-    return ListConvAlgorithms(conv_case, cuda::Device(device));
+    const std::vector<Shape> shapes = from.Lists();
+    node.program = std::make_shared<const Program>(ParseEpilogue(program));
+    return ListConvAlgorithms(node.Fit(shapes), cuda::Device(device));
   });
 }
 

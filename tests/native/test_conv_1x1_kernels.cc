@@ -14,8 +14,8 @@ using namespace test;
 
 namespace {
 
-ConvProblem Layer(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t stride = 1) {
-  ConvProblem problem = SquareConv(dtype, stride > 1, batch, size, channels, filters, 1, stride, 0, size * stride);
+Contraction Layer(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t stride = 1) {
+  Contraction problem = SquareConv(dtype, stride > 1, batch, size, channels, filters, 1, stride, 0, size * stride);
   problem.constant_weights = batch > 1;
   return problem;
 }
@@ -43,7 +43,7 @@ std::vector<ConvCase> Cases() {
 int main(int argc, char** argv) {
   if (argc != 2) return AskForArchitecture(argv[0]);
   const cuda::DeviceFacts& device = DeviceOf(argv[1]);
-  ForEachCase(Cases(), device, FitsConv1x1, [&](const Program& program, const ConvProblem& problem) {
+  ForEachCase(Cases(), device, FitsConv1x1, [&](const Program& program, const Contraction& problem) {
     const Conv1x1Config config = ConfigureConv1x1(program, problem, device);
     const cuda::LaunchShape launch = Conv1x1Launch(problem, config, device);
     const std::string source = Conv1x1Source(program, problem, config);
@@ -72,7 +72,7 @@ int main(int argc, char** argv) {
     CHECK(Conv1x1Launch(conv_case.problem, config, small).shared_bytes <= small.shared_per_block);
     CHECK((config.tile_n / 2 + 45) * config.warps * 32 <= small.registers_per_multiprocessor);
   }
-  const ConvProblem known = Layer(kHalf, 8, 28, 128, 256, 2);
+  const Contraction known = Layer(kHalf, 8, 28, 128, 256, 2);
   CHECK(IsConv1x1Fast(program, Layer(kHalf, 8, 56, 64, 64), device));
   CHECK(!IsConv1x1Fast(program, Layer(kHalf, 256, 14, 512, 1024), device));
   const Program gelu = Program::Parse("(float16 c) => (float16 y) {\n  y = Gelu(c)\n}");
@@ -81,20 +81,20 @@ int main(int argc, char** argv) {
   const Program tanh = Program::Parse("(float16 c) => (float16 y) {\n  y = Gelu<approximate=\"tanh\">(c)\n}");
   CHECK(!IsConv1x1Fast(tanh, Layer(kHalf, 64, 28, 192, 768), device));
   CHECK(!IsConv1x1Fast(program, Layer(kHalf, 64, 28, 192, 768), device));
-  const Refusals refusals(known, [&](const ConvProblem& other) { return FitsConv1x1(program, other, device); });
-  refusals.Check("a larger kernel", [](ConvProblem* changed) { changed->kernel_width = 2; });
-  refusals.Check("pads", [](ConvProblem* changed) { changed->pads = {1, 0, 0, 0}; });
-  refusals.Check("a plain one with strides", [](ConvProblem* changed) { changed->transposed = false; });
-  refusals.Check("rows of Y behind the last of X", [](ConvProblem* changed) { changed->out_height += 1; });
-  refusals.Check("a stride of five", [](ConvProblem* changed) {
-    changed->strides = {5, 5};
-    changed->out_height = changed->out_width = 28 * 5;
+  const Refusals refusals(known, [&](const Contraction& other) { return FitsConv1x1(program, other, device); });
+  refusals.Check("a larger kernel", [](Contraction* changed) { changed->columns().kernel = 2; });
+  refusals.Check("pads", [](Contraction* changed) { changed->rows().pad_begin = 1; });
+  refusals.Check("a plain one with strides", [](Contraction* changed) { changed->transposed = false; });
+  refusals.Check("rows of Y behind the last of X", [](Contraction* changed) { changed->rows().out += 1; });
+  refusals.Check("a stride of five", [](Contraction* changed) {
+    changed->rows().stride = changed->columns().stride = 5;
+    changed->rows().out = changed->columns().out = 28 * 5;
   });
-  refusals.Check("more weights than 31 bits count", [](ConvProblem* changed) {
+  refusals.Check("more weights than 31 bits count", [](Contraction* changed) {
     changed->filters = 1 << 24;
-    changed->batch = changed->height = changed->width = 1;
-    changed->out_height = changed->out_width = 2;
+    changed->batch = changed->rows().size = changed->columns().size = 1;
+    changed->rows().out = changed->columns().out = 2;
   });
-  refusals.Check("weights that fill shared memory", [](ConvProblem* changed) { changed->channels = 2048; });
+  refusals.Check("weights that fill shared memory", [](Contraction* changed) { changed->channels = 2048; });
   return Summary();
 }

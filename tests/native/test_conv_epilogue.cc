@@ -81,7 +81,7 @@ void TestGeometry() {
   attributes.groups = 2;
   attributes.strides = {2, 1};
   attributes.pads = {1, 0, 2, 1};
-  ConvShape shape = FitConv(attributes, {2, 6, 9, 11}, {8, 3, 3, 3});
+  Contraction shape = FitConv(attributes, {2, 6, 9, 11}, {8, 3, 3, 3});
   CHECK(shape.result() == Shape{2, 8, 5, 10} && shape.pads() == attributes.pads && shape.filters == 8);
   attributes.channels_last = true;
   shape = FitConv(attributes, {2, 9, 11, 6}, {8, 3, 3, 3});

@@ -28,17 +28,17 @@ const char* const kMixed =
 
 struct Case {
   const char* program;
-  ConvProblem problem;
+  Contraction problem;
 };
 
-ConvProblem Square(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t group,
+Contraction Square(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t group,
                    int64_t kernel, int64_t stride) {
   const int64_t pad = stride == kernel ? 0 : (kernel - 1) / 2, out = (size + 2 * pad - kernel) / stride + 1;
-  ConvProblem problem = test::SquareConv(dtype, false, batch, size, channels, filters, kernel, stride, pad, out);
-  problem.group = group;
+  Contraction problem = test::SquareConv(dtype, false, batch, size, channels, filters, kernel, stride, pad, out);
+  problem.groups = group;
   problem.operands = {{filters}};
   if (dtype == DType::kBFloat16)
-    problem.operands = {{filters}, problem.output_shape(), {batch, 1, 1, filters}, {problem.out_height, 1, 1}};
+    problem.operands = {{filters}, problem.result(), {batch, 1, 1, filters}, {problem.rows().out, 1, 1}};
   return problem;
 }
 
@@ -62,7 +62,7 @@ std::vector<Case> Cases() {
   depthwise(kBrain, 8, 7, 768, 7, 1);
   // The images of networks, channels last and first.
   const auto stem = [&](DType dtype, int64_t filters, int64_t kernel, int64_t stride, bool channels_first) {
-    ConvProblem problem = Square(dtype, 8, 224, 3, filters, 1, kernel, stride);
+    Contraction problem = Square(dtype, 8, 224, 3, filters, 1, kernel, stride);
     problem.x_channels_first = channels_first;
     cases.push_back({ProgramOf(dtype), problem});
   };
@@ -99,15 +99,20 @@ const Shuffle kShuffles[] = {
     {kMixed, {3, 5, 4, 16}, {16, 2, 2, 12}, {2, 2}, {}, {}, {{12}, {3, 10, 8, 12}, {3, 1, 1, 12}, {10, 1, 1}}},
 };
 
-ConvCase CaseOf(const Shuffle& shuffle) {
-  ConvCase made{};
-  made.attributes.transposed = made.attributes.channels_last = true;
-  made.attributes.groups = 1;
-  made.attributes.kernel_shape = {shuffle.w[1], shuffle.w[2]};
-  made.attributes.strides = shuffle.strides;
-  made.attributes.pads = shuffle.pads;
-  made.attributes.output_padding = shuffle.output_padding;
-  made.program = std::make_shared<const Program>(Program::Parse(shuffle.program));
+struct Node {
+  ConvNode node;
+  std::vector<Shape> shapes;  // of X, W and the operands
+};
+
+Node NodeOf(const Shuffle& shuffle) {
+  Node made;
+  made.node.attributes.transposed = made.node.attributes.channels_last = true;
+  made.node.attributes.groups = 1;
+  made.node.attributes.kernel_shape = {shuffle.w[1], shuffle.w[2]};
+  made.node.attributes.strides = shuffle.strides;
+  made.node.attributes.pads = shuffle.pads;
+  made.node.attributes.output_padding = shuffle.output_padding;
+  made.node.program = std::make_shared<const Program>(Program::Parse(shuffle.program));
   made.shapes = {shuffle.x, shuffle.w};
   made.shapes.insert(made.shapes.end(), shuffle.operands.begin(), shuffle.operands.end());
   return made;
@@ -115,38 +120,38 @@ ConvCase CaseOf(const Shuffle& shuffle) {
 
 void TestShuffles(const std::string& architecture) {
   for (const Shuffle& shuffle : kShuffles) {
-    const ConvCase given = CaseOf(shuffle);
-    const ConvShape shape = FitConv(given.attributes, shuffle.x, shuffle.w);
-    CHECK(FitsPixelShuffle(given, shape));
-    const cudnn::Problem products = GemmProblem(given, shape);
+    const Node given = NodeOf(shuffle);
+    const Contraction contraction = given.node.Fit(given.shapes);
+    CHECK(FitsPixelShuffle(contraction));
+    const cudnn::Problem products = GemmProblem(contraction);
     cudnn::Check(products);
     CHECK(ElementCount(products.w.dims) == ElementCount(shuffle.w) &&
           ElementCount(products.y.dims) == ElementCount(shuffle.x));
-    const EngineKernel kernel = PixelShuffleKernel(given, shape);
-    CHECK(kernel.arguments.size() == shuffle.operands.size() + 3 + given.program->results().size());
+    const EngineKernel kernel = PixelShuffleKernel(contraction);
+    CHECK(kernel.arguments.size() == shuffle.operands.size() + 3 + contraction.program->results().size());
     std::string log;
     const std::string code = cuda::Compile(kernel.source, architecture, &log);
     CHECK_WITH(code.size() > 1000 && test::Spilled(log) == 0 && test::Local(log) == 0, log);
     if (architecture == "sm_90") CHECK_WITH(test::BeforeWait(kernel.source).empty(), test::BeforeWait(kernel.source));
   }
   // What overlaps, is dilated, in groups, or has its channels first.
-  const auto fits = [](const std::function<void(ConvCase*)>& change) {
-    ConvCase conv_case = CaseOf(kShuffles[0]);
-    change(&conv_case);
-    return FitsPixelShuffle(conv_case, FitConv(conv_case.attributes, conv_case.shapes[0], conv_case.shapes[1]));
+  const auto fits = [](const std::function<void(Node*)>& change) {
+    Node changed = NodeOf(kShuffles[0]);
+    change(&changed);
+    return FitsPixelShuffle(changed.node.Fit(changed.shapes));
   };
-  CHECK(fits([](ConvCase*) {}));
-  CHECK(!fits([](ConvCase* conv_case) { conv_case->attributes.strides = {2, 1}; }));
-  CHECK(!fits([](ConvCase* conv_case) { conv_case->attributes.dilations = {1, 2}; }));
-  CHECK(!fits([](ConvCase* conv_case) { conv_case->attributes.groups = 2; }));
-  CHECK(!fits([](ConvCase* conv_case) {
-    conv_case->attributes.strides = {1, 1};
-    conv_case->attributes.kernel_shape = {1, 1};
-    conv_case->shapes[1] = {256, 1, 1, 128};
+  CHECK(fits([](Node*) {}));
+  CHECK(!fits([](Node* changed) { changed->node.attributes.strides = {2, 1}; }));
+  CHECK(!fits([](Node* changed) { changed->node.attributes.dilations = {1, 2}; }));
+  CHECK(!fits([](Node* changed) { changed->node.attributes.groups = 2; }));
+  CHECK(!fits([](Node* changed) {
+    changed->node.attributes.strides = {1, 1};
+    changed->node.attributes.kernel_shape = {1, 1};
+    changed->shapes[1] = {256, 1, 1, 128};
   }));
-  CHECK(!fits([](ConvCase* conv_case) {
-    conv_case->attributes.channels_last = false;
-    conv_case->shapes = {{8, 256, 32, 32}, {256, 128, 2, 2}, {128, 1, 1}};
+  CHECK(!fits([](Node* changed) {
+    changed->node.attributes.channels_last = false;
+    changed->shapes = {{8, 256, 32, 32}, {256, 128, 2, 2}, {128, 1, 1}};
   }));
 }
 
@@ -159,7 +164,7 @@ int main(int argc, char** argv) {
   for (const Case& test_case : Cases()) {
     const Program program = Program::Parse(test_case.program);
     const std::optional<EngineKernel> kernel = FindEngineKernel(program, test_case.problem, device, false);
-    const bool is_stem = test_case.problem.group == 1 && test_case.problem.kernel_height > 1;
+    const bool is_stem = test_case.problem.groups == 1 && test_case.problem.rows().kernel > 1;
     CHECK(kernel.has_value() == (device.has_mma_m16n8k16() || !is_stem));
     if (!kernel) continue;
     CHECK(kernel->arguments.size() == test_case.problem.operands.size() + 3 + program.results().size());
@@ -167,9 +172,9 @@ int main(int argc, char** argv) {
     const std::string code = test::Compile(kernel->source, architecture, &log, &failure);
     const auto variant = [&] {
       std::ostringstream text;
-      text << architecture << " " << kernel->entry << " " << NameOf(test_case.problem.dtype) << " "
-           << ToString(test_case.problem.output_shape()) << " kernel " << test_case.problem.kernel_height << " stride "
-           << test_case.problem.strides[0] << " threads " << kernel->launch.blocks << "x" << kernel->launch.threads
+      text << architecture << " " << kernel->entry << " " << NameOf(test_case.problem.dtype()) << " "
+           << ToString(test_case.problem.result()) << " kernel " << test_case.problem.rows().kernel << " stride "
+           << test_case.problem.rows().stride << " threads " << kernel->launch.blocks << "x" << kernel->launch.threads
            << " registers " << test::Registers(log) << " spilled " << test::Spilled(log) << " bytes " << failure;
       return text.str();
     };

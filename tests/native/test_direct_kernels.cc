@@ -9,6 +9,7 @@
 #include "ortplugin/ops/conv/engines/direct.h"
 #include "tests/native/check.h"
 #include "tests/native/kernel_remarks.h"
+#include "tests/native/square_conv.h"
 
 using namespace ortplugin;
 
@@ -22,32 +23,22 @@ const char* const kMixed =
     "  u = Cast<to=float>(e)\n  v = Mul(t, u)\n  y = Gelu(v)\n  w = Mul(y, g)\n  z = Cast<to=float16>(w)\n}";
 
 struct Case {
-  DirectConv conv;
+  Contraction conv;
   const char* program;
   int most_vector;
 };
 
-DirectConv Square(int64_t images, int64_t channels, int64_t size, int64_t outputs, int64_t kernel, int64_t stride) {
-  DirectConv conv{};
-  conv.images = images;
-  conv.groups = 1;
-  conv.channels = channels;
-  conv.outputs = outputs;
-  for (int i = 0; i < 2; ++i) {
-    conv.image[i] = size;
-    conv.kernel[i] = kernel;
-    conv.strides[i] = stride;
-    conv.dilations[i] = 1;
-    conv.pads[i] = (kernel - 1) / 2;
-    conv.output[i] = (size + 2 * conv.pads[i] - kernel) / stride + 1;
-  }
+Contraction Square(int64_t images, int64_t channels, int64_t size, int64_t filters, int64_t kernel, int64_t stride) {
+  const int64_t pad = (kernel - 1) / 2, out = (size + 2 * pad - kernel) / stride + 1;
+  Contraction conv = test::SquareConv(DType::kFloat, false, images, size, channels, filters, kernel, stride, pad, out);
+  conv.channels_last = false;
   return conv;
 }
 
 // The data gradient of such a convolution.
-DirectConv Rotated180(DirectConv conv) {
-  std::swap(conv.channels, conv.outputs);
-  conv.rotated_filters = true;
+Contraction Rotated180(Contraction conv) {
+  std::swap(conv.channels, conv.filters);
+  conv.rotated_weights = true;
   return conv;
 }
 
@@ -64,13 +55,13 @@ int main(int argc, char** argv) {
         Case{Square(3, 5, 33, 7, 5, 3), kMixed, 1}, Case{Rotated180(Square(1000, 16, 14, 32, 3, 1)), kIdentity, 16},
         Case{Rotated180(Square(100, 3, 33, 7, 5, 1)), kIdentity, 16}}) {
     const Program program = Program::Parse(test_case.program);
-    const Shape full{test_case.conv.images, test_case.conv.outputs, test_case.conv.output[0], test_case.conv.output[1]};
+    const Shape full = test_case.conv.result();
     std::vector<Shape> shapes{full};
-    if (program.parameters().size() > 1) shapes.push_back({test_case.conv.outputs, 1, 1});
+    if (program.parameters().size() > 1) shapes.push_back({test_case.conv.filters, 1, 1});
     if (program.parameters().size() > 2)
-      shapes.insert(shapes.end(), {full, {test_case.conv.output[0], 1}, {test_case.conv.images, 1, 1, 1}});
+      shapes.insert(shapes.end(), {full, {test_case.conv.rows().out, 1}, {test_case.conv.batch, 1, 1, 1}});
     const Axes axes = JoinAxes(full, shapes);
-    CHECK(FitsDirect(test_case.conv, DType::kFloat));
+    CHECK(FitsDirect(test_case.conv));
     const std::optional<DirectConfig> found = ConfigureDirect(test_case.conv, device, test_case.most_vector);
     CHECK(found.has_value());
     if (!found) continue;
@@ -95,9 +86,9 @@ int main(int argc, char** argv) {
     CHECK_WITH(!device.has_pdl() || test::BeforeWait(DirectSource(test_case.conv, program, axes, config)).empty(),
                variant());
   }
-  DirectConv wide = Square(1, 3, 2000, 8, 3, 4);
-  wide.dilations[0] = 200;
-  wide.output[0] = (2000 + 2 - 401) / 4 + 1;
-  CHECK(!FitsDirect(wide, DType::kFloat) || !ConfigureDirect(wide, device, 16));
+  Contraction wide = Square(1, 3, 2000, 8, 3, 4);
+  wide.rows().dilation = 200;
+  wide.rows().out = (2000 + 2 - 401) / 4 + 1;
+  CHECK(!FitsDirect(wide) || !ConfigureDirect(wide, device, 16));
   return test::Summary();
 }

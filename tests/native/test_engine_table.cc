@@ -19,11 +19,11 @@ namespace {
 
 struct Case {
   const char* engine;  // that is the fastest on an H200
-  ConvProblem problem;
+  Contraction problem;
   bool is_by_construction;  // and so on every GPU that it fits
 };
 
-ConvProblem Square(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t kernel,
+Contraction Square(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t kernel,
                    int64_t stride = 1, bool transposed = false) {
   const int64_t out = transposed ? size * stride : (size - 1) / stride + 1;
   return test::SquareConv(dtype, transposed, batch, size, channels, filters, kernel, stride, (kernel - 1) / 2, out);
@@ -42,9 +42,9 @@ std::vector<Case> Cases() {
                              {"conv_1x1", Square(kHalf, 8, 56, 64, 64, 1), false},
                              {"polyphase", Square(kHalf, 8, 28, 128, 128, 4, 2, true), false},
                              {"direct", Square(kFloat, 100, 28, 1, 16, 3), false}};
-  cases[2].problem.group = 96;
+  cases[2].problem.groups = 96;
   cases[4].problem.x_channels_first = true;
-  cases.back().problem.channels_first = true;
+  cases.back().problem.channels_last = false;
   return cases;
 }
 
@@ -54,8 +54,8 @@ Program Identity(DType dtype) {
 }
 
 // Which engine FindEngineKernel takes; "library" where there is none.
-std::string Taken(const ConvProblem& problem, const cuda::DeviceFacts& device, bool only_where_fast) {
-  const auto kernel = FindEngineKernel(Identity(problem.dtype), problem, device, only_where_fast);
+std::string Taken(const Contraction& problem, const cuda::DeviceFacts& device, bool only_where_fast) {
+  const auto kernel = FindEngineKernel(Identity(problem.dtype()), problem, device, only_where_fast);
   if (!kernel) return "library";
   return std::string(kernel->entry) == "conv_direct" ? "direct" : kernel->entry;
 }
@@ -76,7 +76,7 @@ void TestWhoIsFastest() {
     CHECK_WITH((FindTarget(gpu.facts) != nullptr) == (std::string(gpu.name) == "H200"), gpu.name);
     for (const Case& each : Cases()) {
       const std::string what = gpu.name + std::string(": ") + each.engine, taken = Taken(each.problem, gpu.facts, true);
-      const Program program = Identity(each.problem.dtype);
+      const Program program = Identity(each.problem.dtype());
       for (const Engine& engine : EngineTable()) {
         if (std::string(engine.name) != each.engine) continue;
         // Without an entry: by construction or not at all.
@@ -111,13 +111,8 @@ void TestCapabilities() {
 
 // What stands behind the table and in ConvGrad asks as well.
 void TestOthers() {
-  ConvCase conv_case{};
-  conv_case.attributes.transposed = conv_case.attributes.channels_last = true;
-  conv_case.attributes.groups = 1;
-  conv_case.attributes.strides = {2, 2};
-  conv_case.program = std::make_shared<const Program>(Identity(DType::kFloat16));
-  conv_case.shapes = {{8, 16, 16, 64}, {64, 2, 2, 32}};
-  const ConvShape shape = FitConv(conv_case.attributes, conv_case.shapes[0], conv_case.shapes[1]);
+  Contraction shuffle = Square(DType::kFloat16, 8, 16, 64, 32, 2, 2, true);
+  shuffle.program = std::make_shared<const Program>(Identity(DType::kFloat16));
   WeightGrad grad{};
   grad.images = 100;
   grad.channels = grad.outputs = 16;
@@ -128,8 +123,7 @@ void TestOthers() {
   }
   for (const test::Gpu& gpu : test::kGpus) {
     const bool is_known = FindTarget(gpu.facts) != nullptr;
-    CHECK_WITH(FitsPixelShuffle(conv_case, shape) && IsPixelShuffleFast(conv_case, shape, gpu.facts) == is_known,
-               gpu.name);
+    CHECK_WITH(FitsPixelShuffle(shuffle) && IsPixelShuffleFast(shuffle, gpu.facts) == is_known, gpu.name);
     CHECK_WITH(IsWeightGradFast(grad, DType::kFloat, false, gpu.facts) == is_known, gpu.name);
   }
 }

@@ -24,12 +24,12 @@ const char* const kMixed =
     "(bfloat16 c, bfloat16 b, bfloat16 r, float g) => (bfloat16 y, float z) {\n  s = Add(c, b)\n"
     "  t = Add(s, r)\n  u = Relu(t)\n  z = Cast<to=float>(u)\n  v = Mul(z, g)\n  y = Cast<to=bfloat16>(v)\n}";
 
-ConvProblem Up(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t kernel,
+Contraction Up(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t kernel,
                int64_t stride, int64_t pad, bool channels_first) {
   const int64_t out = (size - 1) * stride + kernel - 2 * pad;
-  ConvProblem problem = test::SquareConv(dtype, true, batch, size, channels, filters, kernel, stride, pad, out);
+  Contraction problem = test::SquareConv(dtype, true, batch, size, channels, filters, kernel, stride, pad, out);
   problem.operands = {{filters}};
-  if (dtype == kBrain) problem.operands = {{filters}, problem.output_shape(), {problem.out_height, 1, 1}};
+  if (dtype == kBrain) problem.operands = {{filters}, problem.result(), {problem.rows().out, 1, 1}};
   problem.y_channels_first = channels_first;
   problem.constant_weights = batch > 1;
   return problem;
@@ -43,15 +43,15 @@ int main(int argc, char** argv) {
   if (argc != 2) return test::AskForArchitecture(argv[0]);
   const std::string architecture = argv[1];
   const cuda::DeviceFacts& device = test::DeviceOf(architecture);
-  for (const ConvProblem& problem : {Up(kHalf, 64, 32, 64, 3, 4, 2, 1, true), Up(kHalf, 1, 32, 64, 3, 4, 2, 1, false),
+  for (const Contraction& problem : {Up(kHalf, 64, 32, 64, 3, 4, 2, 1, true), Up(kHalf, 1, 32, 64, 3, 4, 2, 1, false),
                                      Up(kBrain, 8, 64, 64, 4, 5, 2, 2, true), Up(kBrain, 1, 17, 24, 1, 3, 3, 0, false),
                                      Up(kHalf, 8, 128, 32, 8, 2, 2, 0, true), Up(kBrain, 8, 20, 40, 7, 3, 1, 1, false),
                                      Up(kHalf, 3, 9, 256, 4, 4, 2, 1, true), Up(kHalf, 2, 40, 8, 2, 7, 4, 3, false),
                                      Up(kFloat, 64, 32, 64, 3, 4, 2, 1, true), Up(kFloat, 2, 13, 36, 5, 3, 2, 1, false),
                                      Up(kFloat, 1, 33, 20, 1, 5, 1, 2, true)}) {
-    const Program program = Program::Parse(ProgramOf(problem.dtype));
+    const Program program = Program::Parse(ProgramOf(problem.dtype()));
     const std::optional<EngineKernel> kernel = FindEngineKernel(program, problem, device, false);
-    CHECK(kernel.has_value() == (device.has_mma_m16n8k16() || problem.dtype == kFloat));
+    CHECK(kernel.has_value() == (device.has_mma_m16n8k16() || problem.dtype() == kFloat));
     if (!kernel) continue;
     const FewOutputChannelsConfig config = ConfigureFewOutputChannels(program, problem, device);
     CHECK(kernel->arguments.size() == problem.operands.size() + 3 + program.results().size());
@@ -59,10 +59,10 @@ int main(int argc, char** argv) {
     const std::string code = test::Compile(kernel->source, architecture, &log, &failure);
     const auto variant = [&] {
       std::ostringstream text;
-      text << architecture << " " << NameOf(problem.dtype) << " " << problem.channels << " to "
-           << ToString(problem.output_shape()) << " kernel " << problem.kernel_height << " stride "
-           << problem.strides[0] << ": tile " << config.tile_h << "x" << config.tile_w << " parts " << config.parts
-           << " chunk " << config.chunk << " vector " << config.vector << " blocks " << kernel->launch.blocks << "x"
+      text << architecture << " " << NameOf(problem.dtype()) << " " << problem.channels << " to "
+           << ToString(problem.result()) << " kernel " << problem.rows().kernel << " stride " << problem.rows().stride
+           << ": tile " << config.tile_h << "x" << config.tile_w << " parts " << config.parts << " chunk "
+           << config.chunk << " vector " << config.vector << " blocks " << kernel->launch.blocks << "x"
            << kernel->launch.threads << " registers " << test::Registers(log) << " spilled " << test::Spilled(log)
            << " bytes " << failure;
       return text.str();
@@ -78,20 +78,20 @@ int main(int argc, char** argv) {
   }
 
   const Program program = Program::Parse(kTanh);
-  const ConvProblem known = Up(kHalf, 4, 32, 64, 3, 4, 2, 1, false);
+  const Contraction known = Up(kHalf, 4, 32, 64, 3, 4, 2, 1, false);
   for (const test::Gpu& gpu : test::kGpus)
     CHECK_WITH(FitsFewOutputChannels(program, known, gpu.facts) == (gpu.facts.major >= 8), gpu.name);
-  const auto refused = [&](const char* what, void (*change)(ConvProblem*)) {
-    ConvProblem other = known;
+  const auto refused = [&](const char* what, void (*change)(Contraction*)) {
+    Contraction other = known;
     change(&other);
     CHECK_WITH(!FindEngineKernel(program, other, device, false), what);
   };
-  refused("nine filters", [](ConvProblem* changed) { changed->filters = 9; });
-  refused("12 channels", [](ConvProblem* changed) { changed->channels = 12; });
-  refused("groups", [](ConvProblem* changed) { changed->group = 2; });
-  refused("dilations", [](ConvProblem* changed) { changed->dilations = {2, 1}; });
-  refused("a stride of five", [](ConvProblem* changed) { changed->strides = {5, 5}; });
-  refused("a kernel of nine", [](ConvProblem* changed) { changed->kernel_width = 9; });
-  refused("weights that fill shared memory", [](ConvProblem* changed) { changed->channels = 1024; });
+  refused("nine filters", [](Contraction* changed) { changed->filters = 9; });
+  refused("12 channels", [](Contraction* changed) { changed->channels = 12; });
+  refused("groups", [](Contraction* changed) { changed->groups = 2; });
+  refused("dilations", [](Contraction* changed) { changed->rows().dilation = 2; });
+  refused("a stride of five", [](Contraction* changed) { changed->rows().stride = changed->columns().stride = 5; });
+  refused("a kernel of nine", [](Contraction* changed) { changed->columns().kernel = 9; });
+  refused("weights that fill shared memory", [](Contraction* changed) { changed->channels = 1024; });
   return test::Summary();
 }

@@ -44,8 +44,8 @@ void CheckEngine(const test::Gpu& gpu, const EngineKernel& kernel, const std::st
 }
 
 // Square images and filters, "same" padding; depthwise ones, those of images and of single pixels among them.
-std::vector<ConvProblem> Problems() {
-  std::vector<ConvProblem> problems;
+std::vector<Contraction> Problems() {
+  std::vector<Contraction> problems;
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat})
     for (const bool transposed : {false, true})
       for (const int64_t batch : {1, 8, 256})
@@ -54,17 +54,17 @@ std::vector<ConvProblem> Problems() {
             for (const int64_t filters : {3, 8, 32, 80, 96, 128, 256})
               for (const auto& [kernel, stride] : {std::pair{1, 1}, {1, 2}, {2, 2}, {3, 1}, {3, 2}, {4, 2}, {7, 2}}) {
                 const int64_t out = transposed ? size * stride : (size - 1) / stride + 1;
-                ConvProblem problem = test::SquareConv(dtype, transposed, batch, size, channels, filters, kernel,
+                Contraction problem = test::SquareConv(dtype, transposed, batch, size, channels, filters, kernel,
                                                        stride, (kernel - 1) / 2, out);
                 problems.push_back(problem);
-                problem.group = problem.filters = problem.channels;
+                problem.groups = problem.filters = problem.channels;
                 if (filters == 3) problems.push_back(problem);
               }
   return problems;
 }
 
 void TestEngines() {
-  const std::vector<ConvProblem> problems = Problems();
+  const std::vector<Contraction> problems = Problems();
   std::map<DType, Program> programs;
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat}) {
     const std::string type = NameOf(dtype);
@@ -72,13 +72,13 @@ void TestEngines() {
   }
   for (const test::Gpu& gpu : test::kGpus) {
     std::map<std::string, int> met;
-    for (const ConvProblem& problem : problems) {
-      const auto kernel = FindEngineKernel(programs.at(problem.dtype), problem, gpu.facts, false);
+    for (const Contraction& problem : problems) {
+      const auto kernel = FindEngineKernel(programs.at(problem.dtype()), problem, gpu.facts, false);
       if (!kernel) continue;
       ++met[kernel->entry];
       CheckEngine(gpu, *kernel,
-                  std::to_string(problem.channels) + " to " + ToString(problem.output_shape()) + " of " +
-                      std::to_string(problem.kernel_height));
+                  std::to_string(problem.channels) + " to " + ToString(problem.result()) + " of " +
+                      std::to_string(problem.rows().kernel));
     }
     for (const char* entry : {"depthwise", "gemv", "few_output_channels"}) CHECK_WITH(met[entry] > 0, entry);
     CHECK_WITH((met["stem"] > 0) == gpu.facts.has_mma_m16n8k16(), gpu.name);
@@ -96,19 +96,18 @@ void TestFewChannels() {
         for (const int64_t outputs : {1, 7, 16, 64})
           for (const int64_t size : {5, 14, 28, 56})
             for (const auto& [kernel, stride] : {std::pair{1, 1}, {3, 1}, {5, 2}}) {
-              DirectConv conv{};
+              const Contraction conv = test::SquareConv(DType::kFloat, false, images, size, channels, outputs, kernel,
+                                                        stride, kernel / 2, (size - 1) / stride + 1);
               WeightGrad grad{};
-              conv.images = grad.images = images;
-              conv.channels = grad.channels = channels;
-              conv.outputs = grad.outputs = outputs;
-              conv.groups = 1;
+              grad.images = images;
+              grad.channels = channels;
+              grad.outputs = outputs;
               for (int i = 0; i < 2; ++i) {
-                conv.image[i] = grad.image[i] = size;
-                conv.kernel[i] = grad.kernel[i] = kernel;
-                conv.strides[i] = grad.strides[i] = stride;
-                conv.pads[i] = grad.pads[i] = kernel / 2;
-                conv.output[i] = grad.output[i] = (size - 1) / stride + 1;
-                conv.dilations[i] = 1;
+                grad.image[i] = size;
+                grad.kernel[i] = kernel;
+                grad.strides[i] = stride;
+                grad.pads[i] = kernel / 2;
+                grad.output[i] = (size - 1) / stride + 1;
               }
               grad.weight_dtype = DType::kFloat;
               grad.makes_bias = true;

@@ -14,11 +14,11 @@ using namespace test;
 
 namespace {
 
-ConvProblem Layer(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t kernel = 3,
+Contraction Layer(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t kernel = 3,
                   int64_t stride = 2, int64_t pad = 1, int64_t dilation = 1) {
   const int64_t out = (size - 1) * stride + (kernel - 1) * dilation + 1 - 2 * pad;
-  ConvProblem problem = SquareConv(dtype, true, batch, size, channels, filters, kernel, stride, pad, out);
-  problem.dilations = {dilation, dilation};
+  Contraction problem = SquareConv(dtype, true, batch, size, channels, filters, kernel, stride, pad, out);
+  for (Window& window : problem.windows) window.dilation = dilation;
   return problem;
 }
 
@@ -53,7 +53,7 @@ int main(int argc, char** argv) {
   if (argc != 2) return AskForArchitecture(argv[0]);
   const cuda::DeviceFacts& device = DeviceOf(argv[1]);
   size_t number = 0;
-  ForEachCase(Cases(), device, FitsPolyphase, [&](const Program& program, const ConvProblem& problem) {
+  ForEachCase(Cases(), device, FitsPolyphase, [&](const Program& program, const Contraction& problem) {
     const PolyphaseConfig config = ConfigurePolyphase(problem, device);
     const cuda::LaunchShape launch = PolyphaseLaunch(problem, config, device);
     const std::string source = PolyphaseSource(program, problem, config);
@@ -64,37 +64,37 @@ int main(int argc, char** argv) {
     CHECK_WITH(BeforeWait(source).empty(), variant + BeforeWait(source));
     CHECK_WITH(number >= std::size(kConfigs) || numbers.str() == kConfigs[number], variant);
     ++number;
-    CHECK_WITH(launch.blocks % (problem.strides[0] * problem.strides[1]) == 0, variant);
+    CHECK_WITH(launch.blocks % (problem.rows().stride * problem.columns().stride) == 0, variant);
   });
   if (!device.has_wgmma()) return Summary();
 
   const Program program = Program::Parse(kIdentity);
-  const ConvProblem known = Layer(kHalf, 8, 28, 128, 128);
+  const Contraction known = Layer(kHalf, 8, 28, 128, 128);
   const Program relu = Program::Parse(kRelu);
   // Much work for few filters is cuDNN's unless a program follows.
-  const ConvProblem much = Layer(kHalf, 256, 28, 128, 128);
+  const Contraction much = Layer(kHalf, 256, 28, 128, 128);
   CHECK(IsPolyphaseFast(relu, much, device) && !IsPolyphaseFast(program, much, device) &&
         IsPolyphaseFast(program, known, device));
   CHECK(IsPolyphaseFast(program, Layer(kHalf, 256, 14, 256, 256), device));
-  const Refusals refusals(known, [&](const ConvProblem& other) { return FitsPolyphase(program, other, device); });
-  refusals.Check("a plain one", [](ConvProblem* changed) { changed->transposed = false; });
-  refusals.Check("25 phases", [](ConvProblem* changed) { changed->strides = {5, 5}; });
-  refusals.Check("no strides", [](ConvProblem* changed) { changed->strides = {1, 1}; });
-  refusals.Check("rows that 13 bits don't count", [](ConvProblem* changed) { changed->height = 1 << 13; });
-  refusals.Check("columns", [](ConvProblem* changed) { changed->width = 1 << 13; });
-  refusals.Check("pads", [](ConvProblem* changed) { changed->pads[1] = 1 << 13; });
-  refusals.Check("rows of a phase", [](ConvProblem* changed) { changed->out_height = 1 << 14; });
-  refusals.Check("columns of a phase", [](ConvProblem* changed) { changed->out_width = 1 << 14; });
-  refusals.Check("pixels of a phase behind an X of 4 GB", [](ConvProblem* changed) {
+  const Refusals refusals(known, [&](const Contraction& other) { return FitsPolyphase(program, other, device); });
+  refusals.Check("a plain one", [](Contraction* changed) { changed->transposed = false; });
+  refusals.Check("25 phases", [](Contraction* changed) { changed->rows().stride = changed->columns().stride = 5; });
+  refusals.Check("no strides", [](Contraction* changed) { changed->rows().stride = changed->columns().stride = 1; });
+  refusals.Check("rows that 13 bits don't count", [](Contraction* changed) { changed->rows().size = 1 << 13; });
+  refusals.Check("columns", [](Contraction* changed) { changed->columns().size = 1 << 13; });
+  refusals.Check("pads", [](Contraction* changed) { changed->columns().pad_begin = 1 << 13; });
+  refusals.Check("rows of a phase", [](Contraction* changed) { changed->rows().out = 1 << 14; });
+  refusals.Check("columns of a phase", [](Contraction* changed) { changed->columns().out = 1 << 14; });
+  refusals.Check("pixels of a phase behind an X of 4 GB", [](Contraction* changed) {
     changed->batch = 1;
     changed->channels = 256;
-    changed->height = 1048;
-    changed->width = 8000;
-    changed->out_height = 2098;
+    changed->rows().size = 1048;
+    changed->columns().size = 8000;
+    changed->rows().out = 2098;
     changed->filters = 8;
-    changed->out_width = 16000;
+    changed->columns().out = 16000;
   });
-  refusals.Check("taps that reach as far", [](ConvProblem* changed) { changed->dilations = {1, 3000}; });
+  refusals.Check("taps that reach as far", [](Contraction* changed) { changed->columns().dilation = 3000; });
   CHECK(!FitsPolyphase(Program::Parse("(float16 c) => (bool p) {\n  p = Greater(c, 0)\n}"), known, device));
   return Summary();
 }

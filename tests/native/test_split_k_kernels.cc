@@ -15,10 +15,10 @@ using namespace test;
 
 namespace {
 
-ConvProblem Layer(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t kernel,
+Contraction Layer(DType dtype, int64_t batch, int64_t size, int64_t channels, int64_t filters, int64_t kernel,
                   int64_t stride = 1) {
   const int64_t pad = kernel / 2, out = (size + 2 * pad - kernel) / stride + 1;
-  ConvProblem problem = SquareConv(dtype, false, batch, size, channels, filters, kernel, stride, pad, out);
+  Contraction problem = SquareConv(dtype, false, batch, size, channels, filters, kernel, stride, pad, out);
   problem.constant_weights = batch > 1;
   return problem;
 }
@@ -43,7 +43,7 @@ std::vector<ConvCase> Cases() {
 int main(int argc, char** argv) {
   if (argc != 2) return AskForArchitecture(argv[0]);
   const cuda::DeviceFacts& device = DeviceOf(argv[1]);
-  ForEachCase(Cases(), device, FitsSplitK, [&](const Program& program, const ConvProblem& problem) {
+  ForEachCase(Cases(), device, FitsSplitK, [&](const Program& program, const Contraction& problem) {
     const SplitKConfig config = ConfigureSplitK(problem, device);
     const cuda::LaunchShape launch = SplitKLaunch(problem, config);
     const std::string source = SplitKSource(program, problem, config);
@@ -68,17 +68,17 @@ int main(int argc, char** argv) {
             for (const int multiprocessors : {1, 7, 114, 132}) {
               cuda::DeviceFacts other = device;
               other.multiprocessors = multiprocessors;
-              const ConvProblem problem = Layer(kHalf, batch, size, channels, filters, kernel);
+              const Contraction problem = Layer(kHalf, batch, size, channels, filters, kernel);
               const SplitKConfig config = ConfigureSplitK(problem, other);
               const cuda::LaunchShape launch = SplitKLaunch(problem, config);
               const int64_t k_tiles = kernel * kernel * ((channels + 63) / 64);
               CHECK_WITH(launch.shared_bytes <= device.shared_per_block && launch.blocks > 0 && launch.threads >= 128 &&
                              launch.threads <= 512 && config.split_k <= 6 && config.stages >= 2 &&
                              config.split_k * (config.warps / 4) <= k_tiles,
-                         ToString(problem.output_shape()));
+                         ToString(problem.result()));
             }
 
-  const auto is_fast = [&](const ConvProblem& problem) { return IsSplitKFast(program, problem, device); };
+  const auto is_fast = [&](const Contraction& problem) { return IsSplitKFast(program, problem, device); };
   CHECK(is_fast(Layer(kHalf, 1, 56, 64, 64, 3)) && is_fast(Layer(kHalf, 4, 7, 512, 512, 3)));
   CHECK(is_fast(Layer(kHalf, 8, 7, 512, 512, 3)));
   CHECK(is_fast(Layer(kHalf, 1, 7, 2048, 512, 1)) && is_fast(Layer(kHalf, 8, 14, 1024, 2048, 1, 2)));
@@ -86,24 +86,24 @@ int main(int argc, char** argv) {
   CHECK(!is_fast(Layer(kHalf, 8, 14, 256, 256, 3)));  // too many FLOPs for each block
   CHECK(!is_fast(Layer(kHalf, 8, 7, 2048, 512, 1)));  // 1x1 pays with fewer
   // It goes before the 1x1 engine where it is fast, and only then.
-  const auto entry = [&](const ConvProblem& problem) {
+  const auto entry = [&](const Contraction& problem) {
     return std::string(FindEngineKernel(program, problem, device, false)->entry);
   };
   CHECK(entry(Layer(kHalf, 1, 14, 240, 80, 1)) == "split_k" && entry(Layer(kHalf, 8, 56, 64, 64, 1)) == "conv_1x1");
   CHECK(entry(Layer(kHalf, 64, 56, 64, 64, 3)) == "split_k");
   CHECK(!FindEngineKernel(program, Layer(kHalf, 64, 56, 64, 64, 3), device, true));
 
-  const ConvProblem known = Layer(kHalf, 2, 14, 128, 256, 3);
-  const Refusals refusals(known, [&](const ConvProblem& other) { return FitsSplitK(program, other, device); });
-  refusals.Check("a transposed one", [](ConvProblem* changed) { changed->transposed = true; });
-  refusals.Check("X with channels first", [](ConvProblem* changed) { changed->x_channels_first = true; });
-  refusals.Check("double", [](ConvProblem* changed) { changed->dtype = DType::kDouble; });
-  refusals.Check("an operand that the program lacks", [](ConvProblem* changed) { changed->operands = {{256}}; });
-  refusals.Check("a reach beyond 29 bits", [](ConvProblem* changed) { changed->dilations[0] = 1 << 28; });
-  refusals.Check("no images", [](ConvProblem* changed) { changed->batch = 0; });
-  refusals.Check("more weights than 31 bits count", [](ConvProblem* changed) {
+  const Contraction known = Layer(kHalf, 2, 14, 128, 256, 3);
+  const Refusals refusals(known, [&](const Contraction& other) { return FitsSplitK(program, other, device); });
+  refusals.Check("a transposed one", [](Contraction* changed) { changed->transposed = true; });
+  refusals.Check("X with channels first", [](Contraction* changed) { changed->x_channels_first = true; });
+  refusals.Check("double", [](Contraction* changed) { changed->dtypes = Contraction::AllOf(DType::kDouble); });
+  refusals.Check("an operand that the program lacks", [](Contraction* changed) { changed->operands = {{256}}; });
+  refusals.Check("a reach beyond 29 bits", [](Contraction* changed) { changed->rows().dilation = 1 << 28; });
+  refusals.Check("no images", [](Contraction* changed) { changed->batch = 0; });
+  refusals.Check("more weights than 31 bits count", [](Contraction* changed) {
     changed->filters = 1 << 21;
-    changed->batch = changed->out_height = changed->out_width = 1;
+    changed->batch = changed->rows().out = changed->columns().out = 1;
   });
   return Summary();
 }

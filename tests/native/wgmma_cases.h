@@ -29,19 +29,19 @@ constexpr const char* kMixed =
 
 struct ConvCase {
   const char* program;  // one of these
-  ortplugin::ConvProblem problem;
+  ortplugin::Contraction problem;
 };
 
 // The cases, each with its program's operands.
 inline std::vector<ConvCase> WithOperands(std::vector<ConvCase> cases) {
   for (ConvCase& conv_case : cases) {
-    const ortplugin::ConvProblem& problem = conv_case.problem;
+    const ortplugin::Contraction& problem = conv_case.problem;
     std::vector<ortplugin::Shape> operands;
     if (conv_case.program != kIdentity) operands = {{problem.filters}};
-    if (conv_case.program == kResidual || conv_case.program == kMixed) operands.push_back(problem.output_shape());
+    if (conv_case.program == kResidual || conv_case.program == kMixed) operands.push_back(problem.result());
     if (conv_case.program == kMixed) {
       operands.push_back({problem.batch, 1, 1, problem.filters});
-      operands.push_back({problem.out_height, 1, 1});
+      operands.push_back({problem.rows().out, 1, 1});
     }
     conv_case.problem.operands = operands;
   }
@@ -51,7 +51,7 @@ inline std::vector<ConvCase> WithOperands(std::vector<ConvCase> cases) {
 // Calls `check` with each case's program and problem, on a GPU that has the engine. `fits` says which has.
 template <typename Check>
 void ForEachCase(const std::vector<ConvCase>& cases, const ortplugin::cuda::DeviceFacts& device,
-                 bool (*fits)(const ortplugin::Program&, const ortplugin::ConvProblem&,
+                 bool (*fits)(const ortplugin::Program&, const ortplugin::Contraction&,
                               const ortplugin::cuda::DeviceFacts&),
                  const Check& check) {
   for (const ConvCase& conv_case : cases) {
@@ -65,14 +65,14 @@ void ForEachCase(const std::vector<ConvCase>& cases, const ortplugin::cuda::Devi
 // where the tensor cores wait for each MMA. Returns what to print of it, of a tile configuration in words; VERBOSE=1
 // prints it.
 inline std::string CheckCompiles(const ortplugin::cuda::DeviceFacts& device, const std::string& source,
-                                 const char* kernel, const ortplugin::ConvProblem& problem,
+                                 const char* kernel, const ortplugin::Contraction& problem,
                                  const ortplugin::cuda::LaunchShape& launch, const std::string& config,
                                  int min_blocks = 1) {
   std::string log, failure;
   const std::string code = Compile(source, "sm_90a", &log, &failure);
   std::ostringstream text;
-  text << NameOf(problem.dtype) << " " << problem.channels << " to " << ortplugin::ToString(problem.output_shape())
-       << ": " << config << ", " << launch.blocks << "x" << launch.threads << " with " << launch.shared_bytes
+  text << NameOf(problem.dtype()) << " " << problem.channels << " to " << ortplugin::ToString(problem.result()) << ": "
+       << config << ", " << launch.blocks << "x" << launch.threads << " with " << launch.shared_bytes
        << " bytes, registers " << Registers(log) << " spilled " << Spilled(log) << " bytes " << failure;
   const std::string variant = text.str();
   CheckCompiled(variant, code, log);
@@ -86,23 +86,23 @@ inline std::string CheckCompiles(const ortplugin::cuda::DeviceFacts& device, con
 // Fails where a kernel takes what `known`, which it takes, becomes by a change.
 class Refusals {
  public:
-  using Fits = std::function<bool(const ortplugin::ConvProblem&)>;
-  Refusals(const ortplugin::ConvProblem& known, Fits fits) : known_(known), fits_(std::move(fits)) {
+  using Fits = std::function<bool(const ortplugin::Contraction&)>;
+  Refusals(const ortplugin::Contraction& known, Fits fits) : known_(known), fits_(std::move(fits)) {
     CHECK(fits_(known_));
-    Check("float32", [](ortplugin::ConvProblem* changed) { changed->dtype = kFloat; });
-    Check("groups", [](ortplugin::ConvProblem* changed) { changed->group = 2; });
-    Check("12 channels", [](ortplugin::ConvProblem* changed) { changed->channels = 12; });
-    Check("12 filters", [](ortplugin::ConvProblem* changed) { changed->filters = 12; });
-    Check("Y with channels first", [](ortplugin::ConvProblem* changed) { changed->y_channels_first = true; });
+    Check("float32", [](ortplugin::Contraction* changed) { changed->dtypes = ortplugin::Contraction::AllOf(kFloat); });
+    Check("groups", [](ortplugin::Contraction* changed) { changed->groups = 2; });
+    Check("12 channels", [](ortplugin::Contraction* changed) { changed->channels = 12; });
+    Check("12 filters", [](ortplugin::Contraction* changed) { changed->filters = 12; });
+    Check("Y with channels first", [](ortplugin::Contraction* changed) { changed->y_channels_first = true; });
   }
-  void Check(const char* what, void (*change)(ortplugin::ConvProblem*)) const {
-    ortplugin::ConvProblem other = known_;
+  void Check(const char* what, void (*change)(ortplugin::Contraction*)) const {
+    ortplugin::Contraction other = known_;
     change(&other);
     CHECK_WITH(!fits_(other), what);
   }
 
  private:
-  ortplugin::ConvProblem known_;
+  ortplugin::Contraction known_;
   Fits fits_;
 };
 

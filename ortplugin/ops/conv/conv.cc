@@ -19,15 +19,27 @@ bool IsKnown(const TensorType& type) {
 
 }  // namespace
 
-ConvNode::ConvNode(const NodeInfo& info, const std::string& text, bool transposed)
-    : attributes(ReadConvAttributes(info, transposed)),
-      program(ParseEpilogue(text)),
-      allow_tf32(false),
-      algorithm(info.string_attribute("algorithm", "auto")),
-      inputs(CheckEpilogue(program, kConvInputs, info)) {
+Contraction ConvNode::Fit(const std::vector<Shape>& shapes) const {
+  Contraction contraction = FitConv(attributes, shapes[0], shapes[1]);
+  contraction.dtypes = Contraction::AllOf(ValueType(*program));
+  contraction.allow_tf32 = allow_tf32;
+  contraction.program = program;
+  contraction.operands.assign(shapes.begin() + kConvInputs, shapes.end());
+  contraction.constant_weights = constant_weights;
+  contraction.constant_operands = constant_operands;
+  return contraction;
+}
+
+CheckedConvNode::CheckedConvNode(const NodeInfo& info, const std::string& text, bool transposed)
+    : algorithm(info.string_attribute("algorithm", "auto")) {
+  attributes = ReadConvAttributes(info, transposed);
+  program = std::make_shared<const Program>(ParseEpilogue(text));
+  inputs = CheckEpilogue(*program, kConvInputs, info);
   const int64_t tf32 = info.int_attribute("allow_tf32", 0);
   if (tf32 != 0 && tf32 != 1) Fail("allow_tf32 is ", tf32, "; it must be 0 or 1");
   allow_tf32 = tf32 == 1;
+  constant_weights = info.constant_input(1).has_value();
+  for (size_t i = kConvInputs; i < inputs.size(); ++i) constant_operands.push_back(info.constant_input(i).has_value());
   for (size_t i = 0; i < kConvInputs; ++i)
     if (inputs[i].has_shape && inputs[i].shape.empty())
       Fail(i == 0 ? "X" : "W", " is a scalar; it must have two dimensions and one to three spatial ones");
@@ -35,7 +47,7 @@ ConvNode::ConvNode(const NodeInfo& info, const std::string& text, bool transpose
   if (!std::all_of(inputs.begin(), inputs.end(), IsKnown)) return;
   std::vector<Shape> shapes;
   for (const TensorType& type : inputs) shapes.push_back(type.shape);
-  EpilogueAxes(program, kConvInputs, FitConv(attributes, shapes[0], shapes[1]).result(), shapes);
+  EpilogueAxes(*program, kConvInputs, Fit(shapes).result(), shapes);
 }
 
 const Operator kFusedConv = {

@@ -16,17 +16,26 @@ extern const Operator kFusedConv;
 
 constexpr size_t kConvInputs = 2;  // X and W, before the program's operands
 
-// A node, checked once: throws Error where attributes, program, inputs and outputs don't fit together as far as they
-// are known early.
+// What a node says, whatever the shapes.
 struct ConvNode {
-  ConvAttributes attributes;
-  Program program;  // its first parameter is the convolution's value
-  bool allow_tf32;
+  ConvAttributes attributes{};
+  std::shared_ptr<const Program> program;  // its first parameter is the convolution's value
+  bool allow_tf32 = false;
+  bool constant_weights = false;
+  std::vector<bool> constant_operands;
+
+  // Its contraction for these shapes of X, W and the operands. Throws Error where they contradict each other.
+  Contraction Fit(const std::vector<Shape>& shapes) const;
+};
+
+// A node of a model, checked once: throws Error where attributes, program, inputs and outputs don't fit together as far
+// as they are known early.
+struct CheckedConvNode : ConvNode {
   std::string algorithm;
   std::vector<TensorType> inputs;
 
   // `text`: the attribute `program`, on the CPU ProgramText's.
-  ConvNode(const NodeInfo& info, const std::string& text, bool transposed = false);
+  CheckedConvNode(const NodeInfo& info, const std::string& text, bool transposed = false);
 };
 
 std::unique_ptr<Kernel> CreateCpuConv(const NodeInfo& info);

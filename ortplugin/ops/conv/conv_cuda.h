@@ -18,27 +18,14 @@ namespace ortplugin {
 // missing.
 std::unique_ptr<Kernel> CreateCudaConvolution(const NodeInfo& info, bool transposed);
 
-// What a node computes in a run.
-struct ConvCase {
-  ConvAttributes attributes;
-  std::shared_ptr<const Program> program;
-  bool allow_tf32;
-  std::vector<Shape> shapes;  // of X, W and the operands
-  bool constant_weights;
-  std::vector<bool> constant_operands = {};
-};
-
-// The problem that our engines are asked for: two dimensions, in the node's layout.
-ConvProblem MakeConvProblem(const ConvCase& conv_case, const ConvShape& shape);
-
-// The convolution alone, and with the program.
-cudnn::Problem ProblemWithoutEpilogue(const ConvCase& conv_case, const ConvShape& shape);
-cudnn::Problem ProblemWithEpilogue(const ConvCase& conv_case, const ConvShape& shape);
+// cuDNN's problem: the convolution alone, and with the program.
+cudnn::Problem ProblemWithoutEpilogue(const Contraction& contraction);
+cudnn::Problem ProblemWithEpilogue(const Contraction& contraction);
 
 // The CUDA C++ of `transpose`, for elements of 1, 2, 4 or 8 bytes.
 std::string TransposeSource(size_t element_bytes);
 
-// Every algorithm that the GPU offers for these shapes, as the attribute's texts, the likeliest first.
-std::vector<std::string> ListConvAlgorithms(const ConvCase& conv_case, const cuda::DeviceFacts& gpu);
+// Every algorithm that the GPU offers, as the attribute's texts, the likeliest first.
+std::vector<std::string> ListConvAlgorithms(const Contraction& contraction, const cuda::DeviceFacts& gpu);
 
 }  // namespace ortplugin

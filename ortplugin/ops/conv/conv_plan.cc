@@ -27,76 +27,74 @@ void Transpose(const ConvPlan::Transposition& transposition, const cuda::DeviceF
 
 }  // namespace
 
-bool IsEmpty(const ConvCase& conv_case) {
-  return ElementCount(conv_case.shapes[0]) == 0 || ElementCount(conv_case.shapes[1]) == 0;
-}
-
-std::optional<EngineKernel> FindEngine(const ConvCase& conv_case, const ConvShape& shape, const cuda::DeviceFacts& gpu,
+std::optional<EngineKernel> FindEngine(const Contraction& contraction, const cuda::DeviceFacts& gpu,
                                        bool only_where_fast) {
-  if (shape.windows.size() != 2) return std::nullopt;
-  return FindEngineKernel(*conv_case.program, MakeConvProblem(conv_case, shape), gpu, only_where_fast);
+  if (contraction.windows.size() != 2) return std::nullopt;
+  return FindEngineKernel(*contraction.program, contraction, gpu, only_where_fast);
 }
 
-bool ConvPlanner::Prepare(const ConvCase& conv_case, const ConvShape& shape) const {
-  if (IsEmpty(conv_case) || FindEngineFor(conv_case, shape)) return false;
+bool ConvPlanner::Prepare(const Contraction& contraction) const {
+  if (contraction.is_empty() || FindEngineFor(contraction)) return false;
   const cudnn::PlanText* text = algorithm_.plan ? &*algorithm_.plan : nullptr;
-  if (IsShuffled(conv_case, shape)) {
-    cudnn::Prepare(device_, GemmProblem(conv_case, shape), cudnn::kMostWorkspace, text);
+  if (IsShuffled(contraction)) {
+    cudnn::Prepare(device_, GemmProblem(contraction), cudnn::kMostWorkspace, text);
     return true;
   }
-  const bool is_split = algorithm_.kind == ConvAlgorithm::Kind::kSplit || !cudnn::RefusalOf(*conv_case.program).empty();
+  const bool is_split =
+      algorithm_.kind == ConvAlgorithm::Kind::kSplit || !cudnn::RefusalOf(*contraction.program).empty();
   cudnn::Version();  // throws where there is none
-  cudnn::Prepare(device_, is_split ? ProblemWithoutEpilogue(conv_case, shape) : ProblemWithEpilogue(conv_case, shape),
+  cudnn::Prepare(device_, is_split ? ProblemWithoutEpilogue(contraction) : ProblemWithEpilogue(contraction),
                  cudnn::kMostWorkspace, text);
   return true;
 }
 
-std::optional<EngineKernel> ConvPlanner::FindEngineFor(const ConvCase& conv_case, const ConvShape& shape) const {
+std::optional<EngineKernel> ConvPlanner::FindEngineFor(const Contraction& contraction) const {
   if (algorithm_.kind != ConvAlgorithm::Kind::kAuto && algorithm_.kind != ConvAlgorithm::Kind::kOwn)
     return std::nullopt;
-  return FindEngine(conv_case, shape, device_, algorithm_.kind == ConvAlgorithm::Kind::kAuto);
+  return FindEngine(contraction, device_, algorithm_.kind == ConvAlgorithm::Kind::kAuto);
 }
 
-std::unique_ptr<ConvPlan> ConvPlanner::Make(ConvCase conv_case, const std::vector<size_t>& unaligned) const {
-  const std::vector<Shape>& shapes = conv_case.shapes;
+std::unique_ptr<ConvPlan> ConvPlanner::Make(Contraction contraction, const std::vector<size_t>& unaligned) const {
+  std::vector<Shape> shapes{contraction.x(), contraction.w()};
+  shapes.insert(shapes.end(), contraction.operands.begin(), contraction.operands.end());
   // What is copied first is written by the kernel in front.
   for (const size_t tensor : unaligned) {
-    if (tensor == 1) conv_case.constant_weights = false;
-    if (tensor >= kConvInputs && tensor < shapes.size()) conv_case.constant_operands[tensor - kConvInputs] = false;
+    if (tensor == 1) contraction.constant_weights = false;
+    if (tensor >= kConvInputs && tensor < shapes.size()) contraction.constant_operands[tensor - kConvInputs] = false;
   }
-  const ConvShape shape = FitConv(conv_case.attributes, shapes[0], shapes[1]);
   auto plan = std::make_unique<ConvPlan>();
   plan->inputs = shapes.size();
-  plan->shape = shape.result();
-  plan->output = shape.output();
-  EpilogueAxes(*conv_case.program, kConvInputs, plan->shape, shapes);  // throws where one does not broadcast
-  if (IsEmpty(conv_case)) {
+  plan->shape = contraction.result();
+  plan->output = contraction.output();
+  EpilogueAxes(*contraction.program, kConvInputs, plan->shape, shapes);  // throws where one does not broadcast
+  if (contraction.is_empty()) {
     // Whatever stands there becomes zero.
-    const std::string name = NameOf(ValueType(*conv_case.program));
+    const std::string name = NameOf(contraction.dtype());
     const Program zero =
         Program::Parse("(" + name + " x) => (" + name + " y) { m = Greater(x, x) y = Where(m, x, 0) }");
     plan->zeros = PlanPointwise(zero, FitPointwise(zero, {plan->shape}), device_, kMostVector);
-    Split(conv_case, plan.get());
-  } else if (std::optional<EngineKernel> engine_kernel = FindEngineFor(conv_case, shape)) {
+    Split(contraction, plan.get());
+  } else if (std::optional<EngineKernel> engine_kernel = FindEngineFor(contraction)) {
     plan->engine = engine_kernel->Load(device_);
   } else {
     if (algorithm_.kind == ConvAlgorithm::Kind::kOwn) WarnOfAlgorithm("there is no such kernel for it");
-    FindCudnn(conv_case, shape, plan.get());
+    FindCudnn(contraction, plan.get());
   }
   if (!plan->engine) {
-    const int64_t pixels = ElementCount(plan->shape) / shape.batch / shape.filters;
-    if (conv_case.attributes.x_channels_first && !IsEmpty(conv_case))
-      AddTransposition(0, ValueType(*conv_case.program), shape.channels,
-                       ElementCount(shape.x()) / shape.batch / shape.channels, ElementCount(shape.x()), plan.get());
-    for (size_t r = 0; conv_case.attributes.y_channels_first && r < conv_case.program->results().size(); ++r)
-      AddTransposition(shapes.size() + r, ResultType(*conv_case.program, r), pixels, shape.filters,
+    const int64_t pixels = ElementCount(plan->shape) / contraction.batch / contraction.filters;
+    if (contraction.x_channels_first && !contraction.is_empty())
+      AddTransposition(0, contraction.dtype(), contraction.channels,
+                       ElementCount(contraction.x()) / contraction.batch / contraction.channels,
+                       ElementCount(contraction.x()), plan.get());
+    for (size_t r = 0; contraction.y_channels_first && r < contraction.program->results().size(); ++r)
+      AddTransposition(shapes.size() + r, ResultType(*contraction.program, r), pixels, contraction.filters,
                        ElementCount(plan->shape), plan.get());
   }
   for (const size_t tensor : unaligned) {
     if (tensor < plan->inputs)
-      plan->copies.Add(tensor, InputType(*conv_case.program, tensor), shapes[tensor], device_);
+      plan->copies.Add(tensor, InputType(*contraction.program, tensor), shapes[tensor], device_);
     else
-      plan->copies.Add(tensor, ResultType(*conv_case.program, tensor - plan->inputs), plan->shape, device_);
+      plan->copies.Add(tensor, ResultType(*contraction.program, tensor - plan->inputs), plan->shape, device_);
   }
   // Scratch memory holds cuDNN's workspace, the convolution's value, copies of tensors, and transposed tensors.
   plan->scratch_bytes = plan->value_bytes + plan->copies.bytes();
@@ -105,35 +103,34 @@ std::unique_ptr<ConvPlan> ConvPlanner::Make(ConvCase conv_case, const std::vecto
   return plan;
 }
 
-bool ConvPlanner::IsShuffled(const ConvCase& conv_case, const ConvShape& shape) const {
+bool ConvPlanner::IsShuffled(const Contraction& contraction) const {
   if (algorithm_.kind != ConvAlgorithm::Kind::kAuto && algorithm_.kind != ConvAlgorithm::Kind::kShuffle) return false;
-  return FitsPixelShuffle(conv_case, shape) &&
-         (algorithm_.kind == ConvAlgorithm::Kind::kShuffle || IsPixelShuffleFast(conv_case, shape, device_));
+  return FitsPixelShuffle(contraction) &&
+         (algorithm_.kind == ConvAlgorithm::Kind::kShuffle || IsPixelShuffleFast(contraction, device_));
 }
 
 // A GEMM and our kernel after it. Returns the reason why there is none, or nothing.
-std::string ConvPlanner::FindShuffle(const ConvCase& conv_case, const ConvShape& shape, ConvPlan* plan) const {
-  if (!IsShuffled(conv_case, shape))
+std::string ConvPlanner::FindShuffle(const Contraction& contraction, ConvPlan* plan) const {
+  if (!IsShuffled(contraction))
     return "its kernel overlaps, or its strides, layout, groups or dtype are not those of a shuffle";
   const cudnn::PlanText* text = algorithm_.plan ? &*algorithm_.plan : nullptr;
-  const cudnn::Found found = cudnn::FindPlan(device_, GemmProblem(conv_case, shape), cudnn::kMostWorkspace, text);
+  const cudnn::Found found = cudnn::FindPlan(device_, GemmProblem(contraction), cudnn::kMostWorkspace, text);
   if (found.plan == nullptr) return found.refusal;
   plan->convolution = found.plan;
-  plan->value_bytes = ScratchBytes(GemmBytes(conv_case, shape));
-  plan->engine = PixelShuffleKernel(conv_case, shape).Load(device_);
+  plan->value_bytes = ScratchBytes(GemmBytes(contraction));
+  plan->engine = PixelShuffleKernel(contraction).Load(device_);
   return "";
 }
 
-void ConvPlanner::FindCudnn(const ConvCase& conv_case, const ConvShape& shape, ConvPlan* plan) const {
+void ConvPlanner::FindCudnn(const Contraction& contraction, ConvPlan* plan) const {
   using Kind = ConvAlgorithm::Kind;
   if (algorithm_.kind == Kind::kAuto || algorithm_.kind == Kind::kShuffle) {
-    const std::string reason = FindShuffle(conv_case, shape, plan);
+    const std::string reason = FindShuffle(contraction, plan);
     if (plan->engine) return;
     if (algorithm_.kind == Kind::kShuffle) WarnOfAlgorithm(reason);
   }
   const auto find = [&](bool is_split, const cudnn::PlanText* text) {
-    const cudnn::Problem problem =
-        is_split ? ProblemWithoutEpilogue(conv_case, shape) : ProblemWithEpilogue(conv_case, shape);
+    const cudnn::Problem problem = is_split ? ProblemWithoutEpilogue(contraction) : ProblemWithEpilogue(contraction);
     const cudnn::Found found = cudnn::FindPlan(device_, problem, cudnn::kMostWorkspace, text);
     plan->convolution = found.plan;
     plan->is_split = is_split;
@@ -144,28 +141,28 @@ void ConvPlanner::FindCudnn(const ConvCase& conv_case, const ConvShape& shape, C
     refusal = find(algorithm_.kind == Kind::kSplit, &*algorithm_.plan);
     if (plan->convolution == nullptr) WarnOfAlgorithm(refusal);
   }
-  if (plan->convolution == nullptr && (algorithm_.kind != Kind::kSplit || IsIdentity(*conv_case.program))) {
-    refusal = cudnn::RefusalOf(*conv_case.program);
+  if (plan->convolution == nullptr && (algorithm_.kind != Kind::kSplit || IsIdentity(*contraction.program))) {
+    refusal = cudnn::RefusalOf(*contraction.program);
     if (refusal.empty()) refusal = find(false, nullptr);
     if (plan->convolution == nullptr && algorithm_.kind == Kind::kFused && !algorithm_.plan) WarnOfAlgorithm(refusal);
   }
-  if (plan->convolution == nullptr && !IsIdentity(*conv_case.program)) refusal = find(true, nullptr);
+  if (plan->convolution == nullptr && !IsIdentity(*contraction.program)) refusal = find(true, nullptr);
   if (plan->convolution == nullptr) Fail(cudnn::Version(), " has no plan for it: ", refusal);
-  if (plan->is_split) Split(conv_case, plan);
+  if (plan->is_split) Split(contraction, plan);
 }
 
 // The program in a kernel of its own, after the convolution; in its place where a result has its dtype.
-void ConvPlanner::Split(const ConvCase& conv_case, ConvPlan* plan) const {
-  for (size_t r = conv_case.program->results().size(); r-- > 0;)
-    if (ResultType(*conv_case.program, r) == ValueType(*conv_case.program)) plan->value_result = r;
+void ConvPlanner::Split(const Contraction& contraction, ConvPlan* plan) const {
+  for (size_t r = contraction.program->results().size(); r-- > 0;)
+    if (ResultType(*contraction.program, r) == contraction.dtype()) plan->value_result = r;
   if (!plan->value_result)
-    plan->value_bytes =
-        ScratchBytes(static_cast<size_t>(ElementCount(plan->shape)) * SizeOf(ValueType(*conv_case.program)));
-  plan->is_split = !IsIdentity(*conv_case.program);
+    plan->value_bytes = ScratchBytes(static_cast<size_t>(ElementCount(plan->shape)) * SizeOf(contraction.dtype()));
+  plan->is_split = !IsIdentity(*contraction.program);
   if (!plan->is_split) return;
-  std::vector<Shape> shapes(conv_case.shapes.begin() + 1, conv_case.shapes.end());
-  shapes[0] = plan->shape;
-  plan->epilogue = PlanPointwise(*conv_case.program, FitPointwise(*conv_case.program, shapes), device_, kMostVector);
+  std::vector<Shape> shapes{plan->shape};
+  shapes.insert(shapes.end(), contraction.operands.begin(), contraction.operands.end());
+  plan->epilogue =
+      PlanPointwise(*contraction.program, FitPointwise(*contraction.program, shapes), device_, kMostVector);
 }
 
 // Transposes every matrix [rows, columns] of a tensor.

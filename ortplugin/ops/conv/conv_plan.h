@@ -54,11 +54,8 @@ struct ConvPlan {
                 void* workspace, void* value) const;
 };
 
-// Whether every sum is one of nothing.
-bool IsEmpty(const ConvCase& conv_case);
-
 // Our engine's kernel for a node, if one fits; `only_where_fast`: if it is known to be the fastest.
-std::optional<EngineKernel> FindEngine(const ConvCase& conv_case, const ConvShape& shape, const cuda::DeviceFacts& gpu,
+std::optional<EngineKernel> FindEngine(const Contraction& contraction, const cuda::DeviceFacts& gpu,
                                        bool only_where_fast);
 
 // Makes a node's plans. It warns once where its algorithm is not to be had.
@@ -68,17 +65,17 @@ class ConvPlanner {
       : node_(std::move(node)), algorithm_(std::move(algorithm)), device_(device) {}
 
   // `unaligned`: the numbers of the tensors that are copied. Throws Error where cuDNN is needed and has no plan.
-  std::unique_ptr<ConvPlan> Make(ConvCase conv_case, const std::vector<size_t>& unaligned) const;
+  std::unique_ptr<ConvPlan> Make(Contraction contraction, const std::vector<size_t>& unaligned) const;
 
   // Starts to build the cuDNN plan that Make will ask for. False: it will ask for none.
-  bool Prepare(const ConvCase& conv_case, const ConvShape& shape) const;
+  bool Prepare(const Contraction& contraction) const;
 
  private:
-  std::optional<EngineKernel> FindEngineFor(const ConvCase& conv_case, const ConvShape& shape) const;
-  bool IsShuffled(const ConvCase& conv_case, const ConvShape& shape) const;
-  std::string FindShuffle(const ConvCase& conv_case, const ConvShape& shape, ConvPlan* plan) const;
-  void FindCudnn(const ConvCase& conv_case, const ConvShape& shape, ConvPlan* plan) const;
-  void Split(const ConvCase& conv_case, ConvPlan* plan) const;
+  std::optional<EngineKernel> FindEngineFor(const Contraction& contraction) const;
+  bool IsShuffled(const Contraction& contraction) const;
+  std::string FindShuffle(const Contraction& contraction, ConvPlan* plan) const;
+  void FindCudnn(const Contraction& contraction, ConvPlan* plan) const;
+  void Split(const Contraction& contraction, ConvPlan* plan) const;
   void AddTransposition(size_t tensor, DType dtype, int64_t rows, int64_t columns, int64_t count, ConvPlan* plan) const;
   void WarnOfAlgorithm(const std::string& reason) const;
 

@@ -200,12 +200,6 @@ std::vector<T> ToLast(const std::vector<T>& first) {
   return last;
 }
 
-Shape Each(const std::vector<Window>& windows, int64_t Window::* number) {
-  Shape numbers;
-  for (const Window& window : windows) numbers.push_back(window.*number);
-  return numbers;
-}
-
 }  // namespace
 
 size_t ConvAttributes::spatial() const {
@@ -217,58 +211,22 @@ size_t ConvAttributes::spatial() const {
 ConvAttributes ReadConvAttributes(const ShapeContext& node, bool transposed) { return Read(node, transposed); }
 ConvAttributes ReadConvAttributes(const NodeInfo& node, bool transposed) { return Read(node, transposed); }
 
-Shape ChannelsFirst(const Shape& last) { return ToFirst(last); }
-Shape ChannelsLast(const Shape& first) { return ToLast(first); }
-
-Shape ConvShape::x_first() const {
-  Shape shape{batch, channels};
-  for (const Window& window : windows) shape.push_back(window.size);
-  return shape;
-}
-
-Shape ConvShape::w_first() const {
-  Shape shape{filters, channels / groups};
-  for (const Window& window : windows) shape.push_back(window.kernel);
-  return shape;
-}
-
-Shape ConvShape::result_first() const {
-  Shape shape{batch, filters};
-  for (const Window& window : windows) shape.push_back(window.out);
-  return shape;
-}
-
-Shape ConvShape::x() const { return x_channels_last ? ToLast(x_first()) : x_first(); }
-Shape ConvShape::w() const { return channels_last ? ToLast(w_first()) : w_first(); }
-Shape ConvShape::output() const { return y_channels_last ? ToLast(result_first()) : result_first(); }
-Shape ConvShape::result() const { return channels_last ? ToLast(result_first()) : result_first(); }
-
-Shape ConvShape::strides() const { return Each(windows, &Window::stride); }
-Shape ConvShape::dilations() const { return Each(windows, &Window::dilation); }
-Shape ConvShape::kernel() const { return Each(windows, &Window::kernel); }
-
-Shape ConvShape::pads() const {
-  Shape pads = Each(windows, &Window::pad_begin);
-  const Shape ends = Each(windows, &Window::pad_end);
-  pads.insert(pads.end(), ends.begin(), ends.end());
-  return pads;
-}
-
-ConvShape FitConv(const ConvAttributes& attributes, const Shape& x, const Shape& w) {
+Contraction FitConv(const ConvAttributes& attributes, const Shape& x, const Shape& w) {
   const bool is_last = attributes.channels_last && !attributes.x_channels_first;
   const Shape data = is_last ? ToFirst(x) : x;
   const Shape weights = attributes.channels_last ? ToFirst(w) : w;
-  ConvShape shape{};
-  shape.windows = Windows(attributes, data, weights);
-  shape.batch = data[0];
-  shape.channels = data[1];
-  shape.groups = attributes.groups;
-  shape.filters = attributes.transposed ? weights[1] * attributes.groups : weights[0];
-  shape.channels_last = attributes.channels_last;
-  shape.x_channels_last = is_last;
-  shape.y_channels_last = attributes.channels_last && !attributes.y_channels_first;
-  ElementCount(shape.result());
-  return shape;
+  Contraction contraction;
+  contraction.transposed = attributes.transposed;
+  contraction.windows = Windows(attributes, data, weights);
+  contraction.batch = data[0];
+  contraction.channels = data[1];
+  contraction.groups = attributes.groups;
+  contraction.filters = attributes.transposed ? weights[1] * attributes.groups : weights[0];
+  contraction.channels_last = attributes.channels_last;
+  contraction.x_channels_first = attributes.x_channels_first;
+  contraction.y_channels_first = attributes.y_channels_first;
+  ElementCount(contraction.result());
+  return contraction;
 }
 
 TensorType InferConv(const ConvAttributes& attributes, const TensorType& x, const TensorType& w) {

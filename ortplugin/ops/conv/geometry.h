@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "ortplugin/ops/contraction.h"
 #include "ortplugin/runtime/ort/ort.h"
 
 namespace ortplugin {
@@ -31,39 +32,14 @@ struct ConvAttributes {
 ConvAttributes ReadConvAttributes(const ShapeContext& node, bool transposed);
 ConvAttributes ReadConvAttributes(const NodeInfo& node, bool transposed);
 
-// One spatial dimension.
-struct Window {
-  int64_t kernel, stride, dilation;
-  int64_t pad_begin, pad_end;  // the padding; what is cut off the ends of a transposed convolution's result
-  int64_t size, out;           // of input and result
-  int64_t extent() const { return (kernel - 1) * dilation + 1; }
-};
-
-// The sizes of one run, the same for both layouts.
-struct ConvShape {
-  int64_t batch, channels, filters, groups;  // channels of X, filters: channels of the result
-  std::vector<Window> windows;
-  bool channels_last, x_channels_last, y_channels_last;
-
-  Shape x() const;  // as they lie
-  Shape w() const;  // that of a convolution, not transposed
-  Shape output() const;
-  Shape result() const;  // what the operands broadcast to: the outputs' shape in the node's layout
-  Shape x_first() const, w_first() const, result_first() const;            // with channels first, whatever the layout
-  Shape strides() const, dilations() const, pads() const, kernel() const;  // as attributes
-};
-
-// Throws Error where X, W and the attributes contradict each other, or a size has no end.
-ConvShape FitConv(const ConvAttributes& attributes, const Shape& x, const Shape& w);
+// Batch, groups, channels, windows and layouts of a run. Throws Error where X, W and the attributes contradict each
+// other, or a size has no end.
+Contraction FitConv(const ConvAttributes& attributes, const Shape& x, const Shape& w);
 
 // The result's shape as far as it is known early, without an element type. Throws Error as FitConv.
 TensorType InferConv(const ConvAttributes& attributes, const TensorType& x, const TensorType& w);
 
 // The outputs', from the result's.
 TensorType InferOutput(const ConvAttributes& attributes, const TensorType& result);
-
-// A shape with channels last, of data or weights, with channels first, and back.
-Shape ChannelsFirst(const Shape& last);
-Shape ChannelsLast(const Shape& first);
 
 }  // namespace ortplugin

@@ -127,19 +127,26 @@ void Multiply(int64_t m, int64_t n, int64_t depth, const T* a, int64_t a_row, in
   Product(m, n, depth, a, a_row, a_column, b, b_row, c, c_row);
 }
 
+// Elements in the spatial dimensions of s, l or a filter.
+int64_t Count(const Contraction& contraction, int64_t Window::* size) {
+  int64_t count = 1;
+  for (const Window& window : contraction.windows) count *= window.*size;
+  return count;
+}
+
 // ---- Columns: what meets each element of s, as a matrix -------------------------------------------------------------
 
 // Calls body(o, coordinates, count) for stretches of `count` elements of s along the last axis, o being the number of
 // the first and `coordinates` its index, that make up [first, first + total).
 template <typename Body>
 void ForStretches(const Contraction& contraction, int64_t first, int64_t total, const Body& body) {
-  const size_t rank = contraction.axes.size();
-  const int64_t row = contraction.axes.back().small;
+  const size_t rank = contraction.windows.size();
+  const int64_t row = contraction.windows.back().out;
   std::vector<int64_t> at(rank);
   for (int64_t o = first; o < first + total;) {
     int64_t rest = o;
-    for (size_t axis = rank; axis-- > 0; rest /= contraction.axes[axis].small)
-      at[axis] = rest % contraction.axes[axis].small;
+    for (size_t axis = rank; axis-- > 0; rest /= contraction.windows[axis].out)
+      at[axis] = rest % contraction.windows[axis].out;
     const int64_t count = std::min(row - at.back(), first + total - o);
     body(o, at, count);
     o += count;
@@ -150,28 +157,28 @@ void ForStretches(const Contraction& contraction, int64_t first, int64_t total, 
 // stretch meet those of l at start + element * stride. Positions that meet nothing have from == to.
 template <typename Body>
 void ForKernel(const Contraction& contraction, const std::vector<int64_t>& at, int64_t count, const Body& body) {
-  const size_t rank = contraction.axes.size();
-  const ContractionAxis& last = contraction.axes.back();
-  const int64_t kernels = contraction.kernel_count();
+  const size_t rank = contraction.windows.size();
+  const Window& last = contraction.windows.back();
+  const int64_t kernels = Count(contraction, &Window::kernel);
   std::vector<int64_t> position(rank);
   for (int64_t k = 0; k < kernels; ++k) {
     int64_t rest = k;
-    for (size_t axis = rank; axis-- > 0; rest /= contraction.axes[axis].kernel)
-      position[axis] = rest % contraction.axes[axis].kernel;
+    for (size_t axis = rank; axis-- > 0; rest /= contraction.windows[axis].kernel)
+      position[axis] = rest % contraction.windows[axis].kernel;
     int64_t offset = 0;
     bool inside = true;
     for (size_t axis = 0; axis + 1 < rank; ++axis) {
-      const ContractionAxis& each = contraction.axes[axis];
+      const Window& each = contraction.windows[axis];
       const int64_t place = at[axis] * each.stride + position[axis] * each.dilation - each.pad_begin;
-      inside = inside && place >= 0 && place < each.large;
-      offset = offset * each.large + place;
+      inside = inside && place >= 0 && place < each.size;
+      offset = offset * each.size + place;
     }
     const int64_t start = at.back() * last.stride + position.back() * last.dilation - last.pad_begin;
     int64_t from = start >= 0 ? 0 : (-start + last.stride - 1) / last.stride;
-    int64_t to = last.large - start <= 0 ? 0 : (last.large - start - 1) / last.stride + 1;
+    int64_t to = last.size - start <= 0 ? 0 : (last.size - start - 1) / last.stride + 1;
     from = std::min(from, count);
     to = inside ? std::clamp(to, from, count) : from;
-    body(k, offset * last.large + start, from, to);
+    body(k, offset * last.size + start, from, to);
   }
 }
 
@@ -189,8 +196,8 @@ void ForMeetings(const Contraction& contraction, int64_t first, int64_t total, c
 template <typename T>
 void FillColumns(const Contraction& contraction, const T* large, int64_t channels, int64_t first, int64_t total,
                  T* columns) {
-  const int64_t kernels = contraction.kernel_count(), image = contraction.large_count(),
-                stride = contraction.axes.back().stride;
+  const int64_t kernels = Count(contraction, &Window::kernel), image = Count(contraction, &Window::size),
+                stride = contraction.windows.back().stride;
   const auto meet = [&](int64_t column, int64_t count, int64_t k, int64_t start, int64_t from, int64_t to) {
     for (int64_t c = 0; c < channels; ++c) {
       T* target = columns + (c * kernels + k) * total + column;
@@ -206,15 +213,15 @@ void FillColumns(const Contraction& contraction, const T* large, int64_t channel
 // The same transposed: rows[o - first, (c, k)].
 template <typename T>
 void FillRows(const Contraction& contraction, const T* large, int64_t first, int64_t total, T* rows) {
-  const int64_t kernels = contraction.kernel_count(), image = contraction.large_count(),
-                stride = contraction.axes.back().stride;
-  const int64_t width = contraction.b * kernels;
+  const int64_t kernels = Count(contraction, &Window::kernel), image = Count(contraction, &Window::size),
+                stride = contraction.windows.back().stride;
+  const int64_t width = contraction.group_channels() * kernels;
   std::fill(rows, rows + total * width, T{0});
   const auto meet = [&](int64_t column, int64_t, int64_t k, int64_t start, int64_t from, int64_t to) {
     for (int64_t i = from; i < to; ++i) {
       const T* source = large + start + i * stride;
       T* target = rows + (column + i) * width + k;
-      for (int64_t c = 0; c < contraction.b; ++c) target[c * kernels] = source[c * image];
+      for (int64_t c = 0; c < contraction.group_channels(); ++c) target[c * kernels] = source[c * image];
     }
   };
   ForMeetings(contraction, first, total, meet);
@@ -224,8 +231,8 @@ void FillRows(const Contraction& contraction, const T* large, int64_t first, int
 template <typename T>
 void AddColumns(const Contraction& contraction, const T* columns, int64_t channels, int64_t first, int64_t total,
                 T* large) {
-  const int64_t kernels = contraction.kernel_count(), image = contraction.large_count(),
-                stride = contraction.axes.back().stride;
+  const int64_t kernels = Count(contraction, &Window::kernel), image = Count(contraction, &Window::size),
+                stride = contraction.windows.back().stride;
   const auto meet = [&](int64_t column, int64_t, int64_t k, int64_t start, int64_t from, int64_t to) {
     for (int64_t c = 0; c < channels; ++c) {
       const T* source = columns + (c * kernels + k) * total + column;
@@ -239,7 +246,7 @@ void AddColumns(const Contraction& contraction, const T* columns, int64_t channe
 // Elements of s whose columns of `height` numbers make up a matrix that stays in the L2 cache.
 int64_t Block(const Contraction& contraction, int64_t height) {
   constexpr int64_t kNumbers = 65536;
-  const int64_t count = contraction.small_count();
+  const int64_t count = Count(contraction, &Window::out);
   return std::clamp<int64_t>(kNumbers / std::max<int64_t>(1, height) / 32 * 32, 32, std::max<int64_t>(count, 32));
 }
 
@@ -247,64 +254,51 @@ constexpr int64_t kTasks = 16;  // about as many are worth while
 
 }  // namespace
 
-int64_t Contraction::small_count() const {
-  int64_t count = 1;
-  for (const ContractionAxis& axis : axes) count *= axis.small;
-  return count;
-}
-int64_t Contraction::large_count() const {
-  int64_t count = 1;
-  for (const ContractionAxis& axis : axes) count *= axis.large;
-  return count;
-}
-int64_t Contraction::kernel_count() const {
-  int64_t count = 1;
-  for (const ContractionAxis& axis : axes) count *= axis.kernel;
-  return count;
-}
-
 template <typename T>
 void Gather(const Contraction& contraction, const T* large, const T* weight, T* small,
             const ParallelFor& parallel_for) {
-  const int64_t outputs = contraction.small_count(), image = contraction.large_count(),
-                height = contraction.b * contraction.kernel_count();
+  const int64_t outputs = Count(contraction, &Window::out), image = Count(contraction, &Window::size),
+                height = contraction.group_channels() * Count(contraction, &Window::kernel);
   const int64_t block = Block(contraction, height), blocks = DivideUp(outputs, block);
-  parallel_for(static_cast<size_t>(contraction.batch * contraction.group * blocks), [&](size_t task) {
+  parallel_for(static_cast<size_t>(contraction.batch * contraction.groups * blocks), [&](size_t task) {
     const int64_t number = static_cast<int64_t>(task), part = number / blocks, first = number % blocks * block;
     const int64_t count = std::min(block, outputs - first);
     HostVector<T> columns(static_cast<size_t>(height * count));
-    FillColumns(contraction, large + part * contraction.b * image, contraction.b, first, count, columns.data());
-    T* target = small + part * contraction.a * outputs + first;
-    for (int64_t row = 0; row < contraction.a; ++row)
+    FillColumns(contraction, large + part * contraction.group_channels() * image, contraction.group_channels(), first,
+                count, columns.data());
+    T* target = small + part * contraction.group_filters() * outputs + first;
+    for (int64_t row = 0; row < contraction.group_filters(); ++row)
       std::fill(target + row * outputs, target + row * outputs + count, T{0});
-    Multiply<T>(contraction.a, count, height, weight + part % contraction.group * contraction.a * height, height, 1,
-                columns.data(), count, target, outputs);
+    Multiply<T>(contraction.group_filters(), count, height,
+                weight + part % contraction.groups * contraction.group_filters() * height, height, 1, columns.data(),
+                count, target, outputs);
   });
 }
 
 template <typename T>
 void Scatter(const Contraction& contraction, const T* small, const T* weight, T* large,
              const ParallelFor& parallel_for) {
-  const int64_t outputs = contraction.small_count(), image = contraction.large_count(),
-                kernels = contraction.kernel_count();
-  const int64_t height = contraction.b * kernels, parts = contraction.batch * contraction.group;
+  const int64_t outputs = Count(contraction, &Window::out), image = Count(contraction, &Window::size),
+                kernels = Count(contraction, &Window::kernel);
+  const int64_t height = contraction.group_channels() * kernels, parts = contraction.batch * contraction.groups;
   // Where there are few images and groups, tasks share out the channels.
   const int64_t channels =
-      DivideUp(contraction.b, std::clamp<int64_t>(kTasks / std::max<int64_t>(1, parts), 1, contraction.b));
-  const int64_t slices = DivideUp(contraction.b, channels);
+      DivideUp(contraction.group_channels(),
+               std::clamp<int64_t>(kTasks / std::max<int64_t>(1, parts), 1, contraction.group_channels()));
+  const int64_t slices = DivideUp(contraction.group_channels(), channels);
   parallel_for(static_cast<size_t>(parts * slices), [&](size_t task) {
     const int64_t number = static_cast<int64_t>(task), part = number / slices, channel = number % slices * channels;
-    const int64_t width = std::min(channels, contraction.b - channel), rows = width * kernels;
-    T* target = large + (part * contraction.b + channel) * image;
+    const int64_t width = std::min(channels, contraction.group_channels() - channel), rows = width * kernels;
+    T* target = large + (part * contraction.group_channels() + channel) * image;
     std::fill(target, target + width * image, T{0});
     const int64_t block = Block(contraction, rows);
     HostVector<T> columns(static_cast<size_t>(rows * std::min(block, outputs)));
     for (int64_t first = 0; first < outputs; first += block) {
       const int64_t count = std::min(block, outputs - first);
       std::fill(columns.data(), columns.data() + rows * count, T{0});
-      Multiply<T>(rows, count, contraction.a,
-                  weight + part % contraction.group * contraction.a * height + channel * kernels, 1, height,
-                  small + part * contraction.a * outputs + first, outputs, columns.data(), count);
+      Multiply<T>(rows, count, contraction.group_filters(),
+                  weight + part % contraction.groups * contraction.group_filters() * height + channel * kernels, 1,
+                  height, small + part * contraction.group_filters() * outputs + first, outputs, columns.data(), count);
       AddColumns(contraction, columns.data(), width, first, count, target);
     }
   });
@@ -313,35 +307,35 @@ void Scatter(const Contraction& contraction, const T* small, const T* weight, T*
 template <typename T>
 void Weight(const Contraction& contraction, const T* small, const T* large, double* weight,
             const ParallelFor& parallel_for) {
-  const int64_t outputs = contraction.small_count(), image = contraction.large_count(),
-                height = contraction.b * contraction.kernel_count();
+  const int64_t outputs = Count(contraction, &Window::out), image = Count(contraction, &Window::size),
+                height = contraction.group_channels() * Count(contraction, &Window::kernel);
   // Tasks share out groups and rows of w; where these are few, images too, whose sums are added afterwards.
   constexpr int64_t kTaskRows = 64;
-  const int64_t slices = DivideUp(contraction.a, kTaskRows);
+  const int64_t slices = DivideUp(contraction.group_filters(), kTaskRows);
   const int64_t wanted =
-      std::clamp<int64_t>(kTasks / (contraction.group * slices), 1, std::max<int64_t>(1, contraction.batch));
+      std::clamp<int64_t>(kTasks / (contraction.groups * slices), 1, std::max<int64_t>(1, contraction.batch));
   const int64_t images = DivideUp(std::max<int64_t>(1, contraction.batch), wanted),
                 chunks = DivideUp(contraction.batch, images);
-  const int64_t whole = contraction.weight_count();
+  const int64_t whole = contraction.filters * height;
   std::fill(weight, weight + whole, 0.0);
   if (contraction.batch == 0 || outputs == 0 || height == 0) return;
   HostVector<double> partial(static_cast<size_t>(whole * (chunks - 1)));
-  parallel_for(static_cast<size_t>(contraction.group * slices * chunks), [&](size_t task) {
+  parallel_for(static_cast<size_t>(contraction.groups * slices * chunks), [&](size_t task) {
     const int64_t number = static_cast<int64_t>(task), chunk = number % chunks;
     const int64_t slice = number / chunks % slices * kTaskRows, group = number / chunks / slices;
-    const int64_t rows = std::min(kTaskRows, contraction.a - slice), block = Block(contraction, height);
+    const int64_t rows = std::min(kTaskRows, contraction.group_filters() - slice), block = Block(contraction, height);
     double* totals = chunk == 0 ? weight : partial.data() + (chunk - 1) * whole;
-    totals += (group * contraction.a + slice) * height;
+    totals += (group * contraction.group_filters() + slice) * height;
     HostVector<T> columns(static_cast<size_t>(std::min(block, outputs) * height));
     HostVector<T> sums(static_cast<size_t>(rows * height));
     for (int64_t n = chunk * images; n < std::min(contraction.batch, (chunk + 1) * images); ++n) {
-      const int64_t part = n * contraction.group + group;
+      const int64_t part = n * contraction.groups + group;
       for (int64_t first = 0; first < outputs; first += block) {
         const int64_t count = std::min(block, outputs - first);
-        FillRows(contraction, large + part * contraction.b * image, first, count, columns.data());
+        FillRows(contraction, large + part * contraction.group_channels() * image, first, count, columns.data());
         std::fill(sums.begin(), sums.end(), T{0});
-        Multiply<T>(rows, height, count, small + (part * contraction.a + slice) * outputs + first, outputs, 1,
-                    columns.data(), height, sums.data(), height);
+        Multiply<T>(rows, height, count, small + (part * contraction.group_filters() + slice) * outputs + first,
+                    outputs, 1, columns.data(), height, sums.data(), height);
         for (int64_t i = 0; i < rows * height; ++i) totals[i] += static_cast<double>(sums[static_cast<size_t>(i)]);
       }
     }

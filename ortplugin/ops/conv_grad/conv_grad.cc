@@ -4,6 +4,7 @@
 #include <optional>
 #include <sstream>
 
+#include "ortplugin/ops/conv_grad/contraction.h"
 #include "ortplugin/runtime/host_memory.h"
 #include "ortplugin/runtime/program/evaluator.h"
 #include "ortplugin/runtime/program/program_sweep.h"
@@ -438,7 +439,7 @@ class CpuConvGrad : public Kernel {
     }
     if (dw != nullptr) {
       const Lanes<T> data(node_.dtype(), x, shape.x, last, parallel_for);
-      HostVector<double> made(static_cast<size_t>(contraction.weight_count()));
+      HostVector<double> made(static_cast<size_t>(ElementCount(shape.w)));
       const T* small = node_.transposed ? data.data() : gradient.data();
       const T* large = node_.transposed ? gradient.data() : data.data();
       Weight(contraction, small, large, made.data(), parallel_for);
@@ -496,10 +497,23 @@ GradShape FitGrad(const GradNode& node, const std::vector<Shape>& inputs) {
   shape.w = Last(known.w, node.channels_last);
   if (!node.wants_x && !node.wants_w) return shape;
   const Shape &small = node.transposed ? known.x : known.z, &large = node.transposed ? known.z : known.x;
-  shape.contraction = {small[0], node.group, known.w[0] / node.group, known.w[1], {}};
-  for (size_t axis = 0; axis < node.rank(); ++axis)
-    shape.contraction.axes.push_back({small[2 + axis], large[2 + axis], node.kernel[axis], node.strides[axis],
-                                      node.dilations[axis], node.pads_begin[axis]});
+  Contraction& contraction = shape.contraction;
+  contraction.dtypes = Contraction::AllOf(node.dtype());
+  contraction.allow_tf32 = node.allow_tf32;
+  contraction.batch = small[0];
+  contraction.groups = node.group;
+  contraction.filters = known.w[0];
+  contraction.channels = known.w[1] * node.group;
+  contraction.channels_last = node.channels_last;
+  for (size_t axis = 0; axis < node.rank(); ++axis) {
+    Window window{node.kernel[axis],   node.strides[axis], node.dilations[axis], node.pads_begin[axis],
+                  node.pads_end[axis], large[2 + axis],    small[2 + axis]};
+    // Of a transposed convolution whose output_padding reaches the stride, what no element of X has a part in.
+    const int64_t rest =
+        window.size + window.pad_begin + window.pad_end - (window.out - 1) * window.stride - window.extent();
+    window.pad_end -= rest / window.stride * window.stride;
+    contraction.windows.push_back(window);
+  }
   ElementCount(shape.x);
   ElementCount(shape.w);
   return shape;

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "ortplugin/ops/conv_grad/contraction.h"
+#include "ortplugin/ops/contraction.h"
 #include "ortplugin/ops/sum_to/sum_to.h"
 #include "ortplugin/runtime/ort/ort.h"
 #include "ortplugin/runtime/program/program.h"
@@ -45,7 +45,7 @@ struct GradNode {
 // The shapes of one run. Those of tensors are in the node's layout.
 struct GradShape {
   Shape z, x, w;
-  Contraction contraction;
+  Contraction contraction;  // of the convolution whose gradients are wanted; a transposed one's X is its result
 };
 
 // Throws Error where the inputs' shapes contradict each other or the attributes.

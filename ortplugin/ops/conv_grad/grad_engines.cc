@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 
+#include "ortplugin/ops/conv/conv_cuda.h"
 #include "ortplugin/ops/conv/engines/direct.h"
-#include "ortplugin/ops/conv/geometry.h"
 #include "ortplugin/ops/pointwise/pointwise.h"
 #include "ortplugin/runtime/program/operands.h"
 #include "ortplugin/target/target.h"
@@ -13,15 +14,17 @@ namespace ortplugin {
 namespace {
 
 // Whether dX is known to be faster as a convolution on FusedConv's kernel than on cuDNN, in float32.
-bool IsDataGradFast(const DirectConv& conv, const cuda::DeviceFacts& gpu) {
+bool IsDataGradFast(const Contraction& conv, const cuda::DeviceFacts& gpu) {
   const MeasuredGpu* const target = FindTarget(gpu);
-  const int64_t taps = conv.kernel[0] * conv.kernel[1];
+  const int64_t taps = conv.windows[0].kernel * conv.windows[1].kernel;
   if (target == nullptr || taps == 1) return false;
   const TargetLimits& limits = target->limits;
-  if (conv.outputs <= limits.data_grad_few_outputs) return conv.channels <= limits.data_grad_most_channels_few;
-  const int64_t multiply_adds =
-      conv.images * conv.groups * conv.outputs * conv.output[0] * conv.output[1] * conv.channels * taps;
-  return conv.channels <= limits.data_grad_most_channels && conv.outputs <= limits.data_grad_most_outputs &&
+  if (conv.group_filters() <= limits.data_grad_few_outputs)
+    return conv.group_channels() <= limits.data_grad_most_channels_few;
+  const int64_t multiply_adds = conv.batch * conv.groups * conv.group_filters() * conv.windows[0].out *
+                                conv.windows[1].out * conv.group_channels() * taps;
+  return conv.group_channels() <= limits.data_grad_most_channels &&
+         conv.group_filters() <= limits.data_grad_most_outputs &&
          multiply_adds > limits.data_grad_least_work * gpu.multiprocessors;
 }
 
@@ -31,7 +34,7 @@ bool IsTaken(const std::string& algorithm, bool is_fast) {
 
 // From X and dZ of dtype `from` to dW of dtype `to`.
 cudnn::Problem WeightProblem(const GradNode& node, const GradShape& shape, DType from, DType to) {
-  cudnn::Problem problem = ForwardProblem(node, shape);
+  cudnn::Problem problem = ProblemWithoutEpilogue(shape.contraction);
   problem.direction = cudnn::Direction::kWeightGradient;
   problem.dtype = from;
   if (from != node.dtype()) problem.allow_tf32 = true;  // it holds 16-bit floats exactly
@@ -56,24 +59,14 @@ cudnn::Problem WeightProblem(const GradNode& node, const GradShape& shape, DType
 std::optional<cuda::PackedKernel> FindDataGradEngine(const GradNode& node, const GradShape& shape,
                                                      const cuda::DeviceFacts& gpu) {
   if (node.rank() != 2 || node.channels_last || ElementCount(shape.x) == 0) return std::nullopt;
-  const Contraction& contraction = shape.contraction;
-  DirectConv conv{};
-  conv.images = contraction.batch;
-  conv.groups = contraction.group;
-  conv.channels = node.transposed ? contraction.b : contraction.a;
-  conv.outputs = node.transposed ? contraction.a : contraction.b;
-  conv.rotated_filters = !node.transposed;
-  for (size_t i = 0; i < 2; ++i) {
-    const ContractionAxis& axis = contraction.axes[i];
-    conv.image[i] = node.transposed ? axis.large : axis.small;
-    conv.output[i] = node.transposed ? axis.small : axis.large;
-    conv.kernel[i] = axis.kernel;
-    conv.strides[i] = axis.stride;
-    conv.dilations[i] = axis.dilation;
-    conv.pads[i] = node.transposed ? axis.pad_begin : (axis.kernel - 1) * axis.dilation - axis.pad_begin;
-    if (conv.pads[i] < 0 || (axis.stride > 1 && !node.transposed)) return std::nullopt;
+  Contraction conv = node.transposed ? shape.contraction : shape.contraction.Reversed();
+  conv.transposed = false;
+  conv.rotated_weights = !node.transposed;
+  for (Window& window : conv.windows) {
+    if (!node.transposed) window.pad_begin = window.extent() - 1 - window.pad_begin;
+    if (window.pad_begin < 0 || (window.stride > 1 && !node.transposed)) return std::nullopt;
   }
-  if (!FitsDirect(conv, node.dtype()) || !IsTaken(node.data_algorithm, !node.allow_tf32 && IsDataGradFast(conv, gpu)))
+  if (!FitsDirect(conv) || !IsTaken(node.data_algorithm, !node.allow_tf32 && IsDataGradFast(conv, gpu)))
     return std::nullopt;
   const std::optional<DirectConfig> config = ConfigureDirect(conv, gpu, kMostVector);
   if (!config) return std::nullopt;
@@ -91,16 +84,16 @@ std::optional<WeightGradEngine> FindWeightGradEngine(const GradNode& node, const
     return std::nullopt;
   WeightGrad grad{};
   grad.images = contraction.batch;
-  grad.outputs = contraction.a;
-  grad.channels = contraction.b;
+  grad.outputs = contraction.filters;
+  grad.channels = contraction.channels;
   for (size_t i = 0; i < 2; ++i) {
-    const ContractionAxis& axis = contraction.axes[i];
-    if (axis.dilation != 1) return std::nullopt;
-    grad.image[i] = axis.large;
-    grad.output[i] = axis.small;
-    grad.kernel[i] = axis.kernel;
-    grad.strides[i] = axis.stride;
-    grad.pads[i] = axis.pad_begin;
+    const Window& window = contraction.windows[i];
+    if (window.dilation != 1) return std::nullopt;
+    grad.image[i] = window.size;
+    grad.output[i] = window.out;
+    grad.kernel[i] = window.kernel;
+    grad.strides[i] = window.stride;
+    grad.pads[i] = window.pad_begin;
   }
   grad.channels_last = node.channels_last;
   grad.weight_dtype = node.weight_dtype;
@@ -124,32 +117,8 @@ std::optional<WeightGradEngine> FindWeightGradEngine(const GradNode& node, const
   return engine;
 }
 
-cudnn::Problem ForwardProblem(const GradNode& node, const GradShape& shape) {
-  const auto tensor = [&](const Shape& dims) {
-    return node.channels_last ? cudnn::ChannelsLast(ChannelsFirst(dims)) : cudnn::ChannelsFirst(dims);
-  };
-  cudnn::Problem problem;
-  problem.dtype = node.dtype();
-  problem.allow_tf32 = node.allow_tf32;
-  problem.x = tensor(node.transposed ? shape.z : shape.x);
-  problem.y = tensor(node.transposed ? shape.x : shape.z);
-  problem.w = tensor(shape.w);
-  problem.strides = node.strides;
-  problem.dilations = node.dilations;
-  problem.pads_begin = node.pads_begin;
-  problem.groups = node.group;
-  for (size_t axis = 0; axis < node.rank(); ++axis) {
-    // Of a transposed convolution whose output_padding reaches the stride, what no element of X has a part in.
-    const ContractionAxis& each = shape.contraction.axes[axis];
-    const int64_t least = (each.small - 1) * each.stride + (each.kernel - 1) * each.dilation + 1 - each.pad_begin;
-    const int64_t pad_end = node.pads_end[axis], rest = each.large - (least - pad_end);
-    problem.pads_end.push_back(pad_end - rest / each.stride * each.stride);
-  }
-  return problem;
-}
-
 cudnn::Problem DataProblem(const GradNode& node, const GradShape& shape) {
-  cudnn::Problem problem = ForwardProblem(node, shape);
+  cudnn::Problem problem = ProblemWithoutEpilogue(shape.contraction);
   problem.direction = node.transposed ? cudnn::Direction::kForward : cudnn::Direction::kDataGradient;
   return problem;
 }

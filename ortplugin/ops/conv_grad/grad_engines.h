@@ -28,8 +28,6 @@ std::optional<cuda::PackedKernel> FindDataGradEngine(const GradNode& node, const
 std::optional<WeightGradEngine> FindWeightGradEngine(const GradNode& node, const GradShape& shape,
                                                      const std::vector<Shape>& shapes, const cuda::DeviceFacts& gpu);
 
-// The convolution whose gradients are wanted.
-cudnn::Problem ForwardProblem(const GradNode& node, const GradShape& shape);
 cudnn::Problem DataProblem(const GradNode& node, const GradShape& shape);
 // The first that cuDNN has a plan for is taken. X and dZ are converted to a problem's dtype; what it writes is in
 // weight_dtype where it has a program, else in its dtype and converted.

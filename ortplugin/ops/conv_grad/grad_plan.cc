@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "ortplugin/ops/conv/conv_cuda.h"
 #include "ortplugin/runtime/gpu/kernel_sources.h"
 #include "ortplugin/runtime/ort/scratch.h"
 
@@ -187,7 +188,7 @@ GradPart GradPlanner::MakeWeight(const GradShape& shape) const {
     part.result_conversion = Convert(shape.w, made, wanted, device_);
     part.made_bytes = Bytes(shape.w, made);
   }
-  const cudnn::Problem forward = ForwardProblem(node_, shape);
+  const cudnn::Problem forward = ProblemWithoutEpilogue(shape.contraction);
   if (IsUneven(forward))
     part.padding = Pad(large, node_.channels_last, forward.pads_begin, forward.pads_end, made, device_);
   return part;

@@ -32,7 +32,7 @@ class CpuConvTranspose : public Kernel {
  public:
   explicit CpuConvTranspose(const NodeInfo& info)
       : node_(info, ProgramText(info, 0, kConvInputs), true),
-        dtype_(ValueType(node_.program)),
+        dtype_(ValueType(*node_.program)),
         wide_(dtype_ == DType::kDouble ? DType::kDouble : DType::kFloat),
         scratch_(info) {
     const ConvAttributes& attributes = node_.attributes;
@@ -53,21 +53,21 @@ class CpuConvTranspose : public Kernel {
       HostOperand weights(nullptr, scratch_, dtype_, w->data, w->shape, attributes.channels_last);
       if (weights.data() != w->data) weights_.emplace(std::move(weights));
     }
-    const std::vector<ValueId>& results = node_.program.results();
+    const std::vector<ValueId>& results = node_.program->results();
     for (size_t r = results.size(); r-- > 0;) {
-      if (node_.program.value(results[r]).dtype != wide_) continue;
-      const bool is_value = dtype_ == wide_ && results[r] == node_.program.parameters()[0];
-      if (!place_ || is_value || results[*place_] != node_.program.parameters()[0]) place_ = r;
+      if (node_.program->value(results[r]).dtype != wide_) continue;
+      const bool is_value = dtype_ == wide_ && results[r] == node_.program->parameters()[0];
+      if (!place_ || is_value || results[*place_] != node_.program->parameters()[0]) place_ = r;
     }
   }
 
   void Compute(Run& run) const override {
-    const auto [inputs, shapes] = ReadInputs(node_.program, kConvInputs, run);
-    const ConvShape shape = FitConv(node_.attributes, shapes[0], shapes[1]);
+    const auto [inputs, shapes] = ReadInputs(*node_.program, kConvInputs, run);
+    const Contraction shape = FitConv(node_.attributes, shapes[0], shapes[1]);
     const Shape full = shape.result();
-    const Axes axes = EpilogueAxes(node_.program, kConvInputs, full, shapes);
+    const Axes axes = EpilogueAxes(*node_.program, kConvInputs, full, shapes);
     std::vector<void*> outputs;
-    for (size_t r = 0; r < node_.program.results().size(); ++r)
+    for (size_t r = 0; r < node_.program->results().size(); ++r)
       outputs.push_back(run.output(r, shape.output(), SizeOf(ResultType(r))));
     const int64_t count = ElementCount(full);
     if (count == 0) return;
@@ -86,26 +86,26 @@ class CpuConvTranspose : public Kernel {
   }
 
  private:
-  DType ResultType(size_t r) const { return node_.program.value(node_.program.results()[r]).dtype; }
+  DType ResultType(size_t r) const { return node_.program->value(node_.program->results()[r]).dtype; }
 
   // Every result, in the node's layout.
-  void Make(Run& run, const ConvShape& shape, const Axes& axes, const std::vector<Tensor>& inputs, const Shape& w_shape,
-            const std::vector<void*>& outputs) const {
+  void Make(Run& run, const Contraction& shape, const Axes& axes, const std::vector<Tensor>& inputs,
+            const Shape& w_shape, const std::vector<void*>& outputs) const {
     const int64_t count = ElementCount(shape.result());
 
     HostScratch::Buffer buffer(nullptr, {&scratch_});
     if (!place_) buffer = scratch_.Take(static_cast<size_t>(count) * SizeOf(wide_));
     void* value = place_ ? outputs[*place_] : buffer.get();
     Convolve(run, shape, inputs, w_shape, value);
-    if (place_ && node_.program.statements().empty() && outputs.size() == 1) return;  // nothing follows
+    if (place_ && node_.program->statements().empty() && outputs.size() == 1) return;  // nothing follows
     std::vector<ProgramSweep::Input> parameters{{value, wide_}};
     for (size_t i = kConvInputs; i < inputs.size(); ++i)
       parameters.push_back({inputs[i].data, *FromOrt(inputs[i].type)});
-    ProgramSweep(node_.program, axes, count, parameters, outputs).Run(run);
+    ProgramSweep(*node_.program, axes, count, parameters, outputs).Run(run);
   }
 
   // The transposed convolution's value, in the node's layout.
-  void Convolve(Run& run, const ConvShape& shape, const std::vector<Tensor>& inputs, const Shape& w_shape,
+  void Convolve(Run& run, const Contraction& shape, const std::vector<Tensor>& inputs, const Shape& w_shape,
                 void* value) const {
     const int64_t count = ElementCount(shape.result());
     if (ElementCount(shape.x()) == 0) {  // an image without pixels
@@ -122,15 +122,10 @@ class CpuConvTranspose : public Kernel {
     if (last && shape.filters > 1 && pixels > 1) first = scratch_.Take(static_cast<size_t>(count) * SizeOf(wide_));
     void* made = first != nullptr ? first.get() : value;
     if (wide_ == DType::kDouble) {
-      Contraction contraction{
-          shape.batch, shape.groups, shape.channels / shape.groups, shape.filters / shape.groups, {}};
-      for (const Window& window : shape.windows)
-        contraction.axes.push_back(
-            {window.size, window.out, window.kernel, window.stride, window.dilation, window.pad_begin});
       const ParallelFor parallel_for = [&](size_t tasks, const std::function<void(size_t)>& body) {
         run.parallel_for(tasks, body);
       };
-      Scatter(contraction, static_cast<const double*>(data.data()), static_cast<const double*>(filters),
+      Scatter(shape.Reversed(), static_cast<const double*>(data.data()), static_cast<const double*>(filters),
               static_cast<double*>(made), parallel_for);
     } else {
       convolution_->Run(run,
@@ -141,7 +136,7 @@ class CpuConvTranspose : public Kernel {
     if (first != nullptr) Transpose(&run, made, value, shape.batch, shape.filters, pixels, SizeOf(wide_));
   }
 
-  ConvNode node_;
+  CheckedConvNode node_;
   DType dtype_, wide_;  // of X and W, and of what is computed
   HostScratch scratch_;
   std::optional<HostOperand> weights_;  // constant ones that are not used as they lie

@@ -22,7 +22,7 @@ namespace {
 constexpr int kOpset = 11;  // since which Conv and MatMul are what they are
 
 // The number of spatial dimensions, 0 where the node does not say it.
-size_t SpatialOf(const ConvNode& node) {
+size_t SpatialOf(const CheckedConvNode& node) {
   for (size_t i = 0; i < kConvInputs; ++i)
     if (node.inputs[i].shape.size() > 2) return node.inputs[i].shape.size() - 2;
   return node.attributes.spatial();
@@ -42,22 +42,22 @@ std::optional<size_t> PlaceOf(const Program& program, DType wide) {
 }
 
 // Whether the shapes of this run let Conv take what their ranks promised.
-bool Fits(const FusedActivation& taken, const ConvShape& shape, const std::vector<Shape>& inputs) {
+bool Fits(const FusedActivation& taken, const Contraction& shape, const std::vector<Shape>& inputs) {
   const auto shape_of = [&](size_t parameter) { return inputs[parameter - 1 + kConvInputs]; };
   if (taken.sum && shape_of(*taken.sum) != shape.result()) return false;
   return !taken.bias || IsPerChannel(shape_of(*taken.bias), shape.windows.size(), shape.channels_last, shape.filters);
 }
 
 // Whether a convolution is the GEMM of X as it lies, a matrix [pixels, C], and a matrix of the weights.
-bool IsGemm(const ConvShape& shape) {
-  return shape.x_channels_last && shape.groups == 1 &&
+bool IsGemm(const Contraction& shape) {
+  return shape.channels_last && !shape.x_channels_first && shape.groups == 1 &&
          std::all_of(shape.windows.begin(), shape.windows.end(), [](const Window& window) {
            return window.kernel == 1 && window.pad_begin == 0 && window.pad_end == 0;
          });
 }
 
 // Each image is a MatMul of the weights with the pixels under each tap, in double.
-void MultiplyUnfolded(Run& run, const HostScratch& scratch, const StandardOperator& matmul, const ConvShape& shape,
+void MultiplyUnfolded(Run& run, const HostScratch& scratch, const StandardOperator& matmul, const Contraction& shape,
                       const double* x, const void* w, double* y) {
   const int64_t size = ElementCount(shape.x_first()) / shape.batch;
   const int64_t pixels = ElementCount(shape.result_first()) / shape.batch / shape.filters;
@@ -85,7 +85,7 @@ class CpuConv : public Kernel {
  public:
   explicit CpuConv(const NodeInfo& info)
       : node_(info, ProgramText(info, 0, kConvInputs)),
-        dtype_(ValueType(node_.program)),
+        dtype_(ValueType(*node_.program)),
         wide_(dtype_ == DType::kDouble ? DType::kDouble : DType::kFloat),
         kept_(info),
         scratch_(info) {
@@ -117,13 +117,13 @@ class CpuConv : public Kernel {
   }
 
   void Compute(Run& run) const override {
-    const auto [inputs, shapes] = ReadInputs(node_.program, kConvInputs, run);
-    const ConvShape shape = FitConv(node_.attributes, shapes[0], shapes[1]);
+    const auto [inputs, shapes] = ReadInputs(*node_.program, kConvInputs, run);
+    const Contraction shape = FitConv(node_.attributes, shapes[0], shapes[1]);
     const Shape full = shape.result();
-    const Axes axes = EpilogueAxes(node_.program, kConvInputs, full, shapes);
+    const Axes axes = EpilogueAxes(*node_.program, kConvInputs, full, shapes);
     std::vector<void*> outputs;
-    for (const ValueId result : node_.program.results())
-      outputs.push_back(run.output(outputs.size(), full, SizeOf(node_.program.value(result).dtype)));
+    for (const ValueId result : node_.program->results())
+      outputs.push_back(run.output(outputs.size(), full, SizeOf(node_.program->value(result).dtype)));
     const int64_t count = ElementCount(full);
     if (count == 0) return;
 
@@ -134,7 +134,7 @@ class CpuConv : public Kernel {
     const FusedActivation* taken = nullptr;
     if (in_blocks) taken = &*blocked_taken_;
     if (!in_blocks && !is_gemm && taken_ && Fits(*taken_, shape, shapes)) taken = &*taken_;
-    const Program& program = taken ? taken->rest : node_.program;
+    const Program& program = taken ? taken->rest : *node_.program;
     const std::optional<size_t> place = PlaceOf(program, wide_);
     HostScratch::Buffer buffer(nullptr, {&scratch_});
     if (!place) buffer = scratch_.Take(static_cast<size_t>(count) * SizeOf(wide_));
@@ -159,12 +159,12 @@ class CpuConv : public Kernel {
     const size_t bytes = static_cast<size_t>(count) * SizeOf(wide_);
     const HostScratch::Buffer value = scratch_.Take(bytes);
     std::memset(value.get(), 0, bytes);
-    Apply(run, node_.program, {value.get(), wide_}, axes, count, inputs, outputs);
+    Apply(run, *node_.program, {value.get(), wide_}, axes, count, inputs, outputs);
   }
 
   FusedActivation Take(size_t spatial, bool sum, bool activation) const {
     const std::vector<TensorType> operands(node_.inputs.begin() + kConvInputs, node_.inputs.end());
-    return TakeFusedActivation(node_.program, operands, spatial, node_.attributes.channels_last, sum, activation);
+    return TakeFusedActivation(*node_.program, operands, spatial, node_.attributes.channels_last, sum, activation);
   }
 
   // ORT's Conv with this padding and what it takes of the program, made once for each.
@@ -192,11 +192,12 @@ class CpuConv : public Kernel {
   }
 
   // The convolution's value, in the node's layout.
-  void Convolve(Run& run, const ConvShape& shape, const std::vector<Tensor>& inputs, const FusedActivation* taken,
+  void Convolve(Run& run, const Contraction& shape, const std::vector<Tensor>& inputs, const FusedActivation* taken,
                 void* value) const {
     const int64_t count = ElementCount(shape.result());
     const bool last = shape.channels_last;
-    const HostOperand data(&run, scratch_, dtype_, inputs[0].data, shape.x(), shape.x_channels_last);
+    const HostOperand data(&run, scratch_, dtype_, inputs[0].data, shape.x(),
+                           shape.channels_last && !shape.x_channels_first);
     std::optional<HostOperand> weights;
     if (!weights_) weights.emplace(&run, scratch_, dtype_, inputs[1].data, shape.w(), last);
     const void* filters = weights_ ? weights_->data() : weights->data();
@@ -221,8 +222,8 @@ class CpuConv : public Kernel {
   }
 
   // The same in blocks of channels.
-  void ConvolveBlocks(Run& run, const ConvShape& shape, const std::vector<Tensor>& inputs, const FusedActivation& taken,
-                      float* value) const {
+  void ConvolveBlocks(Run& run, const Contraction& shape, const std::vector<Tensor>& inputs,
+                      const FusedActivation& taken, float* value) const {
     const HostOperand data(&run, scratch_, dtype_, inputs[0].data, shape.x(), false);
     const std::optional<HostOperand> bias = Bias(run, inputs, &taken);
     const void* weights = weights_ ? weights_->data() : inputs[1].data;
@@ -237,7 +238,7 @@ class CpuConv : public Kernel {
     return HostOperand(&run, scratch_, dtype_, operand.data, operand.shape, false);
   }
 
-  void MultiplyPixels(Run& run, const ConvShape& shape, const std::vector<Tensor>& inputs, void* value) const {
+  void MultiplyPixels(Run& run, const Contraction& shape, const std::vector<Tensor>& inputs, void* value) const {
     const int64_t pixels = ElementCount(shape.result()) / shape.filters, channels = shape.channels;
     HostScratch::Buffer kept(nullptr, {&scratch_});
     const void* x = inputs[0].data;
@@ -261,7 +262,7 @@ class CpuConv : public Kernel {
                  {{value, ToOrt(wide_), {pixels, shape.filters}}});
   }
 
-  ConvNode node_;
+  CheckedConvNode node_;
   DType dtype_, wide_;  // of X and W, and of what is computed
   KeptNodeInfo kept_;
   HostScratch scratch_;

@@ -86,7 +86,7 @@ HostOperand::HostOperand(Run* run, const HostScratch& scratch, DType dtype, cons
   between_.reset();
 }
 
-void Unfold(Run& run, const ConvShape& shape, const double* image, double* columns) {
+void Unfold(Run& run, const Contraction& shape, const double* image, double* columns) {
   int64_t taps = 1, pixels = 1, size = 1;
   for (const Window& window : shape.windows) {
     taps *= window.kernel;
@@ -121,7 +121,7 @@ void Unfold(Run& run, const ConvShape& shape, const double* image, double* colum
   });
 }
 
-void KeepPixels(Run& run, const ConvShape& shape, size_t bytes, const void* from, void* to) {
+void KeepPixels(Run& run, const Contraction& shape, size_t bytes, const void* from, void* to) {
   const Window& last = shape.windows.back();
   const int64_t rows = ElementCount(shape.result()) / shape.filters / last.out;
   run.parallel_for(static_cast<size_t>(rows), [&](size_t task) {

@@ -32,9 +32,9 @@ class HostOperand {
 };
 
 // Columns [channels * taps, pixels of the result] of one image, channels first: the matrix that the weights multiply.
-void Unfold(Run& run, const ConvShape& shape, const double* image, double* columns);
+void Unfold(Run& run, const Contraction& shape, const double* image, double* columns);
 
 // Of X, channels last, the pixels of `bytes` each that the strides of a 1x1 convolution leave.
-void KeepPixels(Run& run, const ConvShape& shape, size_t bytes, const void* from, void* to);
+void KeepPixels(Run& run, const Contraction& shape, size_t bytes, const void* from, void* to);
 
 }  // namespace ortplugin

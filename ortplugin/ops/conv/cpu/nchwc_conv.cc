@@ -18,7 +18,7 @@ bool IsDepthwise(int64_t groups, int64_t channels, int64_t filters) {
 }
 
 // X of fewer channels than a block is read as it is.
-bool IsDirect(const ConvShape& shape, int64_t block) { return shape.groups == 1 && shape.channels < block; }
+bool IsDirect(const Contraction& shape, int64_t block) { return shape.groups == 1 && shape.channels < block; }
 
 // [M/block][C/block][kernel][C in block][M in block], or without the blocks of C where `whole_rows` is set: X is then
 // read as it is, or has one channel for each group.
@@ -56,7 +56,7 @@ bool NchwcConv::Takes(const ConvAttributes& attributes, const Shape& weights) {
   return attributes.groups == 1 || (weights[1] == 1 && IsDepthwise(attributes.groups, attributes.groups, weights[0]));
 }
 
-bool NchwcConv::Pays(const ConvShape& shape) {
+bool NchwcConv::Pays(const Contraction& shape) {
   const int64_t block = 16;  // the largest there is
   const bool is_direct = IsDirect(shape, block);
   if (is_direct && shape.channels_last && shape.channels > 1) return false;
@@ -76,7 +76,7 @@ bool NchwcConv::Pays(const ConvShape& shape) {
   return multiply_adds > kLeastIntensity * (made + read);
 }
 
-void NchwcConv::Run(ortplugin::Run& run, const HostScratch& scratch, const ConvShape& shape, const float* x,
+void NchwcConv::Run(ortplugin::Run& run, const HostScratch& scratch, const Contraction& shape, const float* x,
                     const float* weights, const float* bias, float* value) const {
   const int64_t block = Block(run, kept_.info(), scratch);
   RunBlocks(run, scratch, Make(block, weights), shape, block, x, bias, value);
@@ -114,7 +114,7 @@ const NchwcConv::Operators& NchwcConv::Make(int64_t block, const float* weights)
 }
 
 void NchwcConv::RunBlocks(ortplugin::Run& run, const HostScratch& scratch, const Operators& operators,
-                          const ConvShape& shape, int64_t block, const float* x, const float* bias,
+                          const Contraction& shape, int64_t block, const float* x, const float* bias,
                           float* value) const {
   Shape into = shape.x_first(), made = shape.result_first();
   made[1] = RoundUp(made[1], block);
@@ -195,7 +195,7 @@ bool NchwcConv::IsRight(ortplugin::Run& run, const NodeInfo& info, const HostScr
   std::vector<float> y(static_cast<size_t>(filters * kSize * kSize), std::numeric_limits<float>::quiet_NaN());
   const Program program = Program::Parse("(float c, float b) => (float y) { y = Add(c, b) }");
   const NchwcConv conv(info, attributes, shape, {size_t{1}, std::nullopt, "", {}, program});
-  const ConvShape fit = FitConv(attributes, {1, channels, kSize, kSize}, shape);
+  const Contraction fit = FitConv(attributes, {1, channels, kSize, kSize}, shape);
   conv.RunBlocks(run, scratch, conv.Make(block, weights.data()), fit, block, x.data(), bias.data(), y.data());
   for (int64_t m = 0; m < filters; ++m)
     for (int64_t at = 0; at < kSize * kSize; ++at) {

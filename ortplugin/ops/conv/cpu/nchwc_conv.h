@@ -25,13 +25,13 @@ class NchwcConv {
   // as many as channels in and out. The padding must not depend on the sizes.
   static bool Takes(const ConvAttributes& attributes, const Shape& weights);
   // Whether it is the faster way for these sizes.
-  static bool Pays(const ConvShape& shape);
+  static bool Pays(const Contraction& shape);
 
   // Whether ONNX Runtime has blocks on this machine. Only then:
   bool IsHere(ortplugin::Run& run, const HostScratch& scratch) const { return Block(run, kept_.info(), scratch) > 0; }
   // The convolution with what it takes of the program. `x` and `value` are in the node's layout. `weights`: float,
   // channels first, the same in every run; they are put in blocks in the first. `bias`: M numbers, or null.
-  void Run(ortplugin::Run& run, const HostScratch& scratch, const ConvShape& shape, const float* x,
+  void Run(ortplugin::Run& run, const HostScratch& scratch, const Contraction& shape, const float* x,
            const float* weights, const float* bias, float* value) const;
 
  private:
@@ -39,7 +39,7 @@ class NchwcConv {
     std::unique_ptr<StandardOperator> into, convolution, back;
     HostVector<float> weights;
   };
-  void RunBlocks(ortplugin::Run& run, const HostScratch& scratch, const Operators& operators, const ConvShape& shape,
+  void RunBlocks(ortplugin::Run& run, const HostScratch& scratch, const Operators& operators, const Contraction& shape,
                  int64_t block, const float* x, const float* bias, float* value) const;
   const Operators& Make(int64_t block, const float* weights) const;
   static int64_t Block(ortplugin::Run& run, const NodeInfo& info, const HostScratch& scratch);

@@ -15,26 +15,30 @@ namespace {
 constexpr int kTileM = 64;  // pixels of a tile: the M of an MMA
 constexpr int kLine = 64;   // channels, or filters, that are copied and written at once
 
-int64_t SharedBytes(const ConvProblem& problem, const Conv1x1Config& config) {
+int64_t SharedBytes(const Contraction& problem, const Conv1x1Config& config) {
   const int64_t weights = config.block_n * RoundUp(problem.channels, kLine);
   const int64_t stages = config.warps / 4 * config.stages;  // each with a tile's number
   return 2 * (weights + stages * kTileM * config.tile_k) + 4 * stages;
 }
 
-int64_t Tiles(const ConvProblem& problem) { return DivideUp(problem.batch * problem.height * problem.width, kTileM); }
+int64_t Tiles(const Contraction& problem) {
+  return DivideUp(problem.batch * problem.rows().size * problem.columns().size, kTileM);
+}
 
-bool HasManyTiles(const ConvProblem& problem, const cuda::DeviceFacts& device) {
+bool HasManyTiles(const Contraction& problem, const cuda::DeviceFacts& device) {
   return Tiles(problem) >= LimitsNear(device).conv_1x1_dynamic_tiles * device.multiprocessors;
 }
 
 // The pixels of Y that one of X becomes.
-int64_t Patch(const ConvProblem& problem) { return problem.transposed ? problem.strides[0] * problem.strides[1] : 1; }
+int64_t Patch(const Contraction& problem) {
+  return problem.transposed ? problem.rows().stride * problem.columns().stride : 1;
+}
 
 int64_t Size(const Shape& shape, size_t axis) { return shape.size() + axis < 4 ? 1 : shape[shape.size() + axis - 4]; }
 bool IsOfPixel(const Shape& shape) { return Size(shape, 1) > 1 || Size(shape, 2) > 1; }
 
 // 32-bit registers for eight elements of each operand that differs between pixels.
-int64_t OperandRegisters(const Program& program, const ConvProblem& problem) {
+int64_t OperandRegisters(const Program& program, const Contraction& problem) {
   int64_t bytes = 0;
   for (size_t i = 0; i < problem.operands.size(); ++i)
     if (IsOfPixel(problem.operands[i])) bytes += 8 * SizeOf(program.value(program.parameters()[i + 1]).dtype);
@@ -45,7 +49,7 @@ int64_t OperandRegisters(const Program& program, const ConvProblem& problem) {
 bool IsApart(const Program& program) { return cudnn::HasErf(program) || !cudnn::RefusalOf(program).empty(); }
 
 // Sets the most warps and stages that there are registers and shared memory for. False: there are too few.
-bool Complete(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device, int most_warps,
+bool Complete(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device, int most_warps,
               int most_stages, Conv1x1Config* config) {
   constexpr int64_t kBesides = 45;  // registers of a thread for addresses and the like
   const int64_t operands = config->tile_n / 16 * OperandRegisters(program, problem);
@@ -60,7 +64,7 @@ bool Complete(const Program& program, const ConvProblem& problem, const cuda::De
   return false;
 }
 
-int MostWarps(const Program& program, const ConvProblem& problem, const Conv1x1Config& config,
+int MostWarps(const Program& program, const Contraction& problem, const Conv1x1Config& config,
               const cuda::DeviceFacts& device) {
   if (!config.dynamic_tiles) return 12;
   // Where results are most of what memory moves, eight are enough for it, and more make it slower.
@@ -71,7 +75,7 @@ int MostWarps(const Program& program, const ConvProblem& problem, const Conv1x1C
   return config.block_n == kLine || problem.channels < kLine ? 16 : 12;
 }
 
-std::optional<Conv1x1Config> Configure(const Program& program, const ConvProblem& problem,
+std::optional<Conv1x1Config> Configure(const Program& program, const Contraction& problem,
                                        const cuda::DeviceFacts& device) {
   // Found on an H200 among all that are possible, for 24 to 512 channels and filters: within 3% of the best on average.
   // With many tiles for each multiprocessor the weights are copied seldom, and many filters meet each copy of X; with
@@ -104,21 +108,22 @@ std::optional<Conv1x1Config> Configure(const Program& program, const ConvProblem
 
 }  // namespace
 
-bool FitsConv1x1(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
-  if (!FitsEngines(program, problem) || problem.dtype == DType::kFloat || problem.group != 1) return false;
+bool FitsConv1x1(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+  if (!FitsEngines(program, problem) || problem.dtype() == DType::kFloat || problem.groups != 1) return false;
   if (!device.has_wgmma()) return false;
-  if (problem.kernel_height != 1 || problem.kernel_width != 1 || problem.pads != std::array<int64_t, 4>{}) return false;
+  if (problem.rows().kernel != 1 || problem.columns().kernel != 1 || problem.pads() != Shape(4)) return false;
   if (problem.channels % engine_limits::wgmma_vector != 0 || problem.filters % engine_limits::wgmma_vector != 0)
     return false;
   if (problem.x_channels_first || problem.y_channels_first) return false;
-  if (!problem.transposed && problem.strides != std::array<int64_t, 2>{1, 1}) return false;
-  if (problem.transposed && (DivideUp(problem.out_height, problem.strides[0]) != problem.height ||
-                             DivideUp(problem.out_width, problem.strides[1]) != problem.width || Patch(problem) > 16))
+  if (!problem.transposed && problem.strides() != Shape{1, 1}) return false;
+  if (problem.transposed &&
+      (DivideUp(problem.rows().out, problem.rows().stride) != problem.rows().size ||
+       DivideUp(problem.columns().out, problem.columns().stride) != problem.columns().size || Patch(problem) > 16))
     return false;
   return Configure(program, problem, device).has_value();
 }
 
-bool IsConv1x1Fast(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+bool IsConv1x1Fast(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   const MeasuredGpu* const target = FindTarget(device);
   if (target == nullptr) return false;
   const TargetLimits& limits = target->limits;
@@ -139,15 +144,15 @@ bool IsConv1x1Fast(const Program& program, const ConvProblem& problem, const cud
   return IsApart(program) || (tiles >= limits.conv_1x1_least_tiles && tiles <= device.multiprocessors);
 }
 
-Conv1x1Config ConfigureConv1x1(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+Conv1x1Config ConfigureConv1x1(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   return *Configure(program, problem, device);
 }
 
-std::string Conv1x1Source(const Program& program, const ConvProblem& problem, const Conv1x1Config& config) {
+std::string Conv1x1Source(const Program& program, const Contraction& problem, const Conv1x1Config& config) {
   std::ostringstream text;
   text << ConvPreamble(program, problem) << "#define TRANSPOSED " << problem.transposed << "\n"
-       << "#define UP_H " << (problem.transposed ? problem.strides[0] : 1) << "\n"
-       << "#define UP_W " << (problem.transposed ? problem.strides[1] : 1) << "\n"
+       << "#define UP_H " << (problem.transposed ? problem.rows().stride : 1) << "\n"
+       << "#define UP_W " << (problem.transposed ? problem.columns().stride : 1) << "\n"
        << "#define TILE_K " << config.tile_k << "\n"
        << "#define TILE_N " << config.tile_n << "\n"
        << "#define BLOCK_N " << config.block_n << "\n"
@@ -156,12 +161,12 @@ std::string Conv1x1Source(const Program& program, const ConvProblem& problem, co
        << "#define WARPS " << config.warps << "\n"
        << "#define DYNAMIC_TILES " << config.dynamic_tiles << "\n"
        << "#define PREFETCH_OPERANDS " << config.prefetches_operands << "\n\n"
-       << WgmmaSource(problem.dtype, config.tile_n) << "\n"
+       << WgmmaSource(problem.dtype(), config.tile_n) << "\n"
        << kConv1x1Source;
   return text.str();
 }
 
-cuda::LaunchShape Conv1x1Launch(const ConvProblem& problem, const Conv1x1Config& config,
+cuda::LaunchShape Conv1x1Launch(const Contraction& problem, const Conv1x1Config& config,
                                 const cuda::DeviceFacts& device) {
   const int64_t blocks_n = DivideUp(problem.filters, config.block_n);
   const int64_t most = std::max<int64_t>(1, device.multiprocessors / blocks_n);
@@ -169,7 +174,7 @@ cuda::LaunchShape Conv1x1Launch(const ConvProblem& problem, const Conv1x1Config&
           static_cast<unsigned>(SharedBytes(problem, config))};
 }
 
-EngineKernel MakeConv1x1(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+EngineKernel MakeConv1x1(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   const Conv1x1Config config = ConfigureConv1x1(program, problem, device);
   return {Conv1x1Source(program, problem, config), "conv_1x1", Conv1x1Launch(problem, config, device),
           ConvArguments(program, problem)};

@@ -18,38 +18,39 @@ namespace {
 constexpr int64_t kMostThreads = 512;
 constexpr int64_t kMostResident = 16;  // blocks of a multiprocessor, also where it holds more
 
-int64_t InRows(const DirectConv& conv, const DirectConfig& s) {
-  return (s.rows - 1) * conv.strides[0] + (conv.kernel[0] - 1) * conv.dilations[0] + 1;
+int64_t InRows(const Contraction& conv, const DirectConfig& s) {
+  return (s.rows - 1) * conv.rows().stride + (conv.rows().kernel - 1) * conv.rows().dilation + 1;
 }
-int64_t Strips(const DirectConv& conv, const DirectConfig& s) { return DivideUp(conv.output[1], s.strip); }
-int64_t InWidth(const DirectConv& conv, const DirectConfig& s) {
-  return (Strips(conv, s) * s.strip - 1) * conv.strides[1] + (conv.kernel[1] - 1) * conv.dilations[1] + 1;
+int64_t Strips(const Contraction& conv, const DirectConfig& s) { return DivideUp(conv.columns().out, s.strip); }
+int64_t InWidth(const Contraction& conv, const DirectConfig& s) {
+  return (Strips(conv, s) * s.strip - 1) * conv.columns().stride +
+         (conv.columns().kernel - 1) * conv.columns().dilation + 1;
 }
-int64_t Window(const DirectConv& conv, const DirectConfig& s) {
-  return (s.strip - 1) * conv.strides[1] + (conv.kernel[1] - 1) * conv.dilations[1] + 1;
+int64_t WindowWidth(const Contraction& conv, const DirectConfig& s) {
+  return (s.strip - 1) * conv.columns().stride + (conv.columns().kernel - 1) * conv.columns().dilation + 1;
 }
-int64_t Workers(const DirectConv& conv, const DirectConfig& s) {
+int64_t Workers(const Contraction& conv, const DirectConfig& s) {
   return s.images * s.rows * Strips(conv, s) * (s.block_maps / s.maps);
 }
-int64_t Taps(const DirectConv& conv) { return conv.kernel[0] * conv.kernel[1]; }
+int64_t Taps(const Contraction& conv) { return conv.rows().kernel * conv.columns().kernel; }
 int64_t WeightPitch(const DirectConfig& s) { return s.block_maps + (s.block_maps > 4 ? 4 : 0); }
-int64_t SharedBytes(const DirectConv& conv, const DirectConfig& s) {
-  const int64_t staged = s.images * s.block_maps * s.rows * conv.output[1];
+int64_t SharedBytes(const Contraction& conv, const DirectConfig& s) {
+  const int64_t staged = s.images * s.block_maps * s.rows * conv.columns().out;
   const int64_t weights = RoundUp(s.chunk * Taps(conv) * WeightPitch(s), 4);  // what follows begins at 16 bytes
   return 4 * (weights + RoundUp(std::max<int64_t>(s.chunk * s.images * s.image_pitch, staged), 4));
 }
-int64_t Registers(const DirectConv& conv, const DirectConfig& s) {
-  const int64_t held = s.maps * s.strip + Window(conv, s) + s.maps + 36;
+int64_t Registers(const Contraction& conv, const DirectConfig& s) {
+  const int64_t held = s.maps * s.strip + WindowWidth(conv, s) + s.maps + 36;
   // Loads that are under way together, in front of the sums or between them.
-  return std::max<int64_t>(held + (s.chunk < conv.channels ? 12 : 0), 80);
+  return std::max<int64_t>(held + (s.chunk < conv.group_channels() ? 12 : 0), 80);
 }
-int64_t Resident(const DirectConv& conv, const DirectConfig& s, const cuda::DeviceFacts& gpu) {
+int64_t Resident(const Contraction& conv, const DirectConfig& s, const cuda::DeviceFacts& gpu) {
   return std::min(kMostResident, gpu.ResidentBlocks(s.threads, Registers(conv, s), SharedBytes(conv, s)));
 }
-bool IsWhole(const DirectConv& conv, const DirectConfig& s) { return s.rows >= conv.output[0]; }
+bool IsWhole(const Contraction& conv, const DirectConfig& s) { return s.rows >= conv.rows().out; }
 
 // Cycles, about, that the whole problem takes on this GPU. What is not counted in instructions was fitted to an H200.
-double Cost(const DirectConv& conv, const DirectConfig& s, const cuda::DeviceFacts& gpu) {
+double Cost(const Contraction& conv, const DirectConfig& s, const cuda::DeviceFacts& gpu) {
   const auto number = [](int64_t n) { return static_cast<double>(n); };
   int64_t resident = Resident(conv, s, gpu);
   if (resident == 0) return 1e30;
@@ -57,12 +58,12 @@ double Cost(const DirectConv& conv, const DirectConfig& s, const cuda::DeviceFac
   resident = std::min(resident, of_one);
   const int64_t rounds = DivideUp(of_one, resident);  // tiles of a block
   // Instructions of a warp for a tile.
-  const int64_t warps = s.threads / 32, chunks = DivideUp(conv.channels, s.chunk);
-  const double multiply_adds = number(conv.channels * Taps(conv) * s.maps * s.strip);
-  const double reads =
-      number(conv.channels * conv.kernel[0] * (Window(conv, s) + conv.kernel[1] * std::max<int64_t>(1, s.maps / 4)));
-  const double image = 14.0 * number(conv.channels * s.images * InRows(conv, s) * InWidth(conv, s)) / s.threads;
-  const double weights = 14.0 * number(conv.channels * Taps(conv) * s.block_maps) / s.threads;
+  const int64_t warps = s.threads / 32, chunks = DivideUp(conv.group_channels(), s.chunk);
+  const double multiply_adds = number(conv.group_channels() * Taps(conv) * s.maps * s.strip);
+  const double reads = number(conv.group_channels() * conv.rows().kernel *
+                              (WindowWidth(conv, s) + conv.columns().kernel * std::max<int64_t>(1, s.maps / 4)));
+  const double image = 14.0 * number(conv.group_channels() * s.images * InRows(conv, s) * InWidth(conv, s)) / s.threads;
+  const double weights = 14.0 * number(conv.group_channels() * Taps(conv) * s.block_maps) / s.threads;
   const double results = 8.0 * s.maps * s.strip;
   const double issued = multiply_adds + reads + image + (chunks > 1 ? weights : weights / number(rounds)) + results;
   const double of_tile = std::max(number(DivideUp(warps, 4)) * issued, number(warps) * (reads + results / 4));
@@ -73,7 +74,7 @@ double Cost(const DirectConv& conv, const DirectConfig& s, const cuda::DeviceFac
 }
 
 // Rows and images are put so far apart in shared memory that the threads of a warp read different banks.
-void SpreadOverBanks(const DirectConv& conv, DirectConfig* s) {
+void SpreadOverBanks(const Contraction& conv, DirectConfig* s) {
   const int64_t narrowest = InWidth(conv, *s), strips = Strips(conv, *s);
   const int64_t all = s->images * s->rows * strips;
   int64_t best = INT64_MAX;
@@ -90,8 +91,8 @@ void SpreadOverBanks(const DirectConv& conv, DirectConfig* s) {
         int64_t met[32] = {}, most = 0;
         for (int64_t strip = first; strip < std::min(first + 32, all); ++strip) {
           const int64_t row = strip / strips % s->rows, image = strip / (strips * s->rows);
-          const int64_t at =
-              image * image_pitch + row * conv.strides[0] * row_pitch + strip % strips * s->strip * conv.strides[1];
+          const int64_t at = image * image_pitch + row * conv.rows().stride * row_pitch +
+                             strip % strips * s->strip * conv.columns().stride;
           most = std::max(most, ++met[at % 32]);
         }
         wavefronts += most;
@@ -106,84 +107,87 @@ void SpreadOverBanks(const DirectConv& conv, DirectConfig* s) {
 }
 
 // What follows from the choice of a tile.
-void Finish(const DirectConv& conv, const cuda::DeviceFacts& gpu, int most_vector, DirectConfig* s) {
+void Finish(const Contraction& conv, const cuda::DeviceFacts& gpu, int most_vector, DirectConfig* s) {
   SpreadOverBanks(conv, s);
   s->min_blocks = static_cast<int>(std::max<int64_t>(1, Resident(conv, *s, gpu)));
-  const int64_t pixels = conv.output[0] * conv.output[1];
+  const int64_t pixels = conv.rows().out * conv.columns().out;
   int64_t vector = std::min(4, most_vector);
   // Runs of elements that lie side by side begin and end with vectors.
-  vector = IsWhole(conv, *s) ? std::gcd(vector, std::gcd(s->block_maps * pixels, conv.outputs * pixels))
-                             : std::gcd(vector, std::gcd(s->rows * conv.output[1], pixels));
+  vector = IsWhole(conv, *s) ? std::gcd(vector, std::gcd(s->block_maps * pixels, conv.group_filters() * pixels))
+                             : std::gcd(vector, std::gcd(s->rows * conv.columns().out, pixels));
   s->vector = static_cast<int>(vector);
-  s->wide = conv.images * conv.groups * conv.outputs * pixels >= (int64_t{1} << 30);
+  s->wide = conv.batch * conv.groups * conv.group_filters() * pixels >= (int64_t{1} << 30);
 }
 
 bool IsLinear(const Axes& axes, size_t i) { return axes.is_linear(i); }
 bool IsScalar(const Axes& axes, size_t i) { return axes.is_scalar(i); }
 // One number for each channel, as a bias.
-bool IsOfChannel(const DirectConv& conv, const Axes& axes, size_t i) {
+bool IsOfChannel(const Contraction& conv, const Axes& axes, size_t i) {
   if (IsLinear(axes, i) || IsScalar(axes, i)) return false;
-  const int64_t pixels = conv.output[0] * conv.output[1];
+  const int64_t pixels = conv.rows().out * conv.columns().out;
   int64_t behind = 1;  // elements of y that follow with the same index of the axis
   bool found = false;
   for (size_t axis = axes.count(); axis-- > 0; behind *= axes.sizes[axis]) {
     if (axes.strides[i][axis] == 0) continue;
-    if (found || behind != pixels || axes.sizes[axis] != conv.groups * conv.outputs) return false;
+    if (found || behind != pixels || axes.sizes[axis] != conv.groups * conv.group_filters()) return false;
     found = true;
   }
   return found;
 }
-std::vector<size_t> Repeated(const DirectConv& conv, const Axes& axes) {
+std::vector<size_t> Repeated(const Contraction& conv, const Axes& axes) {
   std::vector<size_t> parameters;
   for (size_t i = 1; i < axes.strides.size(); ++i)
     if (!IsLinear(axes, i) && !IsScalar(axes, i) && !IsOfChannel(conv, axes, i)) parameters.push_back(i);
   return parameters;
 }
 bool IsAcross(const Axes& axes, const DirectConfig& s) { return axes.count() > 1 && axes.sizes.back() % s.vector != 0; }
-IndexMap MapOf(const DirectConv& conv, const Axes& axes, const DirectConfig& s) {
+IndexMap MapOf(const Contraction& conv, const Axes& axes, const DirectConfig& s) {
   const bool across = IsAcross(axes, s);
   return IndexMap(across ? "element" : "index", axes, across ? 1 : s.vector, Repeated(conv, axes), s.wide);
 }
 
 }  // namespace
 
-bool FitsDirect(const DirectConv& conv, DType dtype) {
+bool FitsDirect(const Contraction& conv) {
   // The kernel counts the elements of a group's weights in 31 bits.
   constexpr int64_t kMost = int64_t{1} << 30;
-  return dtype == DType::kFloat && Taps(conv) <= 81 && conv.channels * conv.outputs < kMost / Taps(conv) &&
-         conv.kernel[1] * conv.dilations[1] <= 32 && conv.output[1] <= 512 &&
-         conv.image[0] * conv.image[1] * conv.channels * conv.groups < (int64_t{1} << 26) && conv.output[0] >= 1 &&
-         conv.outputs * conv.groups < (int64_t{1} << 20);
+  return conv.dtype() == DType::kFloat && Taps(conv) <= 81 &&
+         conv.group_channels() * conv.group_filters() < kMost / Taps(conv) &&
+         conv.columns().kernel * conv.columns().dilation <= 32 && conv.columns().out <= 512 &&
+         conv.rows().size * conv.columns().size * conv.group_channels() * conv.groups < (int64_t{1} << 26) &&
+         conv.rows().out >= 1 && conv.group_filters() * conv.groups < (int64_t{1} << 20);
 }
 
-bool IsDirectFast(const DirectConv& conv, const cuda::DeviceFacts& gpu) {
+bool IsDirectFast(const Contraction& conv, const cuda::DeviceFacts& gpu) {
   const MeasuredGpu* const target = FindTarget(gpu);
   if (target == nullptr || Taps(conv) == 1) return false;
   const TargetLimits& limits = target->limits;
-  if (conv.channels <= limits.direct_few_channels) return conv.outputs <= limits.direct_most_outputs_few;
-  const int64_t multiply_adds =
-      conv.images * conv.groups * conv.outputs * conv.output[0] * conv.output[1] * conv.channels * Taps(conv);
-  return conv.channels <= limits.direct_most_channels && conv.outputs <= limits.direct_most_outputs &&
+  if (conv.group_channels() <= limits.direct_few_channels)
+    return conv.group_filters() <= limits.direct_most_outputs_few;
+  const int64_t multiply_adds = conv.batch * conv.groups * conv.group_filters() * conv.rows().out * conv.columns().out *
+                                conv.group_channels() * Taps(conv);
+  return conv.group_channels() <= limits.direct_most_channels && conv.group_filters() <= limits.direct_most_outputs &&
          multiply_adds > limits.direct_least_work * gpu.multiprocessors;
 }
 
-std::optional<DirectConfig> ConfigureDirect(const DirectConv& conv, const cuda::DeviceFacts& gpu, int most_vector) {
+std::optional<DirectConfig> ConfigureDirect(const Contraction& conv, const cuda::DeviceFacts& gpu, int most_vector) {
   DirectConfig best{};
   double least = 1e31;
   std::vector<int64_t> chunks;
-  for (int64_t parts = 1; parts <= conv.channels; parts *= 2) chunks.push_back(DivideUp(conv.channels, parts));
+  for (int64_t parts = 1; parts <= conv.group_channels(); parts *= 2)
+    chunks.push_back(DivideUp(conv.group_channels(), parts));
   for (const int64_t chunk : chunks)
     for (const int maps : {1, 2, 4, 8, 16})
       for (int strip = 1; strip <= 9; ++strip) {
-        if (maps > conv.outputs && maps > 1) continue;
-        if (strip > conv.output[1] || maps * strip > 112) continue;
-        if (RoundUp(conv.output[1], strip) * 4 > conv.output[1] * 5) continue;  // too much is thrown away
-        for (int64_t block_maps = maps; block_maps < conv.outputs + maps && block_maps <= 64; block_maps *= 2)
-          for (int64_t parts = 1; parts <= std::min<int64_t>(conv.output[0], 64); ++parts) {
-            const int64_t rows = DivideUp(conv.output[0], parts);
-            if (parts > 1 && rows == DivideUp(conv.output[0], parts - 1)) continue;
+        if (maps > conv.group_filters() && maps > 1) continue;
+        if (strip > conv.columns().out || maps * strip > 112) continue;
+        if (RoundUp(conv.columns().out, strip) * 4 > conv.columns().out * 5) continue;  // too much is thrown away
+        for (int64_t block_maps = maps; block_maps < conv.group_filters() + maps && block_maps <= 64; block_maps *= 2)
+          for (int64_t parts = 1; parts <= std::min<int64_t>(conv.rows().out, 64); ++parts) {
+            const int64_t rows = DivideUp(conv.rows().out, parts);
+            if (parts > 1 && rows == DivideUp(conv.rows().out, parts - 1)) continue;
             for (const int images : {1, 2, 3, 4, 6, 8, 16}) {
-              if (images > 1 && (parts > 1 || images > conv.images)) break;
+              if (images > 1 && (parts > 1 || images > conv.batch)) break;
               DirectConfig s{};
               s.images = images;
               s.rows = static_cast<int>(rows);
@@ -197,8 +201,8 @@ std::optional<DirectConfig> ConfigureDirect(const DirectConv& conv, const cuda::
               if (threads > kMostThreads || SharedBytes(conv, s) > cuda::kStaticSharedBytes || Registers(conv, s) > 200)
                 continue;
               s.threads = static_cast<int>(threads);
-              s.tiles = DivideUp(conv.images, images) * DivideUp(conv.output[0], rows);
-              s.map_blocks = conv.groups * DivideUp(conv.outputs, block_maps);
+              s.tiles = DivideUp(conv.batch, images) * DivideUp(conv.rows().out, rows);
+              s.map_blocks = conv.groups * DivideUp(conv.group_filters(), block_maps);
               const double cost = Cost(conv, s, gpu);
               if (cost < least) {
                 least = cost;
@@ -219,7 +223,7 @@ namespace {
 // How the operands of an epilogue are read.
 class EpilogueOperands {
  protected:
-  EpilogueOperands(const DirectConv& conv, const Program& program, const Axes& axes, const DirectConfig& config)
+  EpilogueOperands(const Contraction& conv, const Program& program, const Axes& axes, const DirectConfig& config)
       : conv_(conv),
         program_(program),
         axes_(axes),
@@ -254,7 +258,7 @@ class EpilogueOperands {
     return (is_repeated || IsOfChannel(conv_, axes_, i)) && !across_ && axes_.strides[i].back() == 0;
   }
 
-  const DirectConv& conv_;
+  const Contraction& conv_;
   const Program& program_;
   const Axes& axes_;
   const DirectConfig& config_;
@@ -269,7 +273,7 @@ class EpilogueOperands {
 // Writes the text in front of direct.cu: sizes as macros, operands and results, and the program.
 class SourceWriter : EpilogueOperands {
  public:
-  SourceWriter(const DirectConv& conv, const Program& program, const Axes& axes, const DirectConfig& config)
+  SourceWriter(const Contraction& conv, const Program& program, const Axes& axes, const DirectConfig& config)
       : EpilogueOperands(conv, program, axes, config) {}
 
   std::string Write() {
@@ -289,20 +293,20 @@ class SourceWriter : EpilogueOperands {
   void Define(const std::string& name, int64_t value) { text_ << "#define " << name << " " << value << "\n"; }
 
   void WriteSizes() {
-    Define("CHANNELS", conv_.channels);
-    Define("OUTPUTS", conv_.outputs);
+    Define("CHANNELS", conv_.group_channels());
+    Define("OUTPUTS", conv_.group_filters());
     Define("GROUPS", conv_.groups);
-    const std::pair<const char*, const int64_t*> sizes[] = {{"IMAGE_", conv_.image},
-                                                            {"OUT_", conv_.output},
-                                                            {"KERNEL_", conv_.kernel},
-                                                            {"STRIDE_", conv_.strides},
-                                                            {"DILATION_", conv_.dilations}};
-    for (const auto& [name, pair] : sizes) {
-      Define(std::string(name) + "H", pair[0]);
-      Define(std::string(name) + "W", pair[1]);
+    const std::pair<const char*, int64_t Window::*> sizes[] = {{"IMAGE_", &Window::size},
+                                                               {"OUT_", &Window::out},
+                                                               {"KERNEL_", &Window::kernel},
+                                                               {"STRIDE_", &Window::stride},
+                                                               {"DILATION_", &Window::dilation}};
+    for (const auto& [name, member] : sizes) {
+      Define(std::string(name) + "H", conv_.rows().*member);
+      Define(std::string(name) + "W", conv_.columns().*member);
     }
-    Define("PAD_TOP", conv_.pads[0]);
-    Define("PAD_LEFT", conv_.pads[1]);
+    Define("PAD_TOP", conv_.rows().pad_begin);
+    Define("PAD_LEFT", conv_.columns().pad_begin);
     Define("IMAGES", config_.images);
     Define("ROWS", config_.rows);
     Define("MAPS", config_.maps);
@@ -315,7 +319,7 @@ class SourceWriter : EpilogueOperands {
     Define("THREADS", config_.threads);
     Define("MIN_BLOCKS", config_.min_blocks);
     Define("CONSTANT_WEIGHTS", conv_.constant_weights);
-    Define("ROTATED_FILTERS", conv_.rotated_filters);
+    Define("ROTATED_FILTERS", conv_.rotated_weights);
     Define("CONSTANT_OPERANDS", are_constant_);
     // Vectors of operands that a thread loads before it needs the first, as far as registers are left.
     int64_t held = 1;
@@ -454,14 +458,15 @@ class SourceWriter : EpilogueOperands {
 
 }  // namespace
 
-std::string DirectSource(const DirectConv& conv, const Program& program, const Axes& axes, const DirectConfig& config) {
+std::string DirectSource(const Contraction& conv, const Program& program, const Axes& axes,
+                         const DirectConfig& config) {
   return SourceWriter(conv, program, axes, config).Write();
 }
 
-std::vector<uint64_t> DirectArguments(const DirectConv& conv, const Program& program, const Axes& axes,
+std::vector<uint64_t> DirectArguments(const Contraction& conv, const Program& program, const Axes& axes,
                                       const DirectConfig& config) {
   std::vector<uint64_t> block(program.parameters().size() + 1 + program.results().size());
-  block.push_back(static_cast<uint64_t>(conv.images));
+  block.push_back(static_cast<uint64_t>(conv.batch));
   const std::vector<uint64_t> numbers = MapOf(conv, axes, config).Numbers();
   block.insert(block.end(), numbers.begin(), numbers.end());
   return block;
@@ -476,51 +481,24 @@ cuda::LaunchShape DirectLaunch(const DirectConfig& config, const cuda::DeviceFac
           config.is_short ? cuda::NextStarts::kAtLaunch : cuda::NextStarts::kAtEnd};
 }
 
-namespace {
-
-DirectConv DirectOf(const ConvProblem& problem) {
-  DirectConv conv{};
-  conv.images = problem.batch;
-  conv.groups = problem.group;
-  conv.channels = problem.channels / problem.group;
-  conv.outputs = problem.filters / problem.group;
-  conv.image[0] = problem.height;
-  conv.image[1] = problem.width;
-  conv.output[0] = problem.out_height;
-  conv.output[1] = problem.out_width;
-  conv.kernel[0] = problem.kernel_height;
-  conv.kernel[1] = problem.kernel_width;
-  for (size_t i = 0; i < 2; ++i) {
-    conv.strides[i] = problem.strides[i];
-    conv.dilations[i] = problem.dilations[i];
-    conv.pads[i] = problem.pads[i];
-  }
-  conv.constant_weights = problem.constant_weights;
-  conv.constant_operands = problem.constant_operands;
-  return conv;
+bool FitsDirect(const Program&, const Contraction& problem, const cuda::DeviceFacts&) {
+  return !problem.channels_last && !problem.transposed && FitsDirect(problem);
 }
 
-}  // namespace
-
-bool FitsDirect(const Program&, const ConvProblem& problem, const cuda::DeviceFacts&) {
-  return problem.channels_first && !problem.transposed && FitsDirect(DirectOf(problem), problem.dtype);
+bool IsDirectFast(const Program&, const Contraction& problem, const cuda::DeviceFacts& device) {
+  return IsDirectFast(problem, device);
 }
 
-bool IsDirectFast(const Program&, const ConvProblem& problem, const cuda::DeviceFacts& device) {
-  return IsDirectFast(DirectOf(problem), device);
-}
-
-std::optional<EngineKernel> MakeDirect(const Program& program, const ConvProblem& problem,
+std::optional<EngineKernel> MakeDirect(const Program& program, const Contraction& problem,
                                        const cuda::DeviceFacts& device) {
   constexpr size_t kOwnInputs = 2;  // X and W
-  const DirectConv conv = DirectOf(problem);
   std::vector<Shape> shapes(kOwnInputs);
   shapes.insert(shapes.end(), problem.operands.begin(), problem.operands.end());
-  const Axes axes = EpilogueAxes(program, kOwnInputs, problem.output_shape(), shapes);
-  const std::optional<DirectConfig> config = ConfigureDirect(conv, device, kMostVector);
+  const Axes axes = EpilogueAxes(program, kOwnInputs, problem.result(), shapes);
+  const std::optional<DirectConfig> config = ConfigureDirect(problem, device, kMostVector);
   if (!config) return std::nullopt;
-  return EngineKernel{DirectSource(conv, program, axes, *config), "conv_direct", DirectLaunch(*config, device),
-                      DirectArguments(conv, program, axes, *config)};
+  return EngineKernel{DirectSource(problem, program, axes, *config), "conv_direct", DirectLaunch(*config, device),
+                      DirectArguments(problem, program, axes, *config)};
 }
 
 }  // namespace ortplugin

@@ -13,17 +13,6 @@
 
 namespace ortplugin {
 
-struct DirectConv {
-  int64_t images, groups;
-  int64_t channels, outputs;                                                  // of a group
-  int64_t image[2], output[2], kernel[2], strides[2], dilations[2], pads[2];  // height, width; pads: before
-  bool constant_weights;                                                      // no kernel in front writes them
-  // The filters are those of the convolution that this one is the data gradient of, rotated by 180 degrees:
-  // [channels, outputs, taps backwards].
-  bool rotated_filters;
-  std::vector<bool> constant_operands;  // likewise, of the program's second parameter and on; empty: none
-};
-
 struct DirectConfig {
   int images, rows;            // of a tile
   int maps, strip;             // of a thread: channels, and pixels of a row
@@ -38,24 +27,24 @@ struct DirectConfig {
 };
 
 // Whether the kernel can do it at all, if there is a tile configuration.
-bool FitsDirect(const DirectConv& conv, DType dtype);
+bool FitsDirect(const Contraction& conv);
 // Whether it is the fastest there is, as measured.
-bool IsDirectFast(const DirectConv& conv, const cuda::DeviceFacts& gpu);
+bool IsDirectFast(const Contraction& conv, const cuda::DeviceFacts& gpu);
 
 // `axes`: of y's shape; strides of the program's parameters, the first of which is the convolution's value.
 // `most_vector`: the most elements of an access that every operand's and result's address is good for.
 // Empty where no tile fits the memory of a block.
-std::optional<DirectConfig> ConfigureDirect(const DirectConv& conv, const cuda::DeviceFacts& gpu, int most_vector);
-std::string DirectSource(const DirectConv& conv, const Program& program, const Axes& axes, const DirectConfig& config);
+std::optional<DirectConfig> ConfigureDirect(const Contraction& conv, const cuda::DeviceFacts& gpu, int most_vector);
+std::string DirectSource(const Contraction& conv, const Program& program, const Axes& axes, const DirectConfig& config);
 // The kernel's argument block: addresses of the node's inputs (X, W, operands) and outputs, still 0, then numbers.
-std::vector<uint64_t> DirectArguments(const DirectConv& conv, const Program& program, const Axes& axes,
+std::vector<uint64_t> DirectArguments(const Contraction& conv, const Program& program, const Axes& axes,
                                       const DirectConfig& config);
 cuda::LaunchShape DirectLaunch(const DirectConfig& config, const cuda::DeviceFacts& gpu);
 
 // The engine's line in the table. MakeDirect: empty where no tile fits the memory of a block.
-bool FitsDirect(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device);
-bool IsDirectFast(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device);
-std::optional<EngineKernel> MakeDirect(const Program& program, const ConvProblem& problem,
+bool FitsDirect(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
+bool IsDirectFast(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
+std::optional<EngineKernel> MakeDirect(const Program& program, const Contraction& problem,
                                        const cuda::DeviceFacts& device);
 
 }  // namespace ortplugin

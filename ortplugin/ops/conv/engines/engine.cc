@@ -26,8 +26,8 @@ struct Operand {
   }
 };
 
-std::vector<Operand> Operands(const Program& program, const ConvProblem& problem) {
-  const Shape full = problem.output_shape();
+std::vector<Operand> Operands(const Program& program, const Contraction& problem) {
+  const Shape full = problem.result();
   std::vector<Operand> operands;
   for (size_t i = 0; i < problem.operands.size(); ++i) {
     const Shape& shape = problem.operands[i];
@@ -56,20 +56,21 @@ cuda::PackedKernel EngineKernel::Load(const cuda::DeviceFacts& device) const {
   return {function, launch, arguments};
 }
 
-bool FitsEngines(const Program& program, const ConvProblem& problem) {
-  const DType dtype = problem.dtype;
-  if (problem.channels_first) return false;
+bool FitsEngines(const Program& program, const Contraction& problem) {
+  const DType dtype = problem.dtype();
+  if (!problem.channels_last) return false;
   if (dtype != DType::kFloat16 && dtype != DType::kBFloat16 && dtype != DType::kFloat) return false;
   if (program.parameters().size() != problem.operands.size() + 1) return false;
-  const int64_t x = problem.batch * problem.height * problem.width * problem.channels;
-  const int64_t y = ElementCount(problem.output_shape());
-  const int64_t w = problem.filters * problem.kernel_height * problem.kernel_width * (problem.channels / problem.group);
+  const int64_t x = problem.batch * problem.rows().size * problem.columns().size * problem.channels;
+  const int64_t y = ElementCount(problem.result());
+  const int64_t w =
+      problem.filters * problem.rows().kernel * problem.columns().kernel * (problem.channels / problem.groups);
   // Indices run a little past the end before they are compared with it.
   constexpr int64_t kMost = (int64_t{1} << 31) - (int64_t{1} << 20);
   return x > 0 && y > 0 && x < kMost && y < kMost && w < kMost;
 }
 
-std::string ConvPreamble(const Program& program, const ConvProblem& problem) {
+std::string ConvPreamble(const Program& program, const Contraction& problem) {
   const std::vector<Operand> operands = Operands(program, problem);
   const size_t outputs = program.results().size();
   const bool of_image = std::any_of(operands.begin(), operands.end(), [](const Operand& operand) {
@@ -78,7 +79,7 @@ std::string ConvPreamble(const Program& program, const ConvProblem& problem) {
   std::ostringstream text;
   text << kCommonSource << "\n"
        << kPointwiseSource << "\n"
-       << "typedef " << StorageType(problem.dtype) << " storage_t;\n\n"
+       << "typedef " << StorageType(problem.dtype()) << " storage_t;\n\n"
        << "struct Arguments {\n  const void* in[" << operands.size() + 2 << "];\n  void* out[" << outputs
        << "];\n  unsigned long long batch;\n};\n\n";
   for (const bool of_pixel : {false, true}) {
@@ -126,23 +127,23 @@ std::string ConvPreamble(const Program& program, const ConvProblem& problem) {
          "j);\n}\n\n"
       << "#define CHANNELS " << problem.channels << "\n"
       << "#define FILTERS " << problem.filters << "\n"
-      << "#define IMAGE_H " << problem.height << "\n"
-      << "#define IMAGE_W " << problem.width << "\n"
-      << "#define OUT_H " << problem.out_height << "\n"
-      << "#define OUT_W " << problem.out_width << "\n"
-      << "#define KERNEL_H " << problem.kernel_height << "\n"
-      << "#define KERNEL_W " << problem.kernel_width << "\n"
-      << "#define STRIDE_H " << problem.strides[0] << "\n"
-      << "#define STRIDE_W " << problem.strides[1] << "\n"
-      << "#define PAD_TOP " << problem.pads[0] << "\n"
-      << "#define PAD_LEFT " << problem.pads[1] << "\n"
+      << "#define IMAGE_H " << problem.rows().size << "\n"
+      << "#define IMAGE_W " << problem.columns().size << "\n"
+      << "#define OUT_H " << problem.rows().out << "\n"
+      << "#define OUT_W " << problem.columns().out << "\n"
+      << "#define KERNEL_H " << problem.rows().kernel << "\n"
+      << "#define KERNEL_W " << problem.columns().kernel << "\n"
+      << "#define STRIDE_H " << problem.rows().stride << "\n"
+      << "#define STRIDE_W " << problem.columns().stride << "\n"
+      << "#define PAD_TOP " << problem.rows().pad_begin << "\n"
+      << "#define PAD_LEFT " << problem.columns().pad_begin << "\n"
       << "#define CONSTANT_WEIGHTS " << problem.constant_weights << "\n"
       << "#define OF_IMAGE " << of_image << "\n"
       << kCopySource;
   return text.str();
 }
 
-std::vector<uint64_t> ConvArguments(const Program& program, const ConvProblem& problem) {
+std::vector<uint64_t> ConvArguments(const Program& program, const Contraction& problem) {
   std::vector<uint64_t> arguments(problem.operands.size() + 2 + program.results().size(), 0);
   arguments.push_back(static_cast<uint64_t>(problem.batch));
   return arguments;

@@ -2,7 +2,7 @@
 //
 // How FusedConv uses them, once for each combination of shapes:
 //
-//   ConvProblem problem{...};                              // every address must be a multiple of 16 bytes
+//   Contraction problem{...};                              // every address must be a multiple of 16 bytes
 //   std::optional<EngineKernel> kernel = FindEngineKernel(program, problem, device, true);
 //   if (kernel) loaded = kernel->Load(device);
 //
@@ -15,42 +15,18 @@
 // module. They need no workspace and give the same bits in every run.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "ortplugin/ops/contraction.h"
 #include "ortplugin/runtime/gpu/cuda.h"
 #include "ortplugin/runtime/gpu/packed_kernel.h"
 #include "ortplugin/runtime/program/operands.h"
 #include "ortplugin/runtime/program/program.h"
 
 namespace ortplugin {
-
-struct ConvProblem {
-  DType dtype = DType::kFloat16;  // of X, W and the program's first parameter
-  bool transposed = false;
-  int64_t batch = 1, height = 1, width = 1;      // of X
-  int64_t channels = 1, filters = 1, group = 1;  // C and M
-  int64_t kernel_height = 1, kernel_width = 1;
-  std::array<int64_t, 4> pads{};  // top, left, bottom, right; of a transposed one, what is cut off there
-  std::array<int64_t, 2> strides{1, 1}, dilations{1, 1};
-  int64_t out_height = 1, out_width = 1;
-  bool channels_first = false;  // X, W and Y, as ONNX has them: [N, C, H, W], [M, C/group, kh, kw], [N, M, H, W]
-  // Else all are NHWC, W [M, kh, kw, C/group], but for these two:
-  bool x_channels_first = false;  // X is [N, C, H, W]
-  bool y_channels_first = false;  // every result is [N, M, H, W]; the operands are not. Transposed ones alone
-  bool allow_tf32 = false;
-  bool constant_weights = false;        // W is an initializer, so no kernel in front writes it
-  std::vector<Shape> operands;          // of the program's second parameter and on; they broadcast to Y's shape
-  std::vector<bool> constant_operands;  // which of them are initializers; empty: none
-
-  Shape output_shape() const {
-    if (channels_first) return {batch, filters, out_height, out_width};
-    return {batch, out_height, out_width, filters};
-  }
-};
 
 struct EngineKernel {
   std::string source;
@@ -65,12 +41,12 @@ struct EngineKernel {
 struct Engine {
   const char* name;
   // Whether its kernel computes this problem on this GPU.
-  bool (*fits)(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device);
+  bool (*fits)(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
   // Whether it is known to be faster than a library's engine there, where it fits: measured on that GPU (target.h), or
   // better by construction, which the line's reason says.
-  bool (*is_fastest)(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device);
+  bool (*is_fastest)(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
   // Empty where no tile configuration fits the GPU's memory.
-  std::optional<EngineKernel> (*make)(const Program& program, const ConvProblem& problem,
+  std::optional<EngineKernel> (*make)(const Program& program, const Contraction& problem,
                                       const cuda::DeviceFacts& device);
   const char* reason;  // what it is for, why it stands where it stands, and why it is the fastest
 };
@@ -79,14 +55,14 @@ const std::vector<Engine>& EngineTable();
 
 // The kernel of the first engine of the table that fits this problem and is known to be the fastest. Where there is
 // none, nothing; or without `only_where_fast`, for those that time it, that of the most general engine that fits.
-std::optional<EngineKernel> FindEngineKernel(const Program& program, const ConvProblem& problem,
+std::optional<EngineKernel> FindEngineKernel(const Program& program, const Contraction& problem,
                                              const cuda::DeviceFacts& device, bool only_where_fast);
 
 // ---- What the engines share -----------------------------------------------------------------------------------------
 
 // For the engines of NHWC: all indices and offsets of the problem's tensors fit 31 bits, and nothing is empty or of a
 // dtype without an engine.
-bool FitsEngines(const Program& program, const ConvProblem& problem);
+bool FitsEngines(const Program& program, const Contraction& problem);
 
 // CUDA C++ in front of an engine's kernel: the problem's sizes as macros (CHANNELS, .., PAD_LEFT), CONSTANT_WEIGHTS,
 // OF_IMAGE, whether TileOperands depend on n, and for the epilogue:
@@ -97,9 +73,9 @@ bool FitsEngines(const Program& program, const ConvProblem& problem);
 //   apply(tile, pixel, j, value, results): the program for channel m + j and the convolution's value of it; with one
 //     argument more its results are set in that place instead of j
 // N channels from m on, a multiple of N, are read and written at once; N must divide M. Also storage_t, X's type.
-std::string ConvPreamble(const Program& program, const ConvProblem& problem);
+std::string ConvPreamble(const Program& program, const Contraction& problem);
 
 // Room for the addresses, then `batch`.
-std::vector<uint64_t> ConvArguments(const Program& program, const ConvProblem& problem);
+std::vector<uint64_t> ConvArguments(const Program& program, const Contraction& problem);
 
 }  // namespace ortplugin

@@ -20,30 +20,30 @@ struct Sizes {
   int64_t patches_h, patches_w;           // of the result
 };
 
-Sizes SizesOf(const ConvProblem& problem) {
+Sizes SizesOf(const Contraction& problem) {
   Sizes sizes{};
-  sizes.tensor_cores = problem.dtype != DType::kFloat;
+  sizes.tensor_cores = problem.dtype() != DType::kFloat;
   sizes.octet =
       sizes.tensor_cores ? engine_limits::few_output_channels_vector : engine_limits::few_output_channels_vector_fp32;
-  sizes.taps_h = DivideUp(problem.kernel_height, problem.strides[0]);
-  sizes.taps_w = DivideUp(problem.kernel_width, problem.strides[1]);
-  sizes.groups = DivideUp(problem.strides[0] * problem.strides[1] * problem.filters, sizes.octet);
-  sizes.cuts = problem.pads[1] % problem.strides[1] != 0;
+  sizes.taps_h = DivideUp(problem.rows().kernel, problem.rows().stride);
+  sizes.taps_w = DivideUp(problem.columns().kernel, problem.columns().stride);
+  sizes.groups = DivideUp(problem.rows().stride * problem.columns().stride * problem.filters, sizes.octet);
+  sizes.cuts = problem.columns().pad_begin % problem.columns().stride != 0;
   const auto patches = [](int64_t out, int64_t pad, int64_t stride) {
     return (out - 1 + pad) / stride - pad / stride + 1;
   };
-  sizes.patches_h = patches(problem.out_height, problem.pads[0], problem.strides[0]);
-  sizes.patches_w = DivideUp(problem.out_width, problem.strides[1]) + sizes.cuts;
+  sizes.patches_h = patches(problem.rows().out, problem.rows().pad_begin, problem.rows().stride);
+  sizes.patches_w = DivideUp(problem.columns().out, problem.columns().stride) + sizes.cuts;
   return sizes;
 }
 
-int64_t WeightBytes(const ConvProblem& problem, int64_t chunk) {
+int64_t WeightBytes(const Contraction& problem, int64_t chunk) {
   const Sizes sizes = SizesOf(problem);
   const int64_t chunks = problem.channels / chunk, octets = sizes.taps_h * sizes.taps_w * (chunk / sizes.octet);
   return chunks * sizes.groups * (sizes.tensor_cores ? DivideUp(octets, 2) * 256 : octets * 64);
 }
 
-int64_t SharedBytes(const ConvProblem& problem, const FewOutputChannelsConfig& config) {
+int64_t SharedBytes(const Contraction& problem, const FewOutputChannelsConfig& config) {
   const Sizes sizes = SizesOf(problem);
   const int64_t vectors = config.chunk / sizes.octet, pitch = vectors + (vectors % 2 == 0);
   const int64_t part = (config.tile_h + sizes.taps_h - 1) * (config.tile_w + sizes.taps_w - 1) * pitch * 16;
@@ -53,19 +53,19 @@ int64_t SharedBytes(const ConvProblem& problem, const FewOutputChannelsConfig& c
 }
 
 // Elements of a row of the result that tiles of this width make.
-int64_t Line(const ConvProblem& problem, const FewOutputChannelsConfig& config) {
-  const int64_t width = (config.tile_w - SizesOf(problem).cuts) * problem.strides[1];
+int64_t Line(const Contraction& problem, const FewOutputChannelsConfig& config) {
+  const int64_t width = (config.tile_w - SizesOf(problem).cuts) * problem.columns().stride;
   return problem.y_channels_first ? width : width * problem.filters;
 }
 
-int64_t Tiles(const ConvProblem& problem, const FewOutputChannelsConfig& config) {
+int64_t Tiles(const Contraction& problem, const FewOutputChannelsConfig& config) {
   const Sizes sizes = SizesOf(problem);
   return problem.batch * DivideUp(sizes.patches_h, config.tile_h) *
-         DivideUp(problem.out_width, (config.tile_w - sizes.cuts) * problem.strides[1]);
+         DivideUp(problem.columns().out, (config.tile_w - sizes.cuts) * problem.columns().stride);
 }
 
 // The most channels, a divisor of all, that fit.
-int ChunkOf(const ConvProblem& problem, FewOutputChannelsConfig config) {
+int ChunkOf(const Contraction& problem, FewOutputChannelsConfig config) {
   const int64_t octet = SizesOf(problem).octet;
   for (int64_t chunk = std::min(problem.channels, 8 * octet); chunk > 0; chunk -= octet) {
     config.chunk = static_cast<int>(chunk);
@@ -77,7 +77,7 @@ int ChunkOf(const ConvProblem& problem, FewOutputChannelsConfig config) {
 }
 
 // Sets how many warps work on a tile of this form, and how much of it at once. False: it is too large.
-bool Complete(const ConvProblem& problem, FewOutputChannelsConfig* config) {
+bool Complete(const Contraction& problem, FewOutputChannelsConfig* config) {
   const bool tensor_cores = SizesOf(problem).tensor_cores;
   const int64_t patches = int64_t{config->tile_h} * config->tile_w;
   if (patches > (tensor_cores ? 128 : 256)) return false;
@@ -89,7 +89,7 @@ bool Complete(const ConvProblem& problem, FewOutputChannelsConfig* config) {
 }
 
 // About the instructions of a warp that a tile takes: to copy its part of X, to multiply, for the results, and besides.
-int64_t Cost(const ConvProblem& problem, const FewOutputChannelsConfig& config) {
+int64_t Cost(const Contraction& problem, const FewOutputChannelsConfig& config) {
   const Sizes sizes = SizesOf(problem);
   const int64_t pixels = (config.tile_h + sizes.taps_h - 1) * (config.tile_w + sizes.taps_w - 1);
   const int64_t taps = problem.channels * sizes.taps_h * sizes.taps_w, warps = int64_t{config.warps} * config.parts;
@@ -101,15 +101,15 @@ int64_t Cost(const ConvProblem& problem, const FewOutputChannelsConfig& config) 
 
 }  // namespace
 
-bool FitsFewOutputChannels(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+bool FitsFewOutputChannels(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   // What passes/layout/image_output.py asks as well, so that it writes no image that this engine does not.
   using namespace engine_limits;
   if (!FitsEngines(program, problem) || !problem.transposed || problem.x_channels_first) return false;
-  if (problem.group != few_output_channels_groups || problem.filters > few_output_channels_most_filters) return false;
-  for (const int64_t dilation : problem.dilations)
+  if (problem.groups != few_output_channels_groups || problem.filters > few_output_channels_most_filters) return false;
+  for (const int64_t dilation : problem.dilations())
     if (dilation != few_output_channels_dilation) return false;
-  if (std::max(problem.kernel_height, problem.kernel_width) > few_output_channels_most_filter) return false;
-  if (std::max(problem.strides[0], problem.strides[1]) > few_output_channels_most_stride) return false;
+  if (std::max(problem.rows().kernel, problem.columns().kernel) > few_output_channels_most_filter) return false;
+  if (std::max(problem.rows().stride, problem.columns().stride) > few_output_channels_most_stride) return false;
   const Sizes sizes = SizesOf(problem);
   if (sizes.tensor_cores && !device.has_mma_m16n8k16()) return false;
   if (problem.channels % sizes.octet != 0 || sizes.groups > few_output_channels_most_columns) return false;
@@ -119,7 +119,7 @@ bool FitsFewOutputChannels(const Program& program, const ConvProblem& problem, c
   return Complete(problem, &least);
 }
 
-FewOutputChannelsConfig ConfigureFewOutputChannels(const Program& program, const ConvProblem& problem,
+FewOutputChannelsConfig ConfigureFewOutputChannels(const Program& program, const Contraction& problem,
                                                    const cuda::DeviceFacts& device) {
   (void)program;
   const Sizes sizes = SizesOf(problem);
@@ -143,7 +143,7 @@ FewOutputChannelsConfig ConfigureFewOutputChannels(const Program& program, const
     best.tile_h /= 2;
     Complete(problem, &best);
   }
-  const int64_t row = problem.y_channels_first ? problem.out_width : problem.out_width * problem.filters;
+  const int64_t row = problem.y_channels_first ? problem.columns().out : problem.columns().out * problem.filters;
   best.vector = 4;
   while (row % best.vector != 0 || Line(problem, best) % best.vector != 0) best.vector /= 2;
   // The warps that registers are enough for.
@@ -152,14 +152,14 @@ FewOutputChannelsConfig ConfigureFewOutputChannels(const Program& program, const
   return best;
 }
 
-std::string FewOutputChannelsSource(const Program& program, const ConvProblem& problem,
+std::string FewOutputChannelsSource(const Program& program, const Contraction& problem,
                                     const FewOutputChannelsConfig& config) {
   const Sizes sizes = SizesOf(problem);
   const int64_t k_steps = DivideUp(sizes.taps_h * sizes.taps_w * (config.chunk / sizes.octet), 2);
   std::ostringstream text;
   text << ConvPreamble(program, problem) << "#define CHANNELS_FIRST " << problem.y_channels_first << "\n"
        << "#define TENSOR_CORES " << sizes.tensor_cores << "\n"
-       << "#define MMA_TYPE " << (problem.dtype == DType::kFloat16 ? "\"f16\"" : "\"bf16\"") << "\n"
+       << "#define MMA_TYPE " << (problem.dtype() == DType::kFloat16 ? "\"f16\"" : "\"bf16\"") << "\n"
        << "#define CHUNK " << config.chunk << "\n"
        << "#define TILE_H " << config.tile_h << "\n"
        << "#define TILE_W " << config.tile_w << "\n"
@@ -172,14 +172,14 @@ std::string FewOutputChannelsSource(const Program& program, const ConvProblem& p
   return text.str();
 }
 
-cuda::LaunchShape FewOutputChannelsLaunch(const ConvProblem& problem, const FewOutputChannelsConfig& config,
+cuda::LaunchShape FewOutputChannelsLaunch(const Contraction& problem, const FewOutputChannelsConfig& config,
                                           const cuda::DeviceFacts& device) {
   const int64_t most = int64_t{config.min_blocks} * device.multiprocessors;
   return {static_cast<unsigned>(std::min(Tiles(problem, config), most)), static_cast<unsigned>(config.warps * 32), 0,
           cuda::NextStarts::kAtTrigger};
 }
 
-EngineKernel MakeFewOutputChannels(const Program& program, const ConvProblem& problem,
+EngineKernel MakeFewOutputChannels(const Program& program, const Contraction& problem,
                                    const cuda::DeviceFacts& device) {
   const FewOutputChannelsConfig config = ConfigureFewOutputChannels(program, problem, device);
   return {FewOutputChannelsSource(program, problem, config), "few_output_channels",

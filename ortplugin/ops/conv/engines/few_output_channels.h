@@ -15,14 +15,14 @@ struct FewOutputChannelsConfig {
   int min_blocks;      // that a multiprocessor should hold
 };
 
-bool FitsFewOutputChannels(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device);
-FewOutputChannelsConfig ConfigureFewOutputChannels(const Program& program, const ConvProblem& problem,
+bool FitsFewOutputChannels(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
+FewOutputChannelsConfig ConfigureFewOutputChannels(const Program& program, const Contraction& problem,
                                                    const cuda::DeviceFacts& device);
-std::string FewOutputChannelsSource(const Program& program, const ConvProblem& problem,
+std::string FewOutputChannelsSource(const Program& program, const Contraction& problem,
                                     const FewOutputChannelsConfig& config);
-cuda::LaunchShape FewOutputChannelsLaunch(const ConvProblem& problem, const FewOutputChannelsConfig& config,
+cuda::LaunchShape FewOutputChannelsLaunch(const Contraction& problem, const FewOutputChannelsConfig& config,
                                           const cuda::DeviceFacts& device);
 
-EngineKernel MakeFewOutputChannels(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device);
+EngineKernel MakeFewOutputChannels(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
 
 }  // namespace ortplugin

@@ -10,27 +10,28 @@
 
 namespace ortplugin {
 
-bool FitsGemv(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
-  if (!FitsEngines(program, problem) || problem.group != 1 || problem.transposed) return false;
+bool FitsGemv(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+  if (!FitsEngines(program, problem) || problem.groups != 1 || problem.transposed) return false;
   if (problem.channels * problem.filters >= int64_t{1} << 30) return false;
   // What is far from a matrix-vector product is no case for --tune either.
   const TargetLimits& limits = LimitsNear(device);
   if (problem.batch > limits.gemv_most_batch) return false;
   if (problem.batch > 1 && problem.batch * problem.channels * problem.filters > limits.gemv_most_multiply_adds)
     return false;
-  return problem.height == 1 && problem.width == 1 && problem.kernel_height == 1 && problem.kernel_width == 1 &&
-         problem.out_height == 1 && problem.out_width == 1 && problem.pads == std::array<int64_t, 4>{};
+  return problem.rows().size == 1 && problem.columns().size == 1 && problem.rows().kernel == 1 &&
+         problem.columns().kernel == 1 && problem.rows().out == 1 && problem.columns().out == 1 &&
+         problem.pads() == Shape(4);
 }
 
-bool IsGemvFast(const Program&, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+bool IsGemvFast(const Program&, const Contraction& problem, const cuda::DeviceFacts& device) {
   // Of one image each weight is read once and used once, so that nothing is left to gain but where it is read.
   return problem.batch == 1 || FindTarget(device) != nullptr;
 }
 
-GemvConfig ConfigureGemv(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+GemvConfig ConfigureGemv(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   (void)program;
   GemvConfig best{};
-  best.vector = static_cast<int>(std::gcd(problem.channels, int64_t{problem.dtype == DType::kFloat ? 4 : 8}));
+  best.vector = static_cast<int>(std::gcd(problem.channels, int64_t{problem.dtype() == DType::kFloat ? 4 : 8}));
   best.lanes = 1;
   while (best.lanes < 32 && best.lanes * best.vector < problem.channels) best.lanes *= 2;
   // Each weight serves several rows, once there is work for the whole GPU.
@@ -43,7 +44,7 @@ GemvConfig ConfigureGemv(const Program& program, const ConvProblem& problem, con
   return best;
 }
 
-std::string GemvSource(const Program& program, const ConvProblem& problem, const GemvConfig& config) {
+std::string GemvSource(const Program& program, const Contraction& problem, const GemvConfig& config) {
   std::ostringstream text;
   text << ConvPreamble(program, problem) << "#define VECTOR " << config.vector << "\n"
        << "#define LANES " << config.lanes << "\n"
@@ -53,12 +54,12 @@ std::string GemvSource(const Program& program, const ConvProblem& problem, const
   return text.str();
 }
 
-cuda::LaunchShape GemvLaunch(const ConvProblem& problem, const GemvConfig& config) {
+cuda::LaunchShape GemvLaunch(const Contraction& problem, const GemvConfig& config) {
   const int64_t threads = problem.filters * DivideUp(problem.batch, config.rows) * config.lanes;
   return {static_cast<unsigned>(DivideUp(threads, config.threads)), static_cast<unsigned>(config.threads)};
 }
 
-EngineKernel MakeGemv(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+EngineKernel MakeGemv(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   const GemvConfig config = ConfigureGemv(program, problem, device);
   return {GemvSource(program, problem, config), "gemv", GemvLaunch(problem, config), ConvArguments(program, problem)};
 }

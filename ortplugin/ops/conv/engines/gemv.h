@@ -13,13 +13,13 @@ struct GemvConfig {
   int threads;  // of a block
 };
 
-bool FitsGemv(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device);
+bool FitsGemv(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
 // Whether it is known to be faster than a GEMM.
-bool IsGemvFast(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device);
-GemvConfig ConfigureGemv(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device);
-std::string GemvSource(const Program& program, const ConvProblem& problem, const GemvConfig& config);
-cuda::LaunchShape GemvLaunch(const ConvProblem& problem, const GemvConfig& config);
+bool IsGemvFast(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
+GemvConfig ConfigureGemv(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
+std::string GemvSource(const Program& program, const Contraction& problem, const GemvConfig& config);
+cuda::LaunchShape GemvLaunch(const Contraction& problem, const GemvConfig& config);
 
-EngineKernel MakeGemv(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device);
+EngineKernel MakeGemv(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
 
 }  // namespace ortplugin

@@ -15,16 +15,16 @@
 namespace ortplugin {
 
 // Whether a node is one of these, of two dimensions, one group and a dtype that the kernel takes.
-bool FitsPixelShuffle(const ConvCase& conv_case, const ConvShape& shape);
+bool FitsPixelShuffle(const Contraction& contraction);
 
 // Whether this is known to be faster than cuDNN's transposed convolution.
-bool IsPixelShuffleFast(const ConvCase& conv_case, const ConvShape& shape, const cuda::DeviceFacts& device);
+bool IsPixelShuffleFast(const Contraction& contraction, const cuda::DeviceFacts& device);
 
 // The GEMM, without the program: the data gradient of a 1x1 convolution, for which W is in order as it is.
-cudnn::Problem GemmProblem(const ConvCase& conv_case, const ConvShape& shape);
-size_t GemmBytes(const ConvCase& conv_case, const ConvShape& shape);
+cudnn::Problem GemmProblem(const Contraction& contraction);
+size_t GemmBytes(const Contraction& contraction);
 
 // The kernel after it: EngineKernel::arguments as engine.h says, but P's address stands in X's place.
-EngineKernel PixelShuffleKernel(const ConvCase& conv_case, const ConvShape& shape);
+EngineKernel PixelShuffleKernel(const Contraction& contraction);
 
 }  // namespace ortplugin

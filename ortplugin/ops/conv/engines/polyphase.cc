@@ -43,11 +43,11 @@ struct Axis {
   }
 };
 
-Axis Rows(const ConvProblem& problem) {
-  return {problem.kernel_height, problem.strides[0], problem.dilations[0], problem.pads[0]};
+Axis Rows(const Contraction& problem) {
+  return {problem.rows().kernel, problem.rows().stride, problem.rows().dilation, problem.rows().pad_begin};
 }
-Axis Columns(const ConvProblem& problem) {
-  return {problem.kernel_width, problem.strides[1], problem.dilations[1], problem.pads[1]};
+Axis Columns(const Contraction& problem) {
+  return {problem.columns().kernel, problem.columns().stride, problem.columns().dilation, problem.columns().pad_begin};
 }
 
 // What the kernel needs to know of two neighbouring elements of all results: their words of 32 bits, and how four such
@@ -71,15 +71,15 @@ std::string PairSource(const Program& program) {
 
 int64_t TileM(const PolyphaseConfig& config) { return 16 * config.warps * config.m_tiles; }
 
-int64_t Phases(const ConvProblem& problem) { return problem.strides[0] * problem.strides[1]; }
+int64_t Phases(const Contraction& problem) { return problem.rows().stride * problem.columns().stride; }
 
-int64_t Tiles(const ConvProblem& problem, const PolyphaseConfig& config) {
-  const auto [height, width] = problem.strides;
-  const int64_t pixels = problem.batch * DivideUp(problem.out_height, height) * DivideUp(problem.out_width, width);
+int64_t Tiles(const Contraction& problem, const PolyphaseConfig& config) {
+  const int64_t height = problem.rows().stride, width = problem.columns().stride;
+  const int64_t pixels = problem.batch * DivideUp(problem.rows().out, height) * DivideUp(problem.columns().out, width);
   return DivideUp(pixels, TileM(config)) * DivideUp(problem.filters, config.tile_n);
 }
 
-int64_t Blocks(const ConvProblem& problem, const PolyphaseConfig& config, const cuda::DeviceFacts& device) {
+int64_t Blocks(const Contraction& problem, const PolyphaseConfig& config, const cuda::DeviceFacts& device) {
   // All phases of a tile begin together.
   const int64_t room = int64_t{device.multiprocessors} * config.min_blocks / Phases(problem);
   return std::min(Tiles(problem, config), std::max<int64_t>(1, room)) * Phases(problem);
@@ -87,7 +87,7 @@ int64_t Blocks(const ConvProblem& problem, const PolyphaseConfig& config, const 
 
 // Microseconds but for what is the same in all configurations: what the slowest block's steps and tiles take, either
 // alone or, where the multiprocessor's blocks compete, by the bytes that come from shared memory and the results.
-double Cost(const ConvProblem& problem, const PolyphaseConfig& config, const cuda::DeviceFacts& device) {
+double Cost(const Contraction& problem, const PolyphaseConfig& config, const cuda::DeviceFacts& device) {
   const TargetLimits& limits = LimitsNear(device);
   const double rows = static_cast<double>(TileM(config)), columns = config.tile_n;
   const int64_t blocks = Blocks(problem, config, device), units = Tiles(problem, config) * Phases(problem);
@@ -116,8 +116,8 @@ double Cost(const ConvProblem& problem, const PolyphaseConfig& config, const cud
 
 }  // namespace
 
-bool FitsPolyphase(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
-  if (!FitsEngines(program, problem) || problem.dtype == DType::kFloat || problem.group != 1) return false;
+bool FitsPolyphase(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+  if (!FitsEngines(program, problem) || problem.dtype() == DType::kFloat || problem.groups != 1) return false;
   if (!device.has_wgmma() || !problem.transposed) return false;
   if (problem.channels % engine_limits::wgmma_vector != 0 || problem.filters % engine_limits::wgmma_vector != 0)
     return false;
@@ -125,29 +125,30 @@ bool FitsPolyphase(const Program& program, const ConvProblem& problem, const cud
     if (SizeOf(program.value(result).dtype) < 2) return false;
   if (problem.x_channels_first || problem.y_channels_first) return false;
   constexpr int64_t kMost = 1 << 13, kMostPhases = 16;  // a pixel's row and column, and how far taps reach, in 16 bits
-  const int64_t rows = DivideUp(problem.out_height, problem.strides[0]);
-  const int64_t columns = DivideUp(problem.out_width, problem.strides[1]);
-  for (const int64_t each : {problem.height, problem.width, rows, columns, problem.pads[0], problem.pads[1],
-                             problem.kernel_height * problem.dilations[0], problem.kernel_width * problem.dilations[1]})
+  const int64_t rows = DivideUp(problem.rows().out, problem.rows().stride);
+  const int64_t columns = DivideUp(problem.columns().out, problem.columns().stride);
+  for (const int64_t each : {problem.rows().size, problem.columns().size, rows, columns, problem.rows().pad_begin,
+                             problem.columns().pad_begin, problem.rows().kernel * problem.rows().dilation,
+                             problem.columns().kernel * problem.columns().dilation})
     if (each >= kMost) return false;
   // Offsets of pixels of a phase, where X may end before it does, in bytes in 32 bits.
-  const int64_t last = ((problem.batch - 1) * problem.height + rows) * problem.width + columns;
+  const int64_t last = ((problem.batch - 1) * problem.rows().size + rows) * problem.columns().size + columns;
   if (last * problem.channels >= int64_t{1} << 31) return false;
   return Phases(problem) > 1 && Phases(problem) <= kMostPhases;
 }
 
-bool IsPolyphaseFast(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+bool IsPolyphaseFast(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   const MeasuredGpu* const target = FindTarget(device);
   if (target == nullptr) return false;
   const TargetLimits& limits = target->limits;
-  const int64_t taps = problem.kernel_height * problem.kernel_width;
+  const int64_t taps = problem.rows().kernel * problem.columns().kernel;
   const int64_t multiply_adds =
-      problem.batch * problem.height * problem.width * taps * problem.channels * problem.filters;
+      problem.batch * problem.rows().size * problem.columns().size * taps * problem.channels * problem.filters;
   // A program cuDNN leaves to a kernel behind it.
   return !IsIdentity(program) || multiply_adds < limits.polyphase_much || problem.filters >= limits.polyphase_wide;
 }
 
-PolyphaseConfig ConfigurePolyphase(const ConvProblem& problem, const cuda::DeviceFacts& device) {
+PolyphaseConfig ConfigurePolyphase(const Contraction& problem, const cuda::DeviceFacts& device) {
   constexpr PolyphaseConfig kConfigs[] = {
       {256, 1, 8, 4, 1}, {128, 2, 8, 4, 1}, {128, 1, 8, 4, 1}, {64, 1, 8, 4, 2},
       {64, 1, 4, 4, 3},  {64, 1, 4, 5, 2},  {64, 1, 4, 7, 1},
@@ -157,7 +158,7 @@ PolyphaseConfig ConfigurePolyphase(const ConvProblem& problem, const cuda::Devic
   });
 }
 
-std::string PolyphaseSource(const Program& program, const ConvProblem& problem, const PolyphaseConfig& config) {
+std::string PolyphaseSource(const Program& program, const Contraction& problem, const PolyphaseConfig& config) {
   const Axis rows = Rows(problem), columns = Columns(problem);
   std::ostringstream text;
   text << ConvPreamble(program, problem) << "#define TILE_N " << config.tile_n << "\n"
@@ -174,18 +175,18 @@ std::string PolyphaseSource(const Program& program, const ConvProblem& problem, 
        << "struct Taps {\n  int first, shift, count;\n};\n"
        << "__constant__ const Taps taps_h[] = {" << rows.ToString() << "};\n"
        << "__constant__ const Taps taps_w[] = {" << columns.ToString() << "};\n\n"
-       << PairSource(program) << WgmmaSource(problem.dtype, config.tile_n, true) << "\n"
+       << PairSource(program) << WgmmaSource(problem.dtype(), config.tile_n, true) << "\n"
        << kPolyphaseSource;
   return text.str();
 }
 
-cuda::LaunchShape PolyphaseLaunch(const ConvProblem& problem, const PolyphaseConfig& config,
+cuda::LaunchShape PolyphaseLaunch(const Contraction& problem, const PolyphaseConfig& config,
                                   const cuda::DeviceFacts& device) {
   return {static_cast<unsigned>(Blocks(problem, config, device)), static_cast<unsigned>(config.warps * 32),
           static_cast<unsigned>(config.stages * (TileM(config) + config.tile_n) * kTileK * 2)};
 }
 
-EngineKernel MakePolyphase(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+EngineKernel MakePolyphase(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   const PolyphaseConfig config = ConfigurePolyphase(problem, device);
   return {PolyphaseSource(program, problem, config), "polyphase", PolyphaseLaunch(problem, config, device),
           ConvArguments(program, problem)};

@@ -14,25 +14,25 @@ namespace {
 constexpr int64_t kTileM = 64;  // pixels of a tile
 constexpr int64_t kTileK = 64;  // channels of a tap that are copied at once
 
-int64_t KTiles(const ConvProblem& problem) {
-  return problem.kernel_height * problem.kernel_width * DivideUp(problem.channels, kTileK);
+int64_t KTiles(const Contraction& problem) {
+  return problem.rows().kernel * problem.columns().kernel * DivideUp(problem.channels, kTileK);
 }
 
-int64_t Tiles(const ConvProblem& problem, const SplitKConfig& config) {
-  const int64_t pixels = problem.batch * problem.out_height * problem.out_width;
+int64_t Tiles(const Contraction& problem, const SplitKConfig& config) {
+  const int64_t pixels = problem.batch * problem.rows().out * problem.columns().out;
   return DivideUp(pixels, kTileM) * DivideUp(problem.filters, config.tile_n);
 }
 
-int64_t Blocks(const ConvProblem& problem, const SplitKConfig& config) {
+int64_t Blocks(const Contraction& problem, const SplitKConfig& config) {
   return Tiles(problem, config) * config.split_k;
 }
 
-int64_t CopiedBytes(const ConvProblem& problem, const SplitKConfig& config) {
+int64_t CopiedBytes(const Contraction& problem, const SplitKConfig& config) {
   return DivideUp(KTiles(problem), config.split_k) * kTileK * (kTileM + config.tile_n) * 2;
 }
 
 // Nanoseconds, but for what is the same in all configurations.
-int64_t Cost(const ConvProblem& problem, const SplitKConfig& config, const cuda::DeviceFacts& device) {
+int64_t Cost(const Contraction& problem, const SplitKConfig& config, const cuda::DeviceFacts& device) {
   const TargetLimits& limits = LimitsNear(device);
   const int64_t clusters =
       config.split_k > 1 ? limits.split_k_cost_cluster + limits.split_k_cost_block * config.split_k : 0;
@@ -67,22 +67,22 @@ int64_t Vector(const SplitKConfig& config) {
 
 }  // namespace
 
-bool FitsSplitK(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
-  if (!FitsEngines(program, problem) || problem.dtype == DType::kFloat || problem.group != 1) return false;
+bool FitsSplitK(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+  if (!FitsEngines(program, problem) || problem.dtype() == DType::kFloat || problem.groups != 1) return false;
   if (!device.has_wgmma() || !device.has_clusters() || problem.transposed) return false;
   if (problem.channels % engine_limits::wgmma_vector != 0 || problem.filters % engine_limits::wgmma_vector != 0)
     return false;
   constexpr int64_t kMostReach = 1 << 29;  // a row of X that does not exist is this far above the first, twice
-  if ((problem.kernel_height - 1) * problem.dilations[0] >= kMostReach || problem.pads[0] >= kMostReach) return false;
+  if ((problem.rows().kernel - 1) * problem.rows().dilation >= kMostReach || problem.rows().pad_begin >= kMostReach)
+    return false;
   return !problem.x_channels_first && !problem.y_channels_first;
 }
 
-bool IsSplitKFast(const Program&, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+bool IsSplitKFast(const Program&, const Contraction& problem, const cuda::DeviceFacts& device) {
   const MeasuredGpu* const target = FindTarget(device);
   if (target == nullptr) return false;
   const TargetLimits& limits = target->limits;
-  const bool is_plain =
-      problem.kernel_height == 1 && problem.kernel_width == 1 && problem.strides == std::array<int64_t, 2>{1, 1};
+  const bool is_plain = problem.rows().kernel == 1 && problem.columns().kernel == 1 && problem.strides() == Shape{1, 1};
   const int64_t most = is_plain                                 ? limits.split_k_most_kib_1x1
                        : KTiles(problem) >= limits.split_k_long ? limits.split_k_most_kib_long
                                                                 : limits.split_k_most_kib;
@@ -90,7 +90,7 @@ bool IsSplitKFast(const Program&, const ConvProblem& problem, const cuda::Device
   return Blocks(problem, config) <= device.multiprocessors && CopiedBytes(problem, config) <= most << 10;
 }
 
-SplitKConfig ConfigureSplitK(const ConvProblem& problem, const cuda::DeviceFacts& device) {
+SplitKConfig ConfigureSplitK(const Contraction& problem, const cuda::DeviceFacts& device) {
   const int64_t most_split_k = LimitsNear(device).split_k_most_blocks;
   SplitKConfig best{};
   for (const int tile_n : {32, 64, 128}) {
@@ -110,26 +110,26 @@ SplitKConfig ConfigureSplitK(const ConvProblem& problem, const cuda::DeviceFacts
   return best;
 }
 
-std::string SplitKSource(const Program& program, const ConvProblem& problem, const SplitKConfig& config) {
+std::string SplitKSource(const Program& program, const Contraction& problem, const SplitKConfig& config) {
   std::ostringstream text;
-  text << ConvPreamble(program, problem) << "#define DILATION_H " << problem.dilations[0] << "\n"
-       << "#define DILATION_W " << problem.dilations[1] << "\n"
+  text << ConvPreamble(program, problem) << "#define DILATION_H " << problem.rows().dilation << "\n"
+       << "#define DILATION_W " << problem.columns().dilation << "\n"
        << "#define TILE_N " << config.tile_n << "\n"
        << "#define SPLIT_K " << config.split_k << "\n"
        << "#define WARPS " << config.warps << "\n"
        << "#define STAGES " << config.stages << "\n"
        << "#define VECTOR " << Vector(config) << "\n\n"
-       << WgmmaSource(problem.dtype, config.tile_n) << "\n"
+       << WgmmaSource(problem.dtype(), config.tile_n) << "\n"
        << kSplitKSource;
   return text.str();
 }
 
-cuda::LaunchShape SplitKLaunch(const ConvProblem& problem, const SplitKConfig& config) {
+cuda::LaunchShape SplitKLaunch(const Contraction& problem, const SplitKConfig& config) {
   return {static_cast<unsigned>(Blocks(problem, config)), static_cast<unsigned>(config.warps * 32),
           static_cast<unsigned>(SharedBytes(config))};
 }
 
-EngineKernel MakeSplitK(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+EngineKernel MakeSplitK(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   const SplitKConfig config = ConfigureSplitK(problem, device);
   return {SplitKSource(program, problem, config), "split_k", SplitKLaunch(problem, config),
           ConvArguments(program, problem)};

@@ -13,13 +13,13 @@ struct SplitKConfig {
   int stages;   // K tiles of 64 channels that are under way or in use, for each warpgroup
 };
 
-bool FitsSplitK(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device);
+bool FitsSplitK(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
 // Whether it is known to be faster than cuDNN.
-bool IsSplitKFast(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device);
-SplitKConfig ConfigureSplitK(const ConvProblem& problem, const cuda::DeviceFacts& device);
-std::string SplitKSource(const Program& program, const ConvProblem& problem, const SplitKConfig& config);
-cuda::LaunchShape SplitKLaunch(const ConvProblem& problem, const SplitKConfig& config);
+bool IsSplitKFast(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
+SplitKConfig ConfigureSplitK(const Contraction& problem, const cuda::DeviceFacts& device);
+std::string SplitKSource(const Program& program, const Contraction& problem, const SplitKConfig& config);
+cuda::LaunchShape SplitKLaunch(const Contraction& problem, const SplitKConfig& config);
 
-EngineKernel MakeSplitK(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device);
+EngineKernel MakeSplitK(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
 
 }  // namespace ortplugin

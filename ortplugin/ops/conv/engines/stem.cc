@@ -16,23 +16,23 @@ struct Sizes {
   int64_t copy, step, k_steps, line_pitch, image_lines;
 };
 
-Sizes SizesOf(const ConvProblem& problem, int64_t tile_h, int64_t tile_w) {
+Sizes SizesOf(const Contraction& problem, int64_t tile_h, int64_t tile_w) {
   Sizes sizes{};
   const int64_t pixel = problem.x_channels_first ? 1 : problem.channels;
-  sizes.copy = std::gcd(problem.width * pixel, int64_t{8});
-  sizes.step = problem.strides[1] * pixel;
-  const int64_t lead = (sizes.copy - problem.pads[1] * pixel % sizes.copy) % sizes.copy;
-  const int64_t pairs = DivideUp(lead % 2 + problem.kernel_width * pixel, 2);
+  sizes.copy = std::gcd(problem.columns().size * pixel, int64_t{8});
+  sizes.step = problem.columns().stride * pixel;
+  const int64_t lead = (sizes.copy - problem.columns().pad_begin * pixel % sizes.copy) % sizes.copy;
+  const int64_t pairs = DivideUp(lead % 2 + problem.columns().kernel * pixel, 2);
   const int64_t planes = problem.x_channels_first ? problem.channels : 1;
-  const int64_t slots = DivideUp(pairs, 4), lines = planes * problem.kernel_height;
+  const int64_t slots = DivideUp(pairs, 4), lines = planes * problem.rows().kernel;
   const int64_t packed = DivideUp(lines * pairs, 8), apart = DivideUp(lines * slots, 2);
   sizes.k_steps = packed * 5 <= apart * 4 ? packed : apart;
-  sizes.image_lines = planes * ((tile_h - 1) * problem.strides[0] + problem.kernel_height);
+  sizes.image_lines = planes * ((tile_h - 1) * problem.rows().stride + problem.rows().kernel);
   sizes.line_pitch = RoundUp(lead - lead % 2 + (tile_w - 1) * sizes.step + slots * 8, 8);
   return sizes;
 }
 
-int64_t SharedBytes(const ConvProblem& problem, const StemConfig& config) {
+int64_t SharedBytes(const Contraction& problem, const StemConfig& config) {
   const Sizes sizes = SizesOf(problem, config.tile_h, config.tile_w);
   const int64_t image = sizes.image_lines * sizes.line_pitch * 2, weights = problem.filters * sizes.k_steps * 32;
   return image + std::max(weights, config.buffers == 2 ? image : 0);
@@ -40,34 +40,34 @@ int64_t SharedBytes(const ConvProblem& problem, const StemConfig& config) {
 
 constexpr int64_t kMostWeights = 96;  // registers of a thread
 
-int64_t FiltersOfWarp(const ConvProblem& problem) {
+int64_t FiltersOfWarp(const Contraction& problem) {
   const int64_t k_steps = SizesOf(problem, 1, 8).k_steps;
   return problem.filters % 32 == 0 && k_steps * 8 <= kMostWeights ? 32 : 16;
 }
 
-int64_t Tiles(const ConvProblem& problem, const StemConfig& config) {
-  return problem.batch * DivideUp(problem.out_height, config.tile_h) * DivideUp(problem.out_width, config.tile_w);
+int64_t Tiles(const Contraction& problem, const StemConfig& config) {
+  return problem.batch * DivideUp(problem.rows().out, config.tile_h) * DivideUp(problem.columns().out, config.tile_w);
 }
 
 }  // namespace
 
-bool FitsStem(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
-  if (!FitsEngines(program, problem) || problem.dtype == DType::kFloat || problem.transposed) return false;
+bool FitsStem(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
+  if (!FitsEngines(program, problem) || problem.dtype() == DType::kFloat || problem.transposed) return false;
   if (!device.has_mma_m16n8k16()) return false;
-  if (problem.channels > 4 || problem.group != 1 || problem.filters % 16 != 0 || problem.filters > 128) return false;
-  if (problem.dilations != std::array<int64_t, 2>{1, 1}) return false;
+  if (problem.channels > 4 || problem.groups != 1 || problem.filters % 16 != 0 || problem.filters > 128) return false;
+  if (problem.dilations() != Shape{1, 1}) return false;
   const Sizes sizes = SizesOf(problem, 1, 8);
   if (sizes.copy < 2 || sizes.step % 2 != 0) return false;
   return sizes.k_steps * FiltersOfWarp(problem) / 4 <= kMostWeights &&
          SharedBytes(problem, {0, 0, 1, 8, 1, 1, 1}) <= cuda::kStaticSharedBytes;
 }
 
-bool IsStemFast(const Program&, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+bool IsStemFast(const Program&, const Contraction& problem, const cuda::DeviceFacts& device) {
   // An image that is NCHW a library needs transposed first: one more kernel, which writes the image and reads it again.
   return problem.x_channels_first || FindTarget(device) != nullptr;
 }
 
-StemConfig ConfigureStem(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+StemConfig ConfigureStem(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   (void)program;
   StemConfig best{};
   best.filters = static_cast<int>(FiltersOfWarp(problem));
@@ -87,7 +87,7 @@ StemConfig ConfigureStem(const Program& program, const ConvProblem& problem, con
   const int most_width = is_small && groups != 2 ? 64 : 128;
   const auto set_width = [&] {
     for (int64_t pieces = 1;; ++pieces) {
-      best.tile_w = static_cast<int>(RoundUp(DivideUp(problem.out_width, pieces), 8));
+      best.tile_w = static_cast<int>(RoundUp(DivideUp(problem.columns().out, pieces), 8));
       if (best.tile_w == 8) break;
       const bool is_spread =
           !is_small || best.tile_w <= 16 || Tiles(problem, best) * 5 >= int64_t{4} * device.multiprocessors;
@@ -97,7 +97,7 @@ StemConfig ConfigureStem(const Program& program, const ConvProblem& problem, con
   set_width();
   // Beside very many weights there is room for a row alone.
   if (!is_small &&
-      (SharedBytes(problem, best) > cuda::kStaticSharedBytes || (best.tile_w < 32 && problem.out_width >= 32))) {
+      (SharedBytes(problem, best) > cuda::kStaticSharedBytes || (best.tile_w < 32 && problem.columns().out >= 32))) {
     best.tile_h = best.buffers = 1;
     set_width();
   }
@@ -121,11 +121,11 @@ StemConfig ConfigureStem(const Program& program, const ConvProblem& problem, con
   return best;
 }
 
-std::string StemSource(const Program& program, const ConvProblem& problem, const StemConfig& config) {
+std::string StemSource(const Program& program, const Contraction& problem, const StemConfig& config) {
   std::ostringstream text;
   text << ConvPreamble(program, problem) << "#define CHANNELS_FIRST " << problem.x_channels_first << "\n"
        << "#define COPY " << SizesOf(problem, 1, 8).copy << "\n"
-       << "#define MMA_TYPE " << (problem.dtype == DType::kFloat16 ? "\"f16\"" : "\"bf16\"") << "\n"
+       << "#define MMA_TYPE " << (problem.dtype() == DType::kFloat16 ? "\"f16\"" : "\"bf16\"") << "\n"
        << "#define WARP_FILTERS " << config.filters << "\n"
        << "#define WARPS " << config.warps << "\n"
        << "#define TILE_H " << config.tile_h << "\n"
@@ -137,13 +137,13 @@ std::string StemSource(const Program& program, const ConvProblem& problem, const
   return text.str();
 }
 
-cuda::LaunchShape StemLaunch(const ConvProblem& problem, const StemConfig& config, const cuda::DeviceFacts& device) {
+cuda::LaunchShape StemLaunch(const Contraction& problem, const StemConfig& config, const cuda::DeviceFacts& device) {
   const int64_t most = int64_t{config.min_blocks} * device.multiprocessors;
   return {static_cast<unsigned>(std::min(Tiles(problem, config), most)), static_cast<unsigned>(config.warps * 32), 0,
           cuda::NextStarts::kAtTrigger};
 }
 
-EngineKernel MakeStem(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+EngineKernel MakeStem(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   const StemConfig config = ConfigureStem(program, problem, device);
   return {StemSource(program, problem, config), "stem", StemLaunch(problem, config, device),
           ConvArguments(program, problem)};

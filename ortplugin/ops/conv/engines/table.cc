@@ -23,15 +23,15 @@
 namespace ortplugin {
 namespace {
 
-bool Always(const Program&, const ConvProblem&, const cuda::DeviceFacts&) { return true; }
+bool Always(const Program&, const Contraction&, const cuda::DeviceFacts&) { return true; }
 
-template <EngineKernel (*make)(const Program&, const ConvProblem&, const cuda::DeviceFacts&)>
-std::optional<EngineKernel> Make(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+template <EngineKernel (*make)(const Program&, const Contraction&, const cuda::DeviceFacts&)>
+std::optional<EngineKernel> Make(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   return make(program, problem, device);
 }
 
 // A 1x1 filter has one tap, which is one phase's: conv_1x1 knows what the others are.
-bool FitsPolyphaseAlone(const Program& program, const ConvProblem& problem, const cuda::DeviceFacts& device) {
+bool FitsPolyphaseAlone(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   return FitsPolyphase(program, problem, device) && !FitsConv1x1(program, problem, device);
 }
 
@@ -64,7 +64,7 @@ const std::vector<Engine>& EngineTable() {
   return *table;
 }
 
-std::optional<EngineKernel> FindEngineKernel(const Program& program, const ConvProblem& problem,
+std::optional<EngineKernel> FindEngineKernel(const Program& program, const Contraction& problem,
                                              const cuda::DeviceFacts& device, bool only_where_fast) {
   const std::vector<Engine>& table = EngineTable();
   for (const Engine& engine : table)
