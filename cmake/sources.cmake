@@ -12,6 +12,7 @@ set(sources
   ${root}/ortplugin/runtime/gpu/cuda_driver.cc
   ${root}/ortplugin/runtime/gpu/kernel_cache.cc
   ${root}/ortplugin/runtime/gpu/launch.cc
+  ${root}/ortplugin/runtime/ort/node_text.cc
   ${root}/ortplugin/runtime/ort/ort.cc
   ${root}/ortplugin/runtime/ort/registry.cc
   ${root}/ortplugin/runtime/ort/scratch.cc
@@ -23,6 +24,7 @@ set(sources
   ${root}/ortplugin/runtime/program/program.cc
   ${root}/ortplugin/runtime/program/program_sweep.cc
   ${root}/ortplugin/target/target.cc
+  ${root}/ortplugin/ops/contraction.cc
   ${root}/ortplugin/ops/list_algorithms.cc
   ${root}/ortplugin/ops/conv/algorithm.cc
   ${root}/ortplugin/ops/conv/aligned_copies.cc

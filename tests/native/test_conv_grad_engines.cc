@@ -2,6 +2,7 @@
 
 #include "ortplugin/ops/conv_grad/grad_engines.h"
 
+#include "ortplugin/ops/conv/conv_cuda.h"
 #include "tests/native/check.h"
 
 using namespace ortplugin;

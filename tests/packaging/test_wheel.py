@@ -18,7 +18,7 @@ from ortplugin.session.core import LIBRARY
 ROOT = Path(__file__).resolve().parent.parent.parent
 WHEELS = sorted((ROOT / "dist").glob("*.whl"))
 # What ONNX Runtime looks for, and Python: ops/list_algorithms.py.
-EXPORTED = {"RegisterCustomOps", "OrtPluginListConvAlgorithms", "OrtPluginListConvGradAlgorithms"}
+EXPORTED = {"RegisterCustomOps", "OrtPluginListAlgorithms"}
 GLIBC = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2"}
 LOADER = re.compile(r"ld-linux.*\.so\.\d")
 

@@ -6,7 +6,6 @@ import ctypes
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import onnx
@@ -65,23 +64,47 @@ def test_a_node_that_is_wrong_is_refused_before() -> None:
 
 def test_an_answer_of_any_length_comes_whole(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [f"split:engine={number};k2=1" for number in range(10_000)]
+    asked = []
 
-    def answering(numbers: Any, count: int, program: bytes, answer: Callable[[bytes], None]) -> int:
-        assert list(numbers) == [device, 3, 4]
-        assert (count, program) == (3, b"program")
+    def answering(text: bytes, device: int, answer: Callable[[bytes], None]) -> int:
+        asked.append((text.decode(), device))
         answer("".join(f"{line}\n" for line in lines).encode())
         return 0
 
     load = ctypes.CDLL
 
     def loaded(path: str) -> object:
-        return SimpleNamespace(Listing=answering) if path == library_path() else load(path)
+        return SimpleNamespace(OrtPluginListAlgorithms=answering) if path == library_path() else load(path)
 
     monkeypatch.setattr(ctypes, "CDLL", loaded)
-    device = 0
-    assert ask("Listing", "node 'long'", [3, 4], "program") == lines
-    device = 2
-    assert ask("Listing", "node 'long'", [3, 4], "program", 2) == lines
+    for device in (0, 2):
+        found = device_variants(node_of(strides=[2, 1], group=2), types((2, 9, 9, 16)), [False, True, False], device)
+        assert [each["algorithm"] for each in found] == lines
+    text = f"""FusedConv
+group=2
+kernel_shape=3 3
+layout=NHWC
+program={PROGRAM}
+strides=2 1
+[2 9 9 16]
+[8 3 3 16] constant
+[8]"""
+    assert asked == [(text, 0), (text, 2)]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("FusedPool\n[2]", "'FusedPool' has no algorithms"),
+        ("FusedConv\nstrides", "'strides' is neither an attribute nor a shape"),
+        ("FusedConv\n[2 x]", "'x' is no integer"),
+        ("FusedConv\nstrides=1 1\n[2]", "'program' is missing"),
+        (f"FusedConv\nprogram={PROGRAM}\n[2 9 9 16]", "has 1 inputs"),
+    ],
+)
+def test_what_the_library_cant_read_is_refused(library: Path, text: str, reason: str) -> None:
+    with pytest.raises(ModelError, match=rf"node 'conv7' \(FusedConv\): .*{reason}"):
+        ask(node_of(), text)
 
 
 # ------------------------------------------------------------------------------------------------------------ gradients
@@ -101,12 +124,12 @@ def listed(case: Case) -> Sequence[object]:
     return CONV_GRAD.device_variants(case.node(), types_of(case), [False] * len(case.shapes))
 
 
-def answering(monkeypatch: pytest.MonkeyPatch, *lines: str) -> list[tuple[str, Sequence[int], str]]:
+def answering(monkeypatch: pytest.MonkeyPatch, *lines: str) -> list[str]:
     """Replaces the library; returns the list that collects what it is asked."""
-    asked = []
+    asked: list[str] = []
 
-    def answer(function: str, where: str, numbers: Sequence[int], program: str, device_id: int) -> list[str]:
-        asked.append((where, numbers, program))
+    def answer(node: onnx.NodeProto, text: str, device_id: int) -> list[str]:
+        asked.append(text)
         return list(lines)
 
     monkeypatch.setattr(grad_algorithms, "ask", answer)
@@ -122,14 +145,27 @@ def test_gradients_have_one_attribute_at_a_time(monkeypatch: pytest.MonkeyPatch)
         {"weight_algorithm": "auto"},
         {"weight_algorithm": "own"},
     ]
-    ((where, numbers, program),) = asked
-    assert where == "node 'gradient' (ConvGrad)"
-    assert program == str(case.program)
-    # As list_algorithms.cc reads them, without the device.
-    wanted, given, flags = [1, 1, 1, 0], [1, 1], [0, 1, 1]
-    windows = [2, 3, 2, 2, 2, 1, 2, 1, 3, 2, 1, 2, 2, 0, 1, 2, 0, 0]
-    shapes = [4, 4, 2, 9, 11, 6, 4, 4, 3, 2, 3, 4, 2, 4, 11, 4, 4, 2, 4, 11, 4]
-    assert numbers == [*wanted, *given, *flags, 2, 2, *windows, *shapes]
+    program = " ".join(str(case.program).splitlines())
+    assert asked == [
+        f"""ConvGrad
+allow_tf32=1
+dilations=1 3
+gradients=dX dW dB
+group=2
+kernel_shape=3 2
+layout=NHWC
+operands=X W
+pads=1 2 0 1
+program={program}
+strides=2 1
+transposed=0
+weight_algorithm=engine=3;k2=1
+weight_dtype=float
+[2 9 11 6]
+[4 3 2 3]
+[2 4 11 4]
+[2 4 11 4]"""
+    ]
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from typing import Any
 
 import onnx
 
-from ortplugin.graph.conv_geometry import AUTO_PADS, read_attributes
+from ortplugin.graph.conv_geometry import read_attributes
 from ortplugin.graph.shapes import TensorType
 from ortplugin.ops.conv_epilogue import read_epilogue
-from ortplugin.ops.list_algorithms import ask, known_shapes, lists
+from ortplugin.ops.list_algorithms import ask, text_of
 
 
 def device_variants(
@@ -24,18 +24,11 @@ def device_variants(
 
     Raises ModelError that names the node where the library can't tell, as without cuDNN.
     """
-    attributes = read_attributes(node, transposed)
-    program = read_epilogue(node, own_inputs=2)
-    given = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
-    shapes = known_shapes(inputs)
-    if shapes is None:
+    read_attributes(node, transposed)
+    read_epilogue(node, own_inputs=2)
+    text = text_of(node, inputs, constant)
+    if text is None:
         return ()
-    numbers = [int(transposed), AUTO_PADS.index(attributes.auto_pad), int(attributes.layout == "NHWC")]
-    numbers += [int(attributes.input_layout != attributes.layout), int(attributes.output_layout != attributes.layout)]
-    numbers += [attributes.group, int(given.get("allow_tf32", 0)), int(constant[1])]
-    optional = (attributes.kernel_shape, attributes.strides, attributes.dilations, attributes.pads,
-                attributes.output_padding, attributes.output_shape)  # fmt: skip
-    numbers += [*lists([each or () for each in optional]), len(shapes), *lists(shapes)]
-    found = ask("OrtPluginListConvAlgorithms", attributes.where, numbers, str(program), device_id)
+    given = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
     current = given.get("algorithm", b"auto").decode()
-    return [{"algorithm": text} for text in ("auto", *found) if text != current]
+    return [{"algorithm": each} for each in ("auto", *ask(node, text, device_id)) if each != current]

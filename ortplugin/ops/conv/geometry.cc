@@ -25,7 +25,7 @@ void CheckList(const char* name, const Shape& values, size_t wanted, size_t spat
       Fail(name, " is ", ToString(values), "; its numbers must be from ", least, " to ", kLargest);
 }
 
-// Node: a ShapeContext or a NodeInfo.
+// Node: a ShapeContext, a NodeInfo or a NodeText.
 template <typename Node>
 ConvAttributes Read(const Node& node, bool transposed) {
   ConvAttributes attributes{};
@@ -210,6 +210,7 @@ size_t ConvAttributes::spatial() const {
 
 ConvAttributes ReadConvAttributes(const ShapeContext& node, bool transposed) { return Read(node, transposed); }
 ConvAttributes ReadConvAttributes(const NodeInfo& node, bool transposed) { return Read(node, transposed); }
+ConvAttributes ReadConvAttributes(const NodeText& node, bool transposed) { return Read(node, transposed); }
 
 Contraction FitConv(const ConvAttributes& attributes, const Shape& x, const Shape& w) {
   const bool is_last = attributes.channels_last && !attributes.x_channels_first;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ortplugin/ops/contraction.h"
+#include "ortplugin/runtime/ort/node_text.h"
 #include "ortplugin/runtime/ort/ort.h"
 
 namespace ortplugin {
@@ -31,6 +32,7 @@ struct ConvAttributes {
 // Throws Error with the attribute and its value where one is none of the operator's.
 ConvAttributes ReadConvAttributes(const ShapeContext& node, bool transposed);
 ConvAttributes ReadConvAttributes(const NodeInfo& node, bool transposed);
+ConvAttributes ReadConvAttributes(const NodeText& node, bool transposed);
 
 // Batch, groups, channels, windows and layouts of a run. Throws Error where X, W and the attributes contradict each
 // other, or a size has no end.

@@ -9,8 +9,7 @@ import onnx
 
 from ortplugin.graph.shapes import TensorType
 from ortplugin.ops.conv_grad.gradient import Gradient
-from ortplugin.ops.list_algorithms import ask, known_shapes, lists
-from ortplugin.program import FLOATING
+from ortplugin.ops.list_algorithms import ask, text_of
 
 ATTRIBUTES = {"dX": "data_algorithm", "dW": "weight_algorithm"}
 
@@ -24,20 +23,11 @@ def variants(
     Raises ModelError that names the node where the library can't tell, as without cuDNN.
     """
     given = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
-    shapes = known_shapes(inputs)
     wanted = [ATTRIBUTES[name] for name in gradient.gradients if name in ATTRIBUTES]
-    if shapes is None or not wanted:
+    described = text_of(node, inputs, [False] * len(inputs))
+    if described is None or not wanted:
         return ()
-    numbers = [int(name in gradient.gradients) for name in ("dX", "dW", "dB", "dZ")]
-    numbers += [int(name in gradient.operands) for name in ("X", "W")]
-    numbers += [int(gradient.transposed), int(gradient.channels_last), int(given.get("allow_tf32", 0))]
-    numbers += [gradient.group, FLOATING.index(gradient.weight_dtype)]
-    windows = (gradient.kernel_shape, gradient.strides, gradient.dilations, gradient.pad_begin, gradient.pad_end,
-               gradient.output_padding)  # fmt: skip
-    numbers += [*lists(windows), len(shapes), *lists(shapes)]
-    where = f"node '{node.name}' ({node.op_type})"
-    answer = ask("OrtPluginListConvGradAlgorithms", where, numbers, str(gradient.program), device_id)
-    lines = [line.partition("=") for line in answer]
+    lines = [line.partition("=") for line in ask(node, described, device_id)]
     return [
         {name: text}
         for name in wanted

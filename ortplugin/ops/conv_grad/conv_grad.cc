@@ -46,7 +46,7 @@ int64_t Whole(const char* name, int64_t value, int64_t least, int64_t most) {
   return value;
 }
 
-// Node: a ShapeContext or a NodeInfo.
+// Node: a ShapeContext, a NodeInfo or a NodeText.
 template <typename Node>
 GradNode ReadNode(const Node& node) {
   GradNode grad{};
@@ -455,6 +455,7 @@ class CpuConvGrad : public Kernel {
 
 GradNode GradNode::Read(const ShapeContext& node) { return ReadNode(node); }
 GradNode GradNode::Read(const NodeInfo& node) { return ReadNode(node); }
+GradNode GradNode::Read(const NodeText& node) { return ReadNode(node); }
 
 size_t GradNode::gradients() const {
   size_t count = 0;

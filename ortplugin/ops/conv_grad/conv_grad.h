@@ -7,6 +7,7 @@
 
 #include "ortplugin/ops/contraction.h"
 #include "ortplugin/ops/sum_to/sum_to.h"
+#include "ortplugin/runtime/ort/node_text.h"
 #include "ortplugin/runtime/ort/ort.h"
 #include "ortplugin/runtime/program/program.h"
 
@@ -29,6 +30,7 @@ struct GradNode {
   // Throws Error where the node is none of this operator.
   static GradNode Read(const ShapeContext& node);
   static GradNode Read(const NodeInfo& node);
+  static GradNode Read(const NodeText& node);
 
   size_t rank() const { return kernel.size(); }
   DType dtype() const { return program.value(program.results()[0]).dtype; }                    // T

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "ortplugin/runtime/ort/node_text.h"
 #include "ortplugin/runtime/ort/ort.h"
 #include "ortplugin/runtime/program/program.h"
 
@@ -82,6 +83,7 @@ void CheckType(const Program& program, size_t input, ort::ElementType type);
 // is the program's first parameter, or has its dtype; `second`: the one that is its second, which the others follow.
 std::string ProgramText(const ShapeContext& context, size_t first = 0, size_t second = 1);
 std::string ProgramText(const NodeInfo& info, size_t first = 0, size_t second = 1);
+inline std::string ProgramText(const NodeText& text, size_t, size_t) { return text.string_attribute("program"); }
 // Throws Error where a node has other inputs or outputs than the program. Returns the inputs' types.
 std::vector<TensorType> CheckNode(const Program& program, const NodeInfo& info);
 
