@@ -47,7 +47,7 @@ set(sources
   ${root}/ortplugin/ops/conv/engines/stem.cc
   ${root}/ortplugin/ops/conv/engines/gemv.cc
   ${root}/ortplugin/ops/conv/engines/table.cc
-  ${root}/ortplugin/ops/conv_grad/contraction.cc
+  ${root}/ortplugin/ops/conv_grad/cpu_gemm.cc
   ${root}/ortplugin/ops/conv_grad/conv_grad.cc
   ${root}/ortplugin/ops/conv_grad/conv_grad_cuda.cc
   ${root}/ortplugin/ops/conv_grad/grad_engines.cc

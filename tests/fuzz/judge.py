@@ -123,6 +123,8 @@ class Judge:
                     raise UnfitError("the original fails alike with ONNX Runtime's own optimizations") from error
                 if undefined := is_undefined(case.oracle, reference.feeds):
                     raise UnfitError(undefined) from error
+                if not all(reference.trials()):
+                    raise UnfitError("whether the original runs is decided by rounding") from error
                 return Finding("run", one_line(error))
             problem = self.problem(case, reference, made, got)
             if problem:

@@ -15,6 +15,7 @@ from fuzz.evaluate import make_session, run
 from fuzz.generate import Case
 from fuzz.judge import REUSED, Judge
 from fuzz.narrow import narrow_model
+from fuzz.providers import Provider
 from fuzz.reference import Reference
 
 
@@ -153,3 +154,21 @@ def test_beside_a_pole_no_size_is_the_largest(kind: str, have: float, right: boo
         values[0] = 2e3
     candidates = [np.array([value]) for value in values]
     assert (oracle.explained(candidates, np.array([have]), "float32") == "") is right
+
+
+class Failing(Provider):
+    """Runs nothing."""
+
+    def run(self, session: Any, feeds: dict[str, Any]) -> dict[str, Any]:
+        raise RuntimeError("Expand: invalid expand shape")
+
+
+@pytest.mark.parametrize(("selects", "what"), [("Unique", "unfit"), ("Abs", "finding")])
+def test_a_failure_that_rounding_decides(selects: str, what: str) -> None:
+    """How many values there are of which two are equal, until they are rounded otherwise."""
+    width = 2 if selects == "Unique" else 3
+    model = model_of(f"""(float[3] x) => (float[?, ?] y) <int64[2] s = {{4, {width}}}>
+        {{ a = Mul(x, x)  u = {selects}(a)  y = Expand(u, s) }}""")
+    x = {"x": np.array([1.5, -1.5, 2], np.float32)}
+    assert Judge(Failing()).judge(Case(0, "fp32", model, None, frozenset(), [x])).what == what
+    assert Judge().judge(Case(0, "fp32", model, None, frozenset(), [x])).what == "same"

@@ -13,6 +13,7 @@
 #include "ortplugin/runtime/gpu/cuda.h"
 #include "tests/native/check.h"
 #include "tests/native/kernel_remarks.h"
+#include "tests/native/square_conv.h"
 
 using namespace ortplugin;
 
@@ -33,36 +34,25 @@ std::string Typed(std::string text, const std::string& dtype) {
   return text;
 }
 
-WeightGrad Square(int64_t images, int64_t channels, int64_t size, int64_t outputs, int64_t kernel, int64_t stride) {
-  WeightGrad grad{};
-  grad.images = images;
-  grad.channels = channels;
-  grad.outputs = outputs;
-  for (int i = 0; i < 2; ++i) {
-    grad.image[i] = size;
-    grad.kernel[i] = kernel;
-    grad.strides[i] = stride;
-    grad.pads[i] = (kernel - 1) / 2;
-    grad.output[i] = (size + 2 * grad.pads[i] - kernel) / stride + 1;
-  }
-  grad.weight_dtype = DType::kFloat;
-  grad.stores_z = channels > 1;
-  grad.makes_bias = true;
+WeightGrad Square(int64_t batch, int64_t channels, int64_t size, int64_t filters, int64_t kernel, int64_t stride,
+                  DType dtype = DType::kFloat, bool channels_last = false) {
+  const int64_t pad = (kernel - 1) / 2;
+  WeightGrad grad{test::SquareConv(dtype, false, batch, size, channels, filters, kernel, stride, pad,
+                                   (size + 2 * pad - kernel) / stride + 1),
+                  DType::kFloat, channels > 1, true};
+  grad.channels_last = channels_last;
   return grad;
 }
 
-void CheckWeights(const WeightGrad& given, const char* program_text, const std::string& dtype,
-                  const std::string& architecture) {
+void CheckWeights(const WeightGrad& given, const char* program_text, const std::string& architecture) {
   static int number = 0;
-  const Program program = Program::Parse(Typed(program_text, dtype));
-  const DType type = program.value(program.results()[0]).dtype;
+  const Program program = Program::Parse(Typed(program_text, NameOf(given.dtype())));
   const cuda::DeviceFacts& device = test::GpuOf(architecture);
-  const Shape full = given.channels_last ? Shape{given.images, given.output[0], given.output[1], given.outputs}
-                                         : Shape{given.images, given.outputs, given.output[0], given.output[1]};
+  const Shape full = given.result();
   std::vector<Shape> shapes{full};
   if (program.parameters().size() > 1) shapes.push_back(program_text == kScaled ? Shape{1} : full);
   const Axes axes = JoinAxes(full, shapes);
-  CHECK(IsWeightGradProgram(program, axes, given.makes_bias) && FitsWeightGrad(given, type));
+  CHECK(IsWeightGradProgram(program, axes, given.makes_bias) && FitsWeightGrad(given));
   const std::optional<WeightGradConfig> found = ConfigureWeightGrad(given, program, device);
   CHECK(found.has_value());
   if (!found) return;
@@ -106,35 +96,31 @@ int main(int argc, char** argv) {
     CHECK_WITH(test::BeforeWait(source).empty(), test::BeforeWait(source));
   }
   for (const int64_t batch : {100, 1000}) {
-    CheckWeights(Square(batch, 1, 28, 16, 3, 1), kRelu, "float", architecture);
-    CheckWeights(Square(batch, 16, 14, 32, 3, 1), kRelu, "float", architecture);
-    CheckWeights(Square(batch, 32, 7, 32, 3, 1), kRelu, "float", architecture);
+    CheckWeights(Square(batch, 1, 28, 16, 3, 1), kRelu, architecture);
+    CheckWeights(Square(batch, 16, 14, 32, 3, 1), kRelu, architecture);
+    CheckWeights(Square(batch, 32, 7, 32, 3, 1), kRelu, architecture);
   }
-  WeightGrad last = Square(8, 3, 224, 64, 7, 2);
-  last.channels_last = true;
-  CheckWeights(last, kIdentity, "float16", architecture);
-  last = Square(3, 5, 33, 7, 5, 3);
-  last.weight_dtype = DType::kDouble;
-  last.makes_bias = false;  // which is summed from what is not rounded
-  CheckWeights(last, kScaled, "bfloat16", architecture);
-  last = Square(64, 64, 56, 64, 3, 1);
-  CheckWeights(last, kRelu, "float", architecture);
-  last.channels_last = true;
-  CheckWeights(last, kRelu, "float16", architecture);
-  CheckWeights(Square(16, 48, 13, 20, 1, 1), kIdentity, "float", architecture);
-  CheckWeights(Square(1, 1, 5, 1, 3, 1), kIdentity, "float", architecture);
-  WeightGrad other = Square(3, 13, 9, 11, 3, 2);
-  other.pads[0] = 0, other.output[0] = 4;
-  CheckWeights(other, kRelu, "float", architecture);
-  other.makes_bias = other.stores_z = false;
-  other.channels_last = true;
-  CheckWeights(other, kIdentity, "float", architecture);
+  CheckWeights(Square(8, 3, 224, 64, 7, 2, DType::kFloat16, true), kIdentity, architecture);
+  WeightGrad wide = Square(3, 5, 33, 7, 5, 3, DType::kBFloat16);
+  wide.weight_dtype = DType::kDouble;
+  wide.makes_bias = false;  // which is summed from what is not rounded
+  CheckWeights(wide, kScaled, architecture);
+  CheckWeights(Square(64, 64, 56, 64, 3, 1), kRelu, architecture);
+  CheckWeights(Square(64, 64, 56, 64, 3, 1, DType::kFloat16, true), kRelu, architecture);
+  CheckWeights(Square(16, 48, 13, 20, 1, 1), kIdentity, architecture);
+  CheckWeights(Square(1, 1, 5, 1, 3, 1), kIdentity, architecture);
+  WeightGrad uneven = Square(3, 13, 9, 11, 3, 2);
+  uneven.rows().pad_begin = 0, uneven.rows().out = 4;
+  CheckWeights(uneven, kRelu, architecture);
+  uneven.makes_bias = uneven.stores_z = false;
+  uneven.channels_last = true;
+  CheckWeights(uneven, kIdentity, architecture);
   const Axes axes = JoinAxes({3, 4, 5, 6}, {{3, 4, 5, 6}, {3, 4, 5, 6}}),
              spread = JoinAxes({3, 4, 5, 6}, {{3, 4, 5, 6}, {4, 1, 1}});
   const Program product = Program::Parse(Typed(kScaled, "float16")), relu = Program::Parse(Typed(kRelu, "float16"));
   CHECK(IsWeightGradProgram(product, axes, false) && !IsWeightGradProgram(product, axes, true));
   CHECK(IsWeightGradProgram(relu, axes, true) && !IsWeightGradProgram(relu, spread, true));
-  CHECK(!FitsWeightGrad(Square(1, 3, 224, 64, 17, 2), DType::kFloat));
-  CHECK(!FitsWeightGrad(Square(1, 3, 224, 64, 7, 2), DType::kDouble));
+  CHECK(!FitsWeightGrad(Square(1, 3, 224, 64, 17, 2)));
+  CHECK(!FitsWeightGrad(Square(1, 3, 224, 64, 7, 2, DType::kDouble)));
   return test::Summary();
 }

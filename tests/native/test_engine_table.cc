@@ -113,18 +113,11 @@ void TestCapabilities() {
 void TestOthers() {
   Contraction shuffle = Square(DType::kFloat16, 8, 16, 64, 32, 2, 2, true);
   shuffle.program = std::make_shared<const Program>(Identity(DType::kFloat16));
-  WeightGrad grad{};
-  grad.images = 100;
-  grad.channels = grad.outputs = 16;
-  for (int i = 0; i < 2; ++i) {
-    grad.image[i] = grad.output[i] = 28;
-    grad.kernel[i] = 3;
-    grad.strides[i] = grad.pads[i] = 1;
-  }
+  const WeightGrad grad{Square(DType::kFloat, 100, 28, 16, 16, 3), DType::kFloat, false, false};
   for (const test::Gpu& gpu : test::kGpus) {
     const bool is_known = FindTarget(gpu.facts) != nullptr;
     CHECK_WITH(FitsPixelShuffle(shuffle) && IsPixelShuffleFast(shuffle, gpu.facts) == is_known, gpu.name);
-    CHECK_WITH(IsWeightGradFast(grad, DType::kFloat, false, gpu.facts) == is_known, gpu.name);
+    CHECK_WITH(IsWeightGradFast(grad, gpu.facts) == is_known, gpu.name);
   }
 }
 

@@ -98,19 +98,7 @@ void TestFewChannels() {
             for (const auto& [kernel, stride] : {std::pair{1, 1}, {3, 1}, {5, 2}}) {
               const Contraction conv = test::SquareConv(DType::kFloat, false, images, size, channels, outputs, kernel,
                                                         stride, kernel / 2, (size - 1) / stride + 1);
-              WeightGrad grad{};
-              grad.images = images;
-              grad.channels = channels;
-              grad.outputs = outputs;
-              for (int i = 0; i < 2; ++i) {
-                grad.image[i] = size;
-                grad.kernel[i] = kernel;
-                grad.strides[i] = stride;
-                grad.pads[i] = kernel / 2;
-                grad.output[i] = (size - 1) / stride + 1;
-              }
-              grad.weight_dtype = DType::kFloat;
-              grad.makes_bias = true;
+              const WeightGrad grad{conv, DType::kFloat, false, true};
               std::ostringstream name;
               name << images << " images [" << channels << ", " << size << ", " << size << "] to " << outputs;
               const std::optional<DirectConfig> direct = ConfigureDirect(conv, gpu.facts, 4);

@@ -17,17 +17,17 @@ from ortplugin.errors import ModelError
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.ops import TensorType
 from ortplugin.ops.conv_grad import OPERATOR
-from ortplugin.ops.conv_grad.reference import Window, gather, scatter
+from ortplugin.ops.conv_grad.reference import Window, data_gradient, forward
 
 FLOAT = np.dtype(np.float32)
 
 
-def forward(case: Case, x: Array, w: Array) -> Array:
+def convolved(case: Case, x: Array, w: Array) -> Array:
     """The convolution of which the case has the gradients, channels first, in float64."""
     gradient = case.gradient
     window = Window(gradient.strides, gradient.dilations, gradient.pad_begin, gradient.group)
     sizes = case.geometry.shapes(case.transposed)[2][2:]
-    return scatter(x, w, sizes, window) if case.transposed else gather(x, w, sizes, window)
+    return data_gradient(x, w, sizes, window) if case.transposed else forward(x, w, sizes, window)
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -39,7 +39,7 @@ def test_the_reference_is_the_derivative(name: str, transposed: bool) -> None:
     x, w = (rng.standard_normal(shape) for shape in case.shapes[:2])
     dy, b = rng.standard_normal(case.shapes[2]), rng.standard_normal(case.geometry.filters)
     shift = b.reshape(-1, *(1,) * (dy.ndim - 2))
-    y = np.maximum(forward(case, x, w) + shift, 0)
+    y = np.maximum(convolved(case, x, w) + shift, 0)
     gradients = OPERATOR.reference(case.node(), [x, w, dy, y])
     step = 1e-7
     for which, gradient in enumerate(gradients):
@@ -48,7 +48,7 @@ def test_the_reference_is_the_derivative(name: str, transposed: bool) -> None:
             for sign in (1, -1):
                 moved = [x.copy(), w.copy(), b.copy()]
                 moved[which].reshape(-1)[at] += sign * step
-                out = forward(case, moved[0], moved[1]) + moved[2].reshape(shift.shape)
+                out = convolved(case, moved[0], moved[1]) + moved[2].reshape(shift.shape)
                 values.append(float((dy * np.maximum(out, 0)).sum()))
             numerical = (values[0] - values[1]) / (2 * step)
             assert abs(numerical - gradient.reshape(-1)[at]) < 1e-5 * max(1.0, np.abs(gradient).max())

@@ -109,7 +109,7 @@ def _window(gradient: Gradient) -> reference_module.Window:
 def _data(gradient: Gradient, z: npt.NDArray[Any], w: npt.NDArray[Any], shapes: Shapes) -> npt.NDArray[Any]:
     assert shapes.x is not None
     sizes = [int(size) for size in shapes.x[2:] if size is not None]
-    make = reference_module.gather if gradient.transposed else reference_module.scatter
+    make = reference_module.forward if gradient.transposed else reference_module.data_gradient
     return make(z, w, sizes, _window(gradient))
 
 

@@ -4,7 +4,7 @@
 #include <optional>
 #include <sstream>
 
-#include "ortplugin/ops/conv_grad/contraction.h"
+#include "ortplugin/ops/conv_grad/cpu_gemm.h"
 #include "ortplugin/runtime/host_memory.h"
 #include "ortplugin/runtime/program/evaluator.h"
 #include "ortplugin/runtime/program/program_sweep.h"
@@ -431,9 +431,9 @@ class CpuConvGrad : public Kernel {
       const Lanes<T> weight(node_.dtype(), w, shape.w, last, parallel_for);
       HostVector<T> made(static_cast<size_t>(ElementCount(shape.x)));
       if (node_.transposed) {
-        Gather(contraction, gradient.data(), weight.data(), made.data(), parallel_for);
+        Forward(contraction, gradient.data(), weight.data(), made.data(), parallel_for);
       } else {
-        Scatter(contraction, gradient.data(), weight.data(), made.data(), parallel_for);
+        DataGradient(contraction, gradient.data(), weight.data(), made.data(), parallel_for);
       }
       Store(made.data(), node_.dtype(), shape.x, last, dx, parallel_for);
     }
@@ -442,7 +442,7 @@ class CpuConvGrad : public Kernel {
       HostVector<double> made(static_cast<size_t>(ElementCount(shape.w)));
       const T* small = node_.transposed ? data.data() : gradient.data();
       const T* large = node_.transposed ? gradient.data() : data.data();
-      Weight(contraction, small, large, made.data(), parallel_for);
+      WeightGradient(contraction, small, large, made.data(), parallel_for);
       Store(made.data(), node_.weight_dtype, shape.w, last, dw, parallel_for);
     }
   }

@@ -78,28 +78,10 @@ std::optional<cuda::PackedKernel> FindDataGradEngine(const GradNode& node, const
 
 std::optional<WeightGradEngine> FindWeightGradEngine(const GradNode& node, const GradShape& shape,
                                                      const std::vector<Shape>& shapes, const cuda::DeviceFacts& gpu) {
-  const Contraction& contraction = shape.contraction;
-  if (!node.wants_w || node.rank() != 2 || node.group != 1 || ElementCount(shape.w) == 0 ||
-      ElementCount(shape.z) == 0 || ElementCount(shape.x) == 0)
+  if (!node.wants_w || ElementCount(shape.w) == 0 || ElementCount(shape.z) == 0 || ElementCount(shape.x) == 0)
     return std::nullopt;
-  WeightGrad grad{};
-  grad.images = contraction.batch;
-  grad.outputs = contraction.filters;
-  grad.channels = contraction.channels;
-  for (size_t i = 0; i < 2; ++i) {
-    const Window& window = contraction.windows[i];
-    if (window.dilation != 1) return std::nullopt;
-    grad.image[i] = window.size;
-    grad.output[i] = window.out;
-    grad.kernel[i] = window.kernel;
-    grad.strides[i] = window.stride;
-    grad.pads[i] = window.pad_begin;
-  }
-  grad.channels_last = node.channels_last;
-  grad.weight_dtype = node.weight_dtype;
-  if (!FitsWeightGrad(grad, node.dtype()) ||
-      !IsTaken(node.weight_algorithm, IsWeightGradFast(grad, node.dtype(), node.allow_tf32, gpu)))
-    return std::nullopt;
+  WeightGrad grad{shape.contraction, node.weight_dtype, false, false};
+  if (!FitsWeightGrad(grad) || !IsTaken(node.weight_algorithm, IsWeightGradFast(grad, gpu))) return std::nullopt;
   const std::string name = NameOf(node.dtype());
   const Program identity = Program::Parse("(" + name + " x) => (" + name + " x) {}");
   const Shape& small = node.transposed ? shape.x : shape.z;

@@ -2,10 +2,12 @@
 
 A convolution ties a small tensor s [N, A, o..] to a large one l [N, B, i..] through weights w [A, B/group, k..]:
 
-    gather   s[n,a,o] = sum over b, k of l[n,b,o*stride+k*dilation-pad] w[a,b,k]     Conv; the dX of ConvTranspose
-    scatter  l[n,b,i] = sum over a, o, k with o*stride+k*dilation-pad = i of s[n,a,o] w[a,b,k]
-                                                                                     ConvTranspose; the dX of Conv
-    weight   w[a,b,k] = sum over n, o of s[n,a,o] l[n,b,o*stride+k*dilation-pad]     the dW of both
+    forward        s[n,a,o] = sum over b, k of l[n,b,o*stride+k*dilation-pad] w[a,b,k]
+    data_gradient  l[n,b,i] = sum over a, o, k with o*stride+k*dilation-pad = i of s[n,a,o] w[a,b,k]
+    weight         w[a,b,k] = sum over n, o of s[n,a,o] l[n,b,o*stride+k*dilation-pad]
+
+Conv is the first, ConvTranspose the second, and each is the gradient of the other's input; both have the third as the
+gradient of their weights.
 
 All tensors here are channels first; elements of l beyond its edges are 0.
 """
@@ -58,7 +60,7 @@ def _grouped(array: Array, group: int) -> Array:
     return array.reshape((array.shape[0], group, array.shape[1] // group, *array.shape[2:]))
 
 
-def gather(large: Array, weight: Array, small: Sequence[int], window: Window) -> Array:
+def forward(large: Array, weight: Array, small: Sequence[int], window: Window) -> Array:
     """s from l and w; `small` is its spatial shape."""
     grouped = _grouped(np.asarray(large, np.float64), window.group)
     kernels = np.asarray(weight, np.float64).reshape((window.group, -1, *weight.shape[1:]))
@@ -68,7 +70,7 @@ def gather(large: Array, weight: Array, small: Sequence[int], window: Window) ->
     return result.reshape((result.shape[0], weight.shape[0], *small))
 
 
-def scatter(small: Array, weight: Array, large: Sequence[int], window: Window) -> Array:
+def data_gradient(small: Array, weight: Array, large: Sequence[int], window: Window) -> Array:
     """l from s and w; `large` is its spatial shape."""
     grouped = _grouped(np.asarray(small, np.float64), window.group)
     kernels = np.asarray(weight, np.float64).reshape((window.group, -1, *weight.shape[1:]))

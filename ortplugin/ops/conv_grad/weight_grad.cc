@@ -21,10 +21,14 @@ constexpr int64_t kAddThreads = 256;
 
 using Config = WeightGradConfig;
 
-int64_t InRows(const WeightGrad& grad, const Config& s) { return (s.rows - 1) * grad.strides[0] + grad.kernel[0]; }
-int64_t InColumns(const WeightGrad& grad) { return (grad.output[1] - 1) * grad.strides[1] + grad.kernel[1]; }
-int64_t Strips(const WeightGrad& grad, const Config& s) { return DivideUp(grad.output[1], s.strip); }
-int64_t Tail(const WeightGrad& grad, const Config& s) { return grad.output[1] - (Strips(grad, s) - 1) * s.strip; }
+int64_t InRows(const WeightGrad& grad, const Config& s) {
+  return (s.rows - 1) * grad.rows().stride + grad.rows().kernel;
+}
+int64_t InColumns(const WeightGrad& grad) {
+  return (grad.columns().out - 1) * grad.columns().stride + grad.columns().kernel;
+}
+int64_t Strips(const WeightGrad& grad, const Config& s) { return DivideUp(grad.columns().out, s.strip); }
+int64_t Tail(const WeightGrad& grad, const Config& s) { return grad.columns().out - (Strips(grad, s) - 1) * s.strip; }
 int64_t Full(const WeightGrad& grad, const Config& s) {
   return Tail(grad, s) == s.strip ? Strips(grad, s) : Strips(grad, s) - 1;
 }
@@ -34,16 +38,18 @@ int64_t ZRow(const WeightGrad& grad, const Config& s) {
 }
 int64_t MapLanes(const Config& s) { return s.block_maps / s.maps; }
 int64_t ColumnLanes(const WeightGrad& grad, const Config& s) {
-  return s.block_channels / s.depth * (grad.kernel[0] / s.tap_rows);
+  return s.block_channels / s.depth * (grad.rows().kernel / s.tap_rows);
 }
 int64_t Lanes(const WeightGrad& grad, const Config& s) { return MapLanes(s) * ColumnLanes(grad, s); }
 int64_t Parts(const WeightGrad& grad, const Config& s) { return s.threads / Lanes(grad, s); }
-int64_t MultiplyAdds(const WeightGrad& grad, const Config& s) { return s.maps * s.depth * s.tap_rows * grad.kernel[1]; }
+int64_t MultiplyAdds(const WeightGrad& grad, const Config& s) {
+  return s.maps * s.depth * s.tap_rows * grad.columns().kernel;
+}
 int64_t Entries(const WeightGrad& grad, const Config& s) {
   return MultiplyAdds(grad, s) + (grad.makes_bias ? DivideUp(s.maps, ColumnLanes(grad, s)) : 0);
 }
-int64_t Window(const WeightGrad& grad, const Config& s, int64_t pixels) {
-  return s.depth * s.tap_rows * ((pixels - 1) * grad.strides[1] + grad.kernel[1]);
+int64_t WindowElements(const WeightGrad& grad, const Config& s, int64_t pixels) {
+  return s.depth * s.tap_rows * ((pixels - 1) * grad.columns().stride + grad.columns().kernel);
 }
 int64_t SharedBytes(const Config& s) {
   const int64_t tile = int64_t{s.images} * (s.block_maps * s.z_pitch + s.block_channels * s.x_pitch);
@@ -52,7 +58,7 @@ int64_t SharedBytes(const Config& s) {
 // Of a thread: its sums, and what it multiplies or has under way.
 int64_t Registers(const WeightGrad& grad, const Config& s) {
   constexpr int64_t kStaged = 40;
-  return RoundUp(Entries(grad, s) + std::max(Window(grad, s, s.strip) + ZStrip(s), kStaged) + 34, 8);
+  return RoundUp(Entries(grad, s) + std::max(WindowElements(grad, s, s.strip) + ZStrip(s), kStaged) + 34, 8);
 }
 int64_t Resident(const WeightGrad& grad, const Config& s, const cuda::DeviceFacts& gpu) {
   return gpu.ResidentBlocks(s.threads, Registers(grad, s), SharedBytes(s));
@@ -60,17 +66,17 @@ int64_t Resident(const WeightGrad& grad, const Config& s, const cuda::DeviceFact
 
 // Cycles of a multiprocessor, about, that a warp takes for the multiply-adds of a tile.
 double MultiplyCycles(const WeightGrad& grad, const Config& s, int64_t segment) {
-  const bool slides = s.tap_rows <= 3 && grad.strides[0] < s.tap_rows;
+  const bool slides = s.tap_rows <= 3 && grad.rows().stride < s.tap_rows;
   const int64_t biases = Entries(grad, s) - MultiplyAdds(grad, s);
   const auto cycles_of = [&](int64_t pixels) {
-    const int64_t row = Window(grad, s, pixels) / s.tap_rows, vectors = (s.maps + biases) * DivideUp(pixels, 4);
+    const int64_t row = WindowElements(grad, s, pixels) / s.tap_rows, vectors = (s.maps + biases) * DivideUp(pixels, 4);
     const auto cycles = [&](int64_t rows_of_x, int64_t rows) {
       const int64_t x = row * rows_of_x, z = vectors * rows;
       const double issued = Number((MultiplyAdds(grad, s) + biases) * pixels * rows + x + z) / 4,
                    shared = Number(x + 3 * z);
       return std::max(issued, shared) + std::min(issued, shared) / 2;
     };
-    return slides ? cycles((segment - 1) * grad.strides[0] + s.tap_rows, segment) + 10 + 3 * Number(segment)
+    return slides ? cycles((segment - 1) * grad.rows().stride + s.tap_rows, segment) + 10 + 3 * Number(segment)
                   : cycles(segment * s.tap_rows, segment) + 10 + 3 * Number(segment);
   };
   const int64_t parts = Parts(grad, s), jobs = s.images * DivideUp(s.rows, segment);
@@ -87,7 +93,7 @@ double Cost(const WeightGrad& grad, const Config& s, int64_t operand_bytes, cons
   resident = std::min(resident, of_one);
   // Tiles of a block: the last to finish has no others beside it.
   const double rounds = (Number(DivideUp(of_one, resident)) + Number(of_one) / Number(resident)) / 2;
-  const int64_t parts = Parts(grad, s), pixels = int64_t{s.rows} * grad.output[1];
+  const int64_t parts = Parts(grad, s), pixels = int64_t{s.rows} * grad.columns().out;
   const int64_t z = s.images * pixels * s.block_maps;
   const int64_t x = s.images * InRows(grad, s) * InColumns(grad) * s.block_channels;
   const double warps = Number(s.threads) / 32;
@@ -146,7 +152,7 @@ void SpreadOverBanks(const WeightGrad& grad, Config* s) {
       const int64_t met = wavefronts(32, 1, [&](int64_t i) {
         const int64_t column = i % lanes % columns, strip = strip_of(i);
         return column % channel_lanes * pitch + column / channel_lanes * s->tap_rows * row +
-               strip / full * grad.strides[0] * row + strip % full * s->strip * grad.strides[1];
+               strip / full * grad.rows().stride * row + strip % full * s->strip * grad.columns().stride;
       });
       if (met < best) best = met, *s = option;
     }
@@ -177,9 +183,9 @@ void Finish(const WeightGrad& grad, const Program& program, const cuda::DeviceFa
   int64_t widest = static_cast<int64_t>(SizeOf(program.value(program.results()[0]).dtype));
   for (const ValueId parameter : program.parameters())
     widest = std::max(widest, static_cast<int64_t>(SizeOf(program.value(parameter).dtype)));
-  const int64_t pixels = grad.output[0] * grad.output[1];
-  const int64_t together =
-      grad.channels_last ? std::gcd(int64_t{s->block_maps}, grad.outputs) : std::gcd(pixels, s->rows * grad.output[1]);
+  const int64_t pixels = grad.rows().out * grad.columns().out;
+  const int64_t together = grad.channels_last ? std::gcd(int64_t{s->block_maps}, grad.filters)
+                                              : std::gcd(pixels, s->rows * grad.columns().out);
   s->vector = static_cast<int>(std::gcd(std::min<int64_t>(4, 16 / widest), together));
   // As far as registers are left. NVRTC takes more of them for the newest GPUs.
   const int64_t registers =
@@ -192,7 +198,7 @@ void Finish(const WeightGrad& grad, const Program& program, const cuda::DeviceFa
   // products one after another.
   constexpr int64_t kMostPixels = 1 << 14;
   const int64_t at_once = std::max<int64_t>(1, int64_t{s->min_blocks} * gpu.multiprocessors / s->blocks);
-  const int64_t of_tile = int64_t{s->images} * s->rows * grad.output[1] / Parts(grad, *s);
+  const int64_t of_tile = int64_t{s->images} * s->rows * grad.columns().out / Parts(grad, *s);
   const int64_t most = std::max<int64_t>(1, kMostPixels / std::max<int64_t>(1, of_tile));  // tiles of a block
   const int64_t rounds = DivideUp(s->tiles, at_once);
   s->chunks = DivideUp(s->tiles, rounds <= most ? rounds : DivideUp(rounds, DivideUp(rounds, most)));
@@ -224,28 +230,31 @@ bool IsWeightGradProgram(const Program& program, const Axes& axes, bool makes_bi
   return true;
 }
 
-bool FitsWeightGrad(const WeightGrad& grad, DType dtype) {
+bool FitsWeightGrad(const WeightGrad& grad) {
   // Indices run a little past the end before they are compared with it.
   constexpr int64_t kMost = (int64_t{1} << 31) - (int64_t{1} << 20), kMostWide = 4096;
+  const DType dtype = grad.dtype();
   if (dtype != DType::kFloat && dtype != DType::kFloat16 && dtype != DType::kBFloat16) return false;
-  for (int i = 0; i < 2; ++i)
-    if (grad.kernel[i] > 16 || grad.strides[i] > 8 || grad.output[i] < 1 || grad.output[i] > kMostWide ||
-        grad.image[i] > kMostWide || grad.pads[i] > kMostWide)
+  if (grad.windows.size() != 2 || grad.groups != 1) return false;
+  for (const Window& window : grad.windows)
+    if (window.kernel > 16 || window.stride > 8 || window.dilation != 1 || window.out < 1 || window.out > kMostWide ||
+        window.size > kMostWide || window.pad_begin > kMostWide)
       return false;
-  return grad.channels <= 512 && grad.outputs <= 512 && grad.images >= 1 && grad.images < (1 << 24) &&
-         grad.images * grad.channels * grad.image[0] * grad.image[1] < kMost &&
-         grad.images * grad.outputs * grad.output[0] * grad.output[1] < kMost;
+  return grad.channels <= 512 && grad.filters <= 512 && grad.batch >= 1 && grad.batch < (1 << 24) &&
+         grad.batch * grad.channels * grad.rows().size * grad.columns().size < kMost &&
+         grad.batch * grad.filters * grad.rows().out * grad.columns().out < kMost;
 }
 
-bool IsWeightGradFast(const WeightGrad& grad, DType dtype, bool allow_tf32, const cuda::DeviceFacts& gpu) {
+bool IsWeightGradFast(const WeightGrad& grad, const cuda::DeviceFacts& gpu) {
   const MeasuredGpu* const target = FindTarget(gpu);
   if (target == nullptr) return false;
   const TargetLimits& limits = target->limits;
-  const int64_t taps = grad.kernel[0] * grad.kernel[1], channel_pairs = grad.channels * grad.outputs;
-  if (dtype != DType::kFloat || allow_tf32) return channel_pairs * taps <= limits.weight_grad_most_weights_tensor_cores;
-  if (std::max(grad.channels, grad.outputs) <= limits.weight_grad_most_channels) return true;
-  const bool is_sparse = taps == 1 || grad.strides[0] * grad.strides[1] > 1;
-  return is_sparse && std::min(grad.channels, grad.outputs) <= limits.weight_grad_most_channels &&
+  const int64_t taps = grad.rows().kernel * grad.columns().kernel, channel_pairs = grad.channels * grad.filters;
+  if (grad.dtype() != DType::kFloat || grad.allow_tf32)
+    return channel_pairs * taps <= limits.weight_grad_most_weights_tensor_cores;
+  if (std::max(grad.channels, grad.filters) <= limits.weight_grad_most_channels) return true;
+  const bool is_sparse = taps == 1 || grad.rows().stride * grad.columns().stride > 1;
+  return is_sparse && std::min(grad.channels, grad.filters) <= limits.weight_grad_most_channels &&
          channel_pairs <= limits.weight_grad_most_pairs;
 }
 
@@ -255,7 +264,7 @@ std::optional<WeightGradConfig> ConfigureWeightGrad(const WeightGrad& grad, cons
   const int64_t bytes = OperandBytes(program) + (grad.stores_z ? 4 : 0);
   Config best{};
   double least = 1e30;
-  const int64_t all_rows = grad.kernel[0] * grad.kernel[1] <= 9 ? grad.kernel[0] : 1;
+  const int64_t all_rows = grad.rows().kernel * grad.columns().kernel <= 9 ? grad.rows().kernel : 1;
   const auto sizes = [](int64_t count, int64_t most) {  // how many parts of a thread or block there are at most
     std::vector<int64_t> found;
     for (int64_t parts = 1, size = count; found.empty() || found.back() > 1; size = DivideUp(count, parts *= 2))
@@ -265,34 +274,34 @@ std::optional<WeightGradConfig> ConfigureWeightGrad(const WeightGrad& grad, cons
   };
   Config s{};
   s.tap_rows = static_cast<int>(all_rows);
-  for (const int64_t maps : sizes(grad.outputs, 8))
+  for (const int64_t maps : sizes(grad.filters, 8))
     for (const int64_t depth : sizes(grad.channels, 8))
-      for (const int64_t map_lanes : sizes(DivideUp(grad.outputs, maps), 16))
+      for (const int64_t map_lanes : sizes(DivideUp(grad.filters, maps), 16))
         for (const int64_t channel_lanes : sizes(DivideUp(grad.channels, depth), 64)) {
           s.maps = static_cast<int>(maps);
           s.depth = static_cast<int>(depth);
           s.block_maps = static_cast<int>(maps * map_lanes);
           s.block_channels = static_cast<int>(depth * channel_lanes);
           if (MultiplyAdds(grad, s) > kMostSums && maps * depth > 1) continue;
-          s.blocks = DivideUp(grad.outputs, s.block_maps) * DivideUp(grad.channels, s.block_channels);
+          s.blocks = DivideUp(grad.filters, s.block_maps) * DivideUp(grad.channels, s.block_channels);
           for (const int threads : {128, 256}) {
             s.threads = threads;
             if (Lanes(grad, s) > threads || 2 * Parts(grad, s) * Lanes(grad, s) < threads) continue;
-            for (int64_t strip = 1; strip <= std::min<int64_t>(8, grad.output[1]); ++strip) {
+            for (int64_t strip = 1; strip <= std::min<int64_t>(8, grad.columns().out); ++strip) {
               s.strip = static_cast<int>(strip);
-              if (Registers(grad, s) > 168 || (strip < 4 && grad.output[1] >= 4)) continue;
-              for (int64_t parts = 1; parts <= std::min<int64_t>(grad.output[0], 64); ++parts) {
-                const int64_t rows = DivideUp(grad.output[0], parts);
-                if (parts > 1 && rows == DivideUp(grad.output[0], parts - 1)) continue;
+              if (Registers(grad, s) > 168 || (strip < 4 && grad.columns().out >= 4)) continue;
+              for (int64_t parts = 1; parts <= std::min<int64_t>(grad.rows().out, 64); ++parts) {
+                const int64_t rows = DivideUp(grad.rows().out, parts);
+                if (parts > 1 && rows == DivideUp(grad.rows().out, parts - 1)) continue;
                 s.rows = static_cast<int>(rows);
                 s.x_row = static_cast<int>(InColumns(grad));
                 s.x_pitch = static_cast<int>(InRows(grad, s) * s.x_row);
                 s.z_pitch = static_cast<int>(rows * ZRow(grad, s));
                 for (const int images : {1, 2, 3, 4, 6, 8, 16}) {
-                  if (images > 1 && (parts > 1 || images > grad.images)) break;
+                  if (images > 1 && (parts > 1 || images > grad.batch)) break;
                   s.images = images;
                   if (SharedBytes(s) > cuda::kStaticSharedBytes) break;
-                  s.tiles = DivideUp(grad.images, images) * DivideUp(grad.output[0], rows);
+                  s.tiles = DivideUp(grad.batch, images) * DivideUp(grad.rows().out, rows);
                   s.segment = s.rows;
                   double least_cycles = 1e30;
                   for (int64_t segments = 1; segments <= rows; ++segments) {
@@ -326,15 +335,15 @@ std::string WeightGradSource(const WeightGrad& grad, const Program& program, con
     text << "#define " << name << " " << value << "\n";
   };
   define("CHANNELS", grad.channels);
-  define("OUTPUTS", grad.outputs);
-  const std::pair<const char*, const int64_t*> sizes[] = {
-      {"IMAGE_", grad.image}, {"OUT_", grad.output}, {"KERNEL_", grad.kernel}, {"STRIDE_", grad.strides}};
-  for (const auto& [name, pair] : sizes) {
-    define(std::string(name) + "H", pair[0]);
-    define(std::string(name) + "W", pair[1]);
+  define("OUTPUTS", grad.filters);
+  const std::pair<const char*, int64_t Window::*> sizes[] = {
+      {"IMAGE_", &Window::size}, {"OUT_", &Window::out}, {"KERNEL_", &Window::kernel}, {"STRIDE_", &Window::stride}};
+  for (const auto& [name, number] : sizes) {
+    define(std::string(name) + "H", grad.rows().*number);
+    define(std::string(name) + "W", grad.columns().*number);
   }
-  define("PAD_TOP", grad.pads[0]);
-  define("PAD_LEFT", grad.pads[1]);
+  define("PAD_TOP", grad.rows().pad_begin);
+  define("PAD_LEFT", grad.columns().pad_begin);
   define("CHANNELS_LAST", grad.channels_last);
   define("STORES_Z", grad.stores_z);
   define("HAS_BIAS", grad.makes_bias);
@@ -393,7 +402,7 @@ WeightGradPlan PlanWeightGrad(const WeightGrad& grad, const Program& program, co
   plan.multiply_launch = {static_cast<unsigned>(config.chunks * config.blocks), static_cast<unsigned>(config.threads)};
   plan.add_launch = {static_cast<unsigned>(DivideUp(config.sums, kAddThreads / config.adders)), kAddThreads};
   plan.scratch_bytes = static_cast<size_t>(config.chunks * config.sums) * sizeof(float);
-  plan.images = grad.images;
+  plan.images = grad.batch;
   plan.chunks = config.chunks;
   return plan;
 }

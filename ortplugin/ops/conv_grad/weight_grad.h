@@ -7,17 +7,15 @@
 #include <string>
 #include <vector>
 
+#include "ortplugin/ops/contraction.h"
 #include "ortplugin/runtime/gpu/cuda.h"
 #include "ortplugin/runtime/program/operands.h"
 #include "ortplugin/runtime/program/program.h"
 
 namespace ortplugin {
 
-// A convolution from x [images, channels, image] to z [images, outputs, output], either channels first or both last.
-struct WeightGrad {
-  int64_t images, channels, outputs;
-  int64_t image[2], output[2], kernel[2], strides[2], pads[2];  // height, width; pads: before
-  bool channels_last;
+// The weight gradient of the convolution that the contraction is, from x to z of its dtype.
+struct WeightGrad : Contraction {
   DType weight_dtype;         // of dW and dB
   bool stores_z, makes_bias;  // what it writes besides dW
 };
@@ -41,9 +39,9 @@ struct WeightGradConfig {
 // `axes`: of z's shape; strides of the parameters.
 bool IsWeightGradProgram(const Program& program, const Axes& axes, bool makes_bias);
 // Whether the kernel can do it at all, if there is a tile configuration.
-bool FitsWeightGrad(const WeightGrad& grad, DType dtype);
+bool FitsWeightGrad(const WeightGrad& grad);
 // Whether it is the fastest there is, as measured on this GPU.
-bool IsWeightGradFast(const WeightGrad& grad, DType dtype, bool allow_tf32, const cuda::DeviceFacts& gpu);
+bool IsWeightGradFast(const WeightGrad& grad, const cuda::DeviceFacts& gpu);
 
 // Empty where no tile fits the memory of a block.
 std::optional<WeightGradConfig> ConfigureWeightGrad(const WeightGrad& grad, const Program& program,

@@ -6,7 +6,7 @@
 
 #include "ortplugin/ops/conv/conv.h"
 #include "ortplugin/ops/conv/cpu/layout.h"
-#include "ortplugin/ops/conv_grad/contraction.h"
+#include "ortplugin/ops/conv_grad/cpu_gemm.h"
 #include "ortplugin/runtime/ort/standard_operator.h"
 #include "ortplugin/runtime/program/program_sweep.h"
 
@@ -125,8 +125,8 @@ class CpuConvTranspose : public Kernel {
       const ParallelFor parallel_for = [&](size_t tasks, const std::function<void(size_t)>& body) {
         run.parallel_for(tasks, body);
       };
-      Scatter(shape.Reversed(), static_cast<const double*>(data.data()), static_cast<const double*>(filters),
-              static_cast<double*>(made), parallel_for);
+      DataGradient(shape.Reversed(), static_cast<const double*>(data.data()), static_cast<const double*>(filters),
+                   static_cast<double*>(made), parallel_for);
     } else {
       convolution_->Run(run,
                         {{data.data(), ort::kFloat, shape.x_first()},

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ortplugin.graph.conv_geometry import ConvAttributes, windows
 from ortplugin.ops.conv.reference import epilogue
-from ortplugin.ops.conv_grad.reference import Window, scatter
+from ortplugin.ops.conv_grad.reference import Window, data_gradient
 from ortplugin.program import Program
 
 Array = npt.NDArray[Any]
@@ -39,5 +39,5 @@ def transposed_convolution(attributes: ConvAttributes, x: Array, w: Array) -> np
     axes = windows(attributes, x.shape, w.shape)
     strides, dilations = [each.stride for each in axes], [each.dilation for each in axes]
     window = Window(strides, dilations, [each.pad_begin for each in axes], attributes.group)
-    y = scatter(np.asarray(x), np.asarray(w), [each.out for each in axes], window)
+    y = data_gradient(np.asarray(x), np.asarray(w), [each.out for each in axes], window)
     return np.ascontiguousarray(np.moveaxis(y, 1, -1)) if channels_last else y

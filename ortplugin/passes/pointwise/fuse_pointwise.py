@@ -4,7 +4,7 @@
 
 A set is connected: by what one of its operators makes and another reads, or by an input that two of them read. Every
 result has the shape of the whole set; what is smaller is an interior value. What anything else needs remains an output.
-No path leaves a set and comes back (graph/contraction.py keeps that so, and near linear). Which neighbours join is
+No path leaves a set and comes back (graph/merging.py keeps that so, and near linear). Which neighbours join is
 decided by passes/pointwise/cost.py. Arithmetic on shapes stays where ONNX Runtime computes it (graph/shape_values.py),
 a single operator stays as it is, and so does what ONNX Runtime folds into a Conv's weights. This pass runs after those
 of better operators, which have drawn in what they take.

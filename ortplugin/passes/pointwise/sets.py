@@ -9,9 +9,9 @@ from itertools import pairwise
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.contraction import Contraction
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
+from ortplugin.graph.merging import Merging
 from ortplugin.graph.order import tensors_read
 from ortplugin.graph.shapes import element_count, show
 from ortplugin.passes.driver import Missed
@@ -45,7 +45,7 @@ class PointwiseSets:
         """`members`: by the place of the node in scope.slots, in order."""
         self._scope = scope
         self._members = members
-        self._graph = Contraction(_predecessors(scope))
+        self._graph = Merging(_predecessors(scope))
         self._roots: dict[int, int] = {}
         self._sets: dict[int, _Set] = {}
         self._reasons: dict[int, tuple[int, str]] = {}  # by the producer: its first reader that is apart, and why

@@ -16,7 +16,7 @@ CYCLE = "what is between the two depends on the one and is needed by the other"
 FAR = f"whether a path between the two makes a cycle is not known after {BUDGET} steps"
 
 
-class Contraction:
+class Merging:
     """Nodes 0, 1, ... in topological order, each a set of its own at first. A set goes by one of its nodes."""
 
     def __init__(self, predecessors: Sequence[Sequence[int]]) -> None:

@@ -1,4 +1,4 @@
-#include "ortplugin/ops/conv_grad/contraction.h"
+#include "ortplugin/ops/conv_grad/cpu_gemm.h"
 
 #include <algorithm>
 #include <cstring>
@@ -255,8 +255,8 @@ constexpr int64_t kTasks = 16;  // about as many are worth while
 }  // namespace
 
 template <typename T>
-void Gather(const Contraction& contraction, const T* large, const T* weight, T* small,
-            const ParallelFor& parallel_for) {
+void Forward(const Contraction& contraction, const T* large, const T* weight, T* small,
+             const ParallelFor& parallel_for) {
   const int64_t outputs = Count(contraction, &Window::out), image = Count(contraction, &Window::size),
                 height = contraction.group_channels() * Count(contraction, &Window::kernel);
   const int64_t block = Block(contraction, height), blocks = DivideUp(outputs, block);
@@ -276,8 +276,8 @@ void Gather(const Contraction& contraction, const T* large, const T* weight, T* 
 }
 
 template <typename T>
-void Scatter(const Contraction& contraction, const T* small, const T* weight, T* large,
-             const ParallelFor& parallel_for) {
+void DataGradient(const Contraction& contraction, const T* small, const T* weight, T* large,
+                  const ParallelFor& parallel_for) {
   const int64_t outputs = Count(contraction, &Window::out), image = Count(contraction, &Window::size),
                 kernels = Count(contraction, &Window::kernel);
   const int64_t height = contraction.group_channels() * kernels, parts = contraction.batch * contraction.groups;
@@ -305,8 +305,8 @@ void Scatter(const Contraction& contraction, const T* small, const T* weight, T*
 }
 
 template <typename T>
-void Weight(const Contraction& contraction, const T* small, const T* large, double* weight,
-            const ParallelFor& parallel_for) {
+void WeightGradient(const Contraction& contraction, const T* small, const T* large, double* weight,
+                    const ParallelFor& parallel_for) {
   const int64_t outputs = Count(contraction, &Window::out), image = Count(contraction, &Window::size),
                 height = contraction.group_channels() * Count(contraction, &Window::kernel);
   // Tasks share out groups and rows of w; where these are few, images too, whose sums are added afterwards.
@@ -344,11 +344,11 @@ void Weight(const Contraction& contraction, const T* small, const T* large, doub
     for (int64_t i = 0; i < whole; ++i) weight[i] += partial[static_cast<size_t>(chunk * whole + i)];
 }
 
-template void Gather(const Contraction&, const float*, const float*, float*, const ParallelFor&);
-template void Gather(const Contraction&, const double*, const double*, double*, const ParallelFor&);
-template void Scatter(const Contraction&, const float*, const float*, float*, const ParallelFor&);
-template void Scatter(const Contraction&, const double*, const double*, double*, const ParallelFor&);
-template void Weight(const Contraction&, const float*, const float*, double*, const ParallelFor&);
-template void Weight(const Contraction&, const double*, const double*, double*, const ParallelFor&);
+template void Forward(const Contraction&, const float*, const float*, float*, const ParallelFor&);
+template void Forward(const Contraction&, const double*, const double*, double*, const ParallelFor&);
+template void DataGradient(const Contraction&, const float*, const float*, float*, const ParallelFor&);
+template void DataGradient(const Contraction&, const double*, const double*, double*, const ParallelFor&);
+template void WeightGradient(const Contraction&, const float*, const float*, double*, const ParallelFor&);
+template void WeightGradient(const Contraction&, const double*, const double*, double*, const ParallelFor&);
 
 }  // namespace ortplugin

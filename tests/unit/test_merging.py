@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortplugin.graph.contraction import BUDGET, CYCLE, FAR, Contraction
+from ortplugin.graph.merging import BUDGET, CYCLE, FAR, Merging
 
 Edges = list[list[int]]  # for each node the earlier ones that it needs
 
@@ -38,15 +38,15 @@ def has_cycle(edges: Edges, names: Sequence[int]) -> bool:
 @given(graphs())
 def test_a_merge_is_made_exactly_where_it_makes_no_cycle(case: tuple[Edges, list[tuple[int, int]]]) -> None:
     edges, pairs = case
-    contraction = Contraction(edges)
+    merging = Merging(edges)
     for a, b in pairs:
-        names = [contraction.find(node) for node in range(len(edges))]
+        names = [merging.find(node) for node in range(len(edges))]
         if names[a] == names[b]:
             continue
         merged = [names[b] if name == names[a] else name for name in names]
-        reason = contraction.merge(a, b)
+        reason = merging.merge(a, b)
         assert reason == (CYCLE if has_cycle(edges, merged) else None)
-        after = [contraction.find(node) for node in range(len(edges))]
+        after = [merging.find(node) for node in range(len(edges))]
         assert not has_cycle(edges, after)
         assert (after[a] == after[b]) == (reason is None)
         assert [x == y for x in after for y in after] == [
@@ -58,8 +58,8 @@ def test_a_search_gives_up_in_the_end() -> None:
     """A node with very many readers is searched for each of them no further than the budget."""
     count = 20 * BUDGET
     edges: Edges = [[], *([0] for _ in range(count)), [0]]
-    contraction = Contraction(edges)
+    merging = Merging(edges)
     start = time.perf_counter()
     for _ in range(100):
-        assert contraction.merge(0, count + 1) == FAR
+        assert merging.merge(0, count + 1) == FAR
     assert time.perf_counter() - start < 1
