@@ -1,5 +1,5 @@
-// One contraction: what a convolution, a transposed convolution, their gradients and a matrix product have in common in
-// one run. A matrix product has no windows; its rows are the batch.
+// One contraction: what a convolution, a transposed convolution and their gradients have in common in one run. A matrix
+// product is one with windows of one element, its rows the batch, as passes/conv/matmul_to_conv.py makes them.
 #pragma once
 
 #include <cstdint>

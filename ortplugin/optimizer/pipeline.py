@@ -103,7 +103,7 @@ EVERY_ROUND, BEFORE_PRECISION, QUIET_ROUND, TF32 = (
 )  # fmt: skip
 
 # Each pass in its place. To add a rewrite, add a line.
-TABLE: tuple[Pass, ...] = (
+TABLE: tuple[Step, ...] = (
     Step(CAST_LIKE, BEFORE_PRECISION, "before Casts are removed and folded"),
     Step(REMOVE_IDENTITIES, BEFORE_PRECISION, "early: exporters put empty operators between the nodes of patterns"),
     Step(SHAPE_ARITHMETIC, BEFORE_PRECISION, "before folding, which then removes what hangs on a known Shape"),
@@ -112,7 +112,7 @@ TABLE: tuple[Pass, ...] = (
     Step(COMMON_SUBEXPRESSIONS, BEFORE_PRECISION, "after folding: equal constants make equal nodes"),
     Step(SUM_TO_ADD, EVERY_ROUND, "before the passes that look for an Add"),
     Step(FOLD_BATCH_NORM, BEFORE_PRECISION, "after folding, for constant factors; before epilogues are drawn in"),
-    Step(FOLD_PAD, BEFORE_PRECISION, "after the norm before a Conv, which goes into it only without pads"),
+    Step(FOLD_PAD, BEFORE_PRECISION, "after the batch norm before a Conv, which goes into it only without pads"),
     Step(CHANNEL_SHUFFLE, EVERY_ROUND, "before the layout is chosen, which knows a Gather's axis"),
     Step(FUSE_LAYER_NORM, BEFORE_PRECISION, "before RMS normalisation, whose pattern is a part of this one"),
     Step(FUSE_RMS_NORM, BEFORE_PRECISION, "after layer normalisation, of whose pattern its own is a part"),
@@ -142,7 +142,7 @@ TABLE: tuple[Pass, ...] = (
     Step(FUSE_CONV_GRAD, EVERY_ROUND, "before sums and pointwise operators take what makes a gradient"),
     Step(FUSE_SUM_TO, QUIET_ROUND, "before other pointwise operators take what makes the summands"),
     Step(POINTWISE_VIEWS, QUIET_ROUND, "before what it brings together is fused"),
-    Step(FUSE_POINTWISE, QUIET_ROUND, "after all others, which leave it whatever pointwise operators they do not take"),
+    Step(FUSE_POINTWISE, QUIET_ROUND, "after all that take pointwise operators into others"),
     Step(LONE_POINTWISE, QUIET_ROUND, "last: what found no neighbour"),
 )
 

@@ -1,4 +1,4 @@
-"""The passes, one file each, in folders by what they work on. Their order is the pipeline's (PIPELINE).
+"""The passes, one file each, in folders by what they work on. Their order is TABLE of optimizer/pipeline.py.
 
 base       the contract of a pass; driver: passes made of rules; emit, operands, conditions: what their rules share
 simplify   standard ONNX becomes simpler standard ONNX

@@ -1,5 +1,6 @@
-// The engines for convolutions in one table. Each says whether it fits and asks of the GPU at hand whether it is the
-// fastest; the order only breaks ties, from the special to the general.
+// The engines for convolutions in one table, from the special to the general. Each says whether it fits and asks of the
+// GPU at hand whether it is known to beat a library's engine (is_fastest); of several that do, the first is taken, for
+// the reason in its line.
 //
 // "By construction" in a reason: no measurement of a GPU is needed to know that it is faster there. All others are used
 // by default only on GPUs that target/ has an entry of. On any other the library's engine is used, and --tune times
