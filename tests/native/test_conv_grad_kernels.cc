@@ -61,19 +61,19 @@ void CheckWeights(const WeightGrad& given, const char* program_text, const std::
   if (const char* folder = std::getenv("DUMP")) {
     std::ofstream(std::string(folder) + "/" + std::to_string(number) + ".cu") << source;
     std::ofstream(std::string(folder) + "/" + std::to_string(number++) + ".txt")
-        << given.images << " " << s.chunks << " " << s.blocks << " " << s.sums << " " << s.adders << " " << s.threads
+        << given.batch << " " << s.chunks << " " << s.blocks << " " << s.sums << " " << s.adders << " " << s.threads
         << " " << (program_text == kScaled ? 1 : 0) << " " << program.parameters().size() << "\n";
   }
   std::string log, failure;
   const std::string code = test::Compile(source, architecture, &log, &failure);
   std::ostringstream variant;
-  variant << architecture << " " << dtype << " " << ToString(full) << " of " << given.channels << " channels, kernel "
-          << given.kernel[0] << ": images " << s.images << " rows " << s.rows << " maps " << s.maps << " of "
-          << s.block_maps << " depth " << s.depth << " of " << s.block_channels << " tap rows " << s.tap_rows
-          << " strip " << s.strip << " segment " << s.segment << " vector " << s.vector << " threads " << s.threads
-          << " blocks " << s.min_blocks << " chunks " << s.chunks << " x " << s.blocks << " tiles " << s.tiles
-          << " sums " << s.sums << " adders " << s.adders << " registers " << test::Registers(log) << " spilled "
-          << test::Spilled(log) << " bytes " << failure;
+  variant << architecture << " " << NameOf(given.dtype()) << " " << ToString(full) << " of " << given.channels
+          << " channels, kernel " << given.rows().kernel << ": images " << s.images << " rows " << s.rows << " maps "
+          << s.maps << " of " << s.block_maps << " depth " << s.depth << " of " << s.block_channels << " tap rows "
+          << s.tap_rows << " strip " << s.strip << " segment " << s.segment << " vector " << s.vector << " threads "
+          << s.threads << " blocks " << s.min_blocks << " chunks " << s.chunks << " x " << s.blocks << " tiles "
+          << s.tiles << " sums " << s.sums << " adders " << s.adders << " registers " << test::Registers(log)
+          << " spilled " << test::Spilled(log) << " bytes " << failure;
   test::CheckCompiled(variant.str(), code, log);
   CHECK_WITH(test::Spilled(log) == 0, variant.str());
   const std::string lacking = test::Lacking(device, log, "weight_grad", s.threads, 0, {s.min_blocks}) +
