@@ -40,12 +40,12 @@ def _said(body: GraphProto) -> Iterator[ValueInfoProto]:
 
 
 def _read(node: NodeProto) -> Iterator[str]:
-    """What the node reads, and what nodes in its bodies read or make; "" is an input that is left out."""
+    """What the node reads, and what nodes in its bodies read or make; "" stands for what is left out."""
     yield from filter(None, node.input)
     for body in bodies(node):
         for each in body.node:
             yield from _read(each)
-            yield from each.output
+            yield from filter(None, each.output)
 
 
 def _cuts_open(node: NodeProto, said: Mapping[str, ValueInfoProto], constants: Mapping[str, TensorProto]) -> bool:

@@ -316,6 +316,10 @@ def test_a_node_that_becomes_several_keeps_its_name_on_the_operator(name: str, r
     ("d = Slice(x, one, two, first)  y = Abs(d)", {"x", "d", "y"}),  # the length that it cuts has no name
     ("d = Slice(x, one, two, at)  y = Abs(d)", {"x"}),
     ("s = Shape(x)  t = Slice(s, one, two)  d = Abs(x)  y = Neg(d)", {"x", "d", "y"}),
+    # "" among outputs is no value that something follows from.
+    ("n = Neg(x)  m = Slice(x, one, two)  r, \"\" = Dropout(m)  d = If(on) <then_branch = a () => (float[3,batch] b)"
+     " { b, \"\" = Dropout(n) }, else_branch = c () => (float[3,batch] e) { e = Identity(n) }>  y = Abs(d)",
+     {"x", "d", "y"}),
     ("n = Neg(x)  o = Slice(n, one, two)  p = Abs(o)  d = If(on) <then_branch = a () => (float[3,batch] b)"
      " { b = Identity(p) }, else_branch = c () => (float[3,batch] e) { e = Identity(n) }>  y = Abs(d)", {"x"}),
 ])  # fmt: skip
