@@ -11,6 +11,11 @@ So a model whose values hang on it is judged in a form in which these operators 
     y = pool(x) * r / r,    r = 1 - pool(1 where x is NaN, else 0)
 
 which is exact where nothing is NaN. Both models get this form, the optimized one for what it has left of ONNX's nodes.
+
+Hardmax (CPU, 1.32) of a row with a NaN finds its maximum or none by the axis and how much lies behind it. Here such a
+row is NaN:
+
+    y = Hardmax(x) * s / s,     s = Softmax(0 / (1 where x is a number, else 0)), which has the axes of Hardmax
 """
 
 from __future__ import annotations
@@ -27,7 +32,22 @@ FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProt
 
 def propagating(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto] | None:
     """The nodes in place of one whose maximum of NaN is open; None for any other, and where the dtype is unknown."""
+    if dtype in FLOATS and node.op_type == "Hardmax" and node.domain in ("", "ai.onnx"):
+        return _hardmax(node, dtype, name)
     return _spelled(node, dtype, name) if dtype in FLOATS and _is_open(node) else None
+
+
+def _hardmax(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto]:
+    yield from _limits(name)
+    yield from _number(node.input[0], name, name)
+    yield helper.make_node("Div", [f"{name}/0", f"{name}/one"], [f"{name}/nothing"])
+    bare, marker = onnx.NodeProto(), onnx.NodeProto()
+    bare.CopyFrom(node)
+    marker.CopyFrom(node)
+    marker.name, marker.op_type = "", "Softmax"
+    bare.output[0], marker.input[0], marker.output[0] = f"{name}/bare", f"{name}/nothing", f"{name}/none"
+    yield from (bare, marker)
+    yield from _times_unit(node, dtype, name)
 
 
 def _is_open(node: onnx.NodeProto) -> bool:
@@ -40,18 +60,12 @@ def _is_open(node: onnx.NodeProto) -> bool:
 
 
 def _spelled(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto]:
-    """The nodes in place of one. Greater, Less and Or are in every opset, IsNaN and Where from 9 on."""
-    for value in (0, 1):
-        constant = helper.make_tensor("value", TensorProto.FLOAT, [], [value])
-        yield helper.make_node("Constant", [], [f"{name}/{value}"], value=constant)
+    """The nodes in place of one."""
+    yield from _limits(name)
     marks = list(node.input)
     for index in [0] if node.op_type in POOLS else [0, 2]:
         at = f"{name}/{index}/is"
-        yield helper.make_node("Cast", [node.input[index]], [f"{at}/float"], to=TensorProto.FLOAT)
-        yield helper.make_node("Greater", [f"{at}/float", f"{name}/0"], [f"{at}/above"])
-        yield helper.make_node("Less", [f"{at}/float", f"{name}/1"], [f"{at}/below"])
-        yield helper.make_node("Or", [f"{at}/above", f"{at}/below"], [f"{at}/number"])
-        yield helper.make_node("Cast", [f"{at}/number"], [f"{at}/one"], to=TensorProto.FLOAT)
+        yield from _number(node.input[index], at, name)
         yield helper.make_node("Sub", [f"{name}/1", f"{at}/one"], [f"{at}/nan"])
         marks[index] = f"{at}/nan"
     bare, marker = onnx.NodeProto(), onnx.NodeProto()
@@ -67,6 +81,27 @@ def _spelled(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeP
             attribute.s = b"max"
     yield from (bare, marker)
     yield helper.make_node("Sub", [f"{name}/1", f"{name}/any"], [f"{name}/none"])
+    yield from _times_unit(node, dtype, name)
+
+
+def _limits(name: str) -> Iterator[onnx.NodeProto]:
+    """`name`/0 and `name`/1, of these values."""
+    for value in (0, 1):
+        constant = helper.make_tensor("value", TensorProto.FLOAT, [], [value])
+        yield helper.make_node("Constant", [], [f"{name}/{value}"], value=constant)
+
+
+def _number(source: str, at: str, name: str) -> Iterator[onnx.NodeProto]:
+    """`at`/one: 1 where the source is a number, else 0. Greater, Less and Or are in every opset, IsNaN from 9 on."""
+    yield helper.make_node("Cast", [source], [f"{at}/float"], to=TensorProto.FLOAT)
+    yield helper.make_node("Greater", [f"{at}/float", f"{name}/0"], [f"{at}/above"])
+    yield helper.make_node("Less", [f"{at}/float", f"{name}/1"], [f"{at}/below"])
+    yield helper.make_node("Or", [f"{at}/above", f"{at}/below"], [f"{at}/number"])
+    yield helper.make_node("Cast", [f"{at}/number"], [f"{at}/one"], to=TensorProto.FLOAT)
+
+
+def _times_unit(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeProto]:
+    """The node's value: `name`/bare times `name`/none / `name`/none, which is 1 or NaN."""
     yield helper.make_node("Div", [f"{name}/none", f"{name}/none"], [f"{name}/factor"])
     yield helper.make_node("Cast", [f"{name}/factor"], [f"{name}/factor/own"], to=dtype)
     yield helper.make_node("Mul", [f"{name}/bare", f"{name}/factor/own"], [node.output[0]])

@@ -82,6 +82,17 @@ def test_a_sum_that_is_zero_but_for_rounding() -> None:
     assert reference.problem({"y": np.zeros(1, np.float32), "p": other["x"]}) is not None
 
 
+@pytest.mark.parametrize(("divides", "right"), [("Sub", True), ("Mul", False)])
+def test_a_sum_that_rounding_makes_zero(divides: str, right: bool) -> None:
+    """In bf16 the terms may be equal, and 0 / 0 is NaN; a product is 0 of no rounding."""
+    model = model_of(f"""(float[3] x) => (float[3] y) <float[3] c = {{0.999, 0.5, -1}}>
+        {{ a = {divides}(x, c)  y = Div(a, a) }}""")
+    x = {"x": np.array([1, 1, 1] if divides == "Sub" else [0.001, 1, 1], np.float32)}
+    reference = Reference(Case(0, "fp32", model, None, frozenset(), [x], {"precision": "bf16"}), x)
+    assert (reference.problem({"y": np.array([np.nan, 1, 1], np.float32)}) is None) is right
+    assert reference.problem({"y": np.array([1, np.nan, 1], np.float32)}) is not None
+
+
 CONCAT = "(float[1, n] x) => (float[a, b] y) <float[1, 2] w = {1, 2}> { y = Concat<axis = 0>(x, w) }"
 
 
