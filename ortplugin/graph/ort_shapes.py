@@ -210,6 +210,19 @@ def windows_fit(shape: Shape | None, attributes: Mapping[str, Any]) -> bool:
     )
 
 
+def may_crop(attributes: Mapping[str, Any], spatial: int) -> bool:
+    """Whether ONNX Runtime may begin behind the first element of an axis, by what auto_pad SAME asks for.
+
+    It takes (ceil(size / stride) - 1) * stride + extent - size for the padding also where that is negative, and begins
+    half of it, rounded toward 0, before the image: behind the first element from -2 on, but in some kernels not there
+    either. `spatial`: how many spatial axes there are; a kernel that is not said is taken for 1.
+    """
+    if not str(attributes.get("auto_pad", "NOTSET")).startswith("SAME"):
+        return False
+    given = (attributes.get(name) or [1] * spatial for name in ("kernel_shape", "dilations", "strides"))
+    return any(stride - ((size - 1) * step + 1) > 1 for size, step, stride in zip(*given, strict=False))
+
+
 def _pooled(attributes: Mapping[str, Any], shape: Shape) -> Shape | None:
     spatial = len(shape) - 2
     kernel = attributes.get("kernel_shape") or []

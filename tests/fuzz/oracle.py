@@ -45,7 +45,7 @@ MORE_TRIALS = 256  # for integers, truth values, shapes such as Unique's, and wh
 _DISCONTINUOUS = (
     *("ArgMax", "ArgMin", "Ceil", "DynamicQuantizeLinear", "Equal", "Floor", "Greater", "GreaterOrEqual", "GridSample"),
     *("Hardmax", "Less", "LessOrEqual", "MaxUnpool", "Mod", "NonZero", "QuantizeLinear", "Round", "Shrink", "Sign"),
-    *("ThresholdedRelu", "TopK", "Unique"),
+    *("Tan", "ThresholdedRelu", "TopK", "Unique"),
 )
 _SUMS = (
     *("Add", "AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "Einsum", "Gemm", "GlobalAveragePool"),

@@ -93,6 +93,16 @@ def test_a_sum_that_rounding_makes_zero(divides: str, right: bool) -> None:
     assert reference.problem({"y": np.array([1, np.nan, 1], np.float32)}) is not None
 
 
+@pytest.mark.parametrize(("moved", "right"), [(1.0, True), (1e-3, False)])
+def test_a_tangent_of_a_rounded_number(moved: float, right: bool) -> None:
+    """Eight trials need not show how far it may be off; of small numbers they do."""
+    model = model_of("(float[64] x) => (float[64] y) { a = Neg(x)  y = Tan(a) }")
+    x = np.linspace(300, 800, 64, dtype=np.float32) * np.float32(moved)
+    reference = Reference(Case(0, "fp32", model, None, frozenset(), [{"x": x}], {"precision": "bf16"}), {"x": x})
+    have = {"y": np.tan(-x.astype(np.float64) * (1 + 2.0**-8 if right else 2)).astype(np.float32)}
+    assert (reference.problem(have) is None) is right
+
+
 CONCAT = "(float[1, n] x) => (float[a, b] y) <float[1, 2] w = {1, 2}> { y = Concat<axis = 0>(x, w) }"
 
 

@@ -11,6 +11,7 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
+from ortplugin.graph.ort_shapes import may_crop
 from ortplugin.graph.shapes import Dim, show
 from ortplugin.passes.conditions import unknown_rank, unsupported
 from ortplugin.passes.conv.fused import biased, conv_dtype, conv_node, why_invalid
@@ -42,6 +43,9 @@ def fuse(scope: Scope, node: gs.Node) -> Outcome:
     kernel = (scope.shape(w) or ())[2:]
     if "kernel_shape" not in attributes and all(isinstance(size, int) for size in kernel):
         attributes["kernel_shape"] = list(kernel)
+    if op == "FusedConv" and may_crop(attributes, (scope.rank(x) or 2) - 2):
+        return Missed(label(node), f"auto_pad {attributes['auto_pad']} beside strides {attributes['strides']}, larger "
+                                   "than the kernel: ONNX Runtime's padding may be negative")  # fmt: skip
     program = biased(dtype, bias is not None)
     # Asked before the bias gets its shape, which may take a node that would have to go again.
     reason = why_invalid(conv_node(op, node.name, attributes, biased(dtype, False), [x, w]))

@@ -17,7 +17,7 @@ import onnx_graphsurgeon as gs
 from ortplugin.errors import ModelError
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.ort_shapes import windows_fit
+from ortplugin.graph.ort_shapes import may_crop, windows_fit
 from ortplugin.graph.shapes import Dim, TensorType
 from ortplugin.ops import find
 from ortplugin.passes.emit import integers
@@ -56,6 +56,8 @@ def pool(scope: Scope, node: gs.Node) -> Plan | None:
     attributes = {name: node.attrs[name] for name in KEPT if node.attrs.get(name, []) != []}  # an empty list is none
     if "kernel_shape" not in attributes:
         attributes = {}
+    if may_crop(attributes, len(attributes.get("kernel_shape", ()))):
+        return None
     if (
         attributes.get("count_include_pad", 0)
         and scope.opset < 19

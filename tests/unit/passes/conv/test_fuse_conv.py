@@ -87,6 +87,7 @@ def test_dtypes(dtype: str, rng: np.random.Generator) -> None:
         {},
         {"group": 2, "dilations": [2, 1], "kernel_shape": [3, 3]},
         {"auto_pad": "SAME_UPPER", "strides": [2, 3]},
+        {"auto_pad": "SAME_UPPER", "strides": [4, 4]},
         {"auto_pad": "VALID"},
         {"pads": [1, 0, 2, 3], "strides": [1, 2]},
     ],
@@ -158,6 +159,8 @@ def test_shape_of_what_it_makes() -> None:
         (conv(kernel_shape=[2, 2]), "kernel_shape is [2, 2], but W has the kernel"),
         (conv(4, opset=17), "the attributes are of 4 spatial dimensions"),
         (conv(opset=8), "the model has opset 8"),
+        (conv(weights=(6, 4, 1, 3), auto_pad="SAME_UPPER", strides=[4, 1]), "SAME_UPPER beside strides [4, 1]"),
+        (conv(auto_pad="SAME_LOWER", strides=[3, 5]), "SAME_LOWER beside strides [3, 5]"),
     ],
 )
 def test_near_misses(original: onnx.ModelProto, fragment: str) -> None:

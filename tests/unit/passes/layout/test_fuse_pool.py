@@ -87,6 +87,20 @@ def test_a_kernel_larger_than_the_padded_image(
     assert ("FusedPool" in operators(optimized)) is fused
 
 
+@pytest.mark.parametrize("pad", ["SAME_UPPER", "SAME_LOWER"])
+@pytest.mark.parametrize(("kernel", "stride", "fused"), [(1, 4, False), (1, 3, False), (2, 3, True), (1, 2, True)])
+@pytest.mark.parametrize("size", [3, 4, 5, 6, 7, 8])
+def test_windows_that_skip_elements(
+    pad: str, kernel: int, stride: int, fused: bool, size: int, rng: np.random.Generator
+) -> None:
+    """Of which ONNX Runtime may skip some before the first window."""
+    attributes = f'kernel_shape = [{kernel}, 1], strides = [{stride}, 1], auto_pad = "{pad}", count_include_pad = 1'
+    nodes = f"c = {SAME}(x, w)  p = AveragePool<{attributes}>(c)  y = {SAME}(p, w)"
+    original = model(f"g (float[N,4,{size},6] x) => (float[N,4,A,B] y) <{W}> {{ {nodes} }}", 22)
+    optimized, _ = change(original, rng)
+    assert ("FusedPool" in operators(optimized)) is fused
+
+
 def test_the_cheapest_place(rng: np.random.Generator) -> None:
     """The pooled image is transposed, not what is pooled, however many operators are between."""
     nodes = "a = Relu(c)  b = MaxPool<kernel_shape = [5, 5]>(a)  d = Neg(b)  y = LRN<size = 3>(d)"
