@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
+from ortplugin.graph.dtypes import same_types
 from ortplugin.model.annotate import LIKE_FIRST_INPUT
 from ortplugin.ops import TensorType, find
 
@@ -35,6 +36,7 @@ def value_types(model: onnx.ModelProto) -> dict[str, int]:
     """The element types by name, as far as they can be inferred; the model gets those inside of bodies."""
     types = _own_types(model.graph)
     told: dict[str, int] = {}
+    opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 0)
     while True:
         model.graph.value_info.extend(helper.make_tensor_value_info(*each, None) for each in told.items())
         try:
@@ -43,13 +45,13 @@ def value_types(model: onnx.ModelProto) -> dict[str, int]:
             return types
         model.CopyFrom(inferred)  # with the types in bodies
         types = {**_own_types(inferred.graph), **types}
-        told = _told(model.graph, types)
+        told = _told(model.graph, types, opset)
         if not told:
             return types
         types |= told
 
 
-def _told(graph: onnx.GraphProto, types: Mapping[str, int]) -> dict[str, int]:
+def _told(graph: onnx.GraphProto, types: Mapping[str, int], opset: int) -> dict[str, int]:
     """The element types, where they are missing, of what operators make of which onnx infers nothing."""
     found: dict[str, int] = {}
     for node in graph.node:
@@ -58,6 +60,8 @@ def _told(graph: onnx.GraphProto, types: Mapping[str, int]) -> dict[str, int]:
         operator = find(node.domain, node.op_type)
         known = [types.get(name, 0) for name in node.input]
         made = {index: known[0] for index in LIKE_FIRST_INPUT.get((node.domain, node.op_type), ())}
+        for index, same in enumerate(same_types(node.op_type, opset) if node.domain in ("", "ai.onnx") else ()):
+            made.setdefault(index, next((known[at] for at in same if at < len(known) and known[at]), 0))
         if operator is not None:
             given = [TensorType(helper.tensor_dtype_to_np_dtype(each) if each else None, None) for each in known]
             dtypes = (each.dtype for each in operator.infer_shapes(node, given))
@@ -88,8 +92,7 @@ def _respell(graph: onnx.GraphProto, types: dict[str, int], spell: Spell) -> boo
     for number, node in enumerate(graph.node):
         for attribute in node.attribute:
             if attribute.type == AttributeProto.GRAPH:
-                inner = {each.name: each.type.tensor_type.elem_type for each in attribute.g.value_info}
-                changed = _respell(attribute.g, {**types, **inner}, spell) or changed
+                changed = _respell(attribute.g, {**types, **_own_types(attribute.g)}, spell) or changed
         values = node.input[1:] if node.op_type == "Where" else node.input
         nodes = spell(node, types.get(values[0], 0) if values else 0, f"{node.output[0]}/{number}")
         changed = changed or nodes is not None

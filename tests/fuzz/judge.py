@@ -121,7 +121,7 @@ class Judge:
                     raise UnfitError("ONNX Runtime plans memory by a shape that it infers wrongly") from error
                 if status(error) == _status_by_default(case, reference):
                     raise UnfitError("the original fails alike with ONNX Runtime's own optimizations") from error
-                if undefined := is_undefined(case.oracle, reference.feeds):
+                if undefined := is_undefined(case.oracle, reference.feeds, reference.is_half):
                     raise UnfitError(undefined) from error
                 if not all(reference.trials()):
                     raise UnfitError("whether the original runs is decided by rounding") from error
@@ -130,7 +130,7 @@ class Judge:
             if problem:
                 if ort and not self._differs(case, reference, made):
                     return None  # ONNX Runtime's own optimizations did it
-                undefined = is_undefined(case.oracle, reference.feeds)
+                undefined = is_undefined(case.oracle, reference.feeds, reference.is_half)
                 if undefined:
                     raise UnfitError(undefined)
                 if self._is_of_casts(case, reference):

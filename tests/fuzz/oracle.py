@@ -189,8 +189,8 @@ def all_values(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> dict[str, Ar
     return {name: value for name, value in found.items() if isinstance(value, np.ndarray)}
 
 
-def is_undefined(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> str:
-    """What in the original has no defined value; '' if nothing is known to.
+def is_undefined(model: onnx.ModelProto, feeds: Mapping[str, Any], halves: bool = False) -> str:
+    """What in the original has no defined value; '' if nothing is known to. `halves`: float32 stands for float16.
 
     ONNX Runtime (1.31) leaves empty tensors out of Concat's check, and then sizes the result by the first: part of it
     is what was in memory before. It does not check either whether the batch of what SkipLayerNormalization adds is its
@@ -211,7 +211,10 @@ def is_undefined(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> str:
             given, made = np.asarray(values[node.input[0]]), np.asarray(values[node.output[0]])
             if is_floating(given) and made.dtype.kind in "iu":
                 limits = np.iinfo(made.dtype)
-                wide = given.astype(np.float64)
+                with np.errstate(over="ignore"):
+                    wide = given.astype(np.float16 if halves and given.dtype == FLOAT else given.dtype).astype(
+                        np.float64
+                    )
                 if not np.all((wide > limits.min - 1.0) & (wide < limits.max + 1.0)):
                     return "the original casts floats that no integer is"
     return ""

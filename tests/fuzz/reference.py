@@ -120,6 +120,11 @@ class Reference:
         through += [each.dtype.name for each in (wanted, have) if each.dtype.name in oracle.TOLERANCE]
         return max(through, key=lambda name: oracle.TOLERANCE[name])
 
+    @property
+    def is_half(self) -> bool:
+        """Whether float32 of the oracle is float16 in the case, or is to become so."""
+        return "fp16" in (self.case.dtype, self.case.options.get("precision"))
+
     def trials(self) -> list[Outputs]:
         """The oracle's outputs where every value is off by a little; {} where it does not run then."""
         if self._trials is None:

@@ -162,3 +162,14 @@ def test_small_values_of_float32(library: Any, name: str, monkeypatch: pytest.Mo
 def test_small_values_of_other_dtypes_stay() -> None:
     assert through_double(model_of("y = Sigmoid(x)")) is None
     assert through_double(model_of("y = Gelu(x)")) is None
+
+
+def test_small_values_in_a_body_s_own_names() -> None:
+    """Whose dtypes only the body's outputs say."""
+    text = """<ir_version: 7, opset_import: ["": 12]> g (float[2] s, float[1, 2] x) => (float[2] t, float[1, 2] y) {
+        t, y = Scan <num_scan_inputs = 1, body = b (float[2] a, float[2] c) => (float[2] d, float[2] e) {
+            d = Add(a, c)  e = Sigmoid(d) }> (s, x) }"""
+    form = through_double(onnx.parser.parse_model(text))
+    assert form is not None
+    feeds = {"s": np.zeros(2, np.float32), "x": np.array([[-64, -20]], np.float32)}
+    np.testing.assert_allclose(run(make_session(form.SerializeToString()), feeds)["y"][0], np.exp([-64, -20]), 1e-6)

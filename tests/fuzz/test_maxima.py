@@ -70,6 +70,18 @@ def test_an_old_opset_and_what_stays() -> None:
     assert definite(model_of("y = Abs(x)")) is None
 
 
+def test_behind_an_upsample() -> None:
+    """Of which onnx infers no dtype where the shape of what it takes is unknown."""
+    text = """<ir_version: 3, opset_import: ["": 8]> g (float[2, 8, 6, 4] x) => (float[?, ?, ?, ?] y)
+        <float[8, 2, 1, 1] a = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}> {
+            c = ConvTranspose <group = 2> (x, a)
+            d = Upsample <mode = "nearest", scales = [1.0, 1.0, 1.0, 1.0]> (c)
+            y = MaxPool <kernel_shape = [3, 3]> (d) }"""
+    made = definite(onnx.parser.parse_model(text))
+    assert made is not None
+    assert sum(node.op_type == "MaxPool" for node in made.graph.node) == 2
+
+
 def test_behind_an_operator_of_ours() -> None:
     """onnx does not know the dtype of what it makes."""
     ours = 'p = ortplugin.FusedPointwise <program = "(float x) => (float y) { y = Neg(x) }"> (x) q = Abs (p) '

@@ -128,6 +128,13 @@ def test_a_float_that_no_integer_is(value: float, undefined: bool) -> None:
     assert bool(oracle.is_undefined(model, {"x": np.array([value])})) is undefined
 
 
+def test_a_float_that_is_infinite_in_half_precision() -> None:
+    model = model_of("(float[1] x) => (int32[1] y) { a = Mul(x, x)  y = Cast<to = 6>(a) }")
+    feeds = {"x": np.array([268], np.float32)}
+    assert not oracle.is_undefined(model, feeds)
+    assert oracle.is_undefined(model, feeds, halves=True)
+
+
 POOLS = """(float[2, 1, 2] x) => (float[2, 1, 0] g, float[2, 1, 1] i) <float[1] c = {0.5}>
     {
         f = AveragePool<ceil_mode = 1, kernel_shape = [3], pads = [1, 1], strides = [3]>(x)
