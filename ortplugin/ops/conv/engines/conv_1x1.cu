@@ -100,12 +100,147 @@ __device__ __forceinline__ void finish(TileScheduler& scheduler) {
 }
 #endif
 
+// Copies the pixels of x that a warpgroup takes into its stages, one K tile of a tile after another.
+struct Copies {
+  const storage_t* x;
+  storage_t* stages;
+  const int* upcoming;
+  int rows, tiles, thread, tile, slot, k_tile, stage;
+
+  __device__ __forceinline__ Copies(const storage_t* x, storage_t* stages, const int* upcoming, int rows, int tiles,
+                                    int thread)
+      : x(x),
+        stages(stages),
+        upcoming(upcoming),
+        rows(rows),
+        tiles(tiles),
+        thread(thread),
+        slot(0),
+        k_tile(0),
+        stage(0) {}
+
+  __device__ __forceinline__ void next() {
+    if (k_tile == 0) tile = upcoming[slot];
+    if (tile < tiles) {
+      storage_t* const to = stages + stage * (TILE_M * TILE_K);
+#pragma unroll
+      for (int i = 0; i < TILE_M * TILE_K / 8; i += 128) {
+        const int row = (i + thread) / 8 % TILE_M, octet = (i + thread) / (8 * TILE_M) * 8 + thread % 8;
+        const int p = tile * TILE_M + row, c = k_tile * TILE_K + octet * 8;
+        const bool exists = p < rows && c < CHANNELS;
+        copy_async(to + swizzled_offset(row, octet, TILE_M), exists ? x + p * CHANNELS + c : x, exists);
+      }
+      if (++k_tile == K_TILES) {
+        k_tile = 0;
+        if (++slot == STAGES) slot = 0;
+      }
+      if (++stage == STAGES) stage = 0;
+    }
+    commit_copies();
+  }
+};
+
+// Adds the products of a K tile with TILE_N filters; `adds`: to what is there, else to 0. Does not wait for them.
+__device__ __forceinline__ void multiply(float (&sums)[TILE_N / 2], const storage_t* left, const storage_t* right,
+                                         bool adds) {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+  for (int c = 0; c < TILE_K; c += 16)
+    wgmma(sums, descriptor(left + c / 64 * TILE_M * 64 + c % 64), descriptor(right + c / 64 * BLOCK_N * 64 + c % 64),
+          c > 0 || adds);
+}
+
+__device__ __forceinline__ void load_operands(PixelOperands<8>& to, const Arguments& a, int rows, int p, int m) {
+  const Pixel at(p);
+  if (p < rows && m < FILTERS) to.load(a, at.n, at.y, at.x, m, at.offset() + m);
+}
+
+// Eight filters of each of two neighbouring rows, from two threads that had four of each: for one row the first thread
+// has the first half of 64 filters' full line, for the other the second has the second half.
+__device__ __forceinline__ void exchange(float (&values)[2][8], const float* sums, bool odd) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float lower = sums[j / 2 * 4 + j % 2], upper = sums[(4 + j / 2) * 4 + j % 2];
+    const float given = __shfl_xor_sync(0xffffffffu, odd ? lower : upper, 4);
+    values[0][j] = odd ? given : lower;
+    values[1][j] = odd ? upper : given;
+  }
+}
+
+// The program's results of eight filters from `m` on: of a pixel, and of the others of its patch, which meet no pixel
+// of x.
+__device__ __forceinline__ void store_results(const Arguments& a, const TileOperands<8>& of_filters,
+                                              const PixelOperands<8>& operands, const float (&values)[8],
+                                              const Pixel& at, int m) {
+  const int offset = at.offset() + m;
+  Results<8> results;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) apply(of_filters, operands, j, values[j], results);
+  results.store(a, offset);
+#pragma unroll
+  for (int k = 1; k < UP_H * UP_W; ++k) {
+    const int up_y = k / UP_W, up_x = k % UP_W, there = offset + (up_y * OUT_W + up_x) * FILTERS;
+    if (at.y + up_y >= OUT_H || at.x + up_x >= OUT_W) continue;
+    PixelOperands<8> of_other;
+    of_other.load(a, at.n, at.y + up_y, at.x + up_x, m, there);
+    Results<8> others;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) apply(of_filters, of_other, j, 0.0f, others);
+    others.store(a, there);
+  }
+}
+
+// What a thread makes of a tile and TILE_N filters: of the rows `row`, the next, and those 8 behind them, of each 64
+// filters the eight from `m` on.
+struct Epilogue {
+  int rows, row, m;
+  bool odd;
+  PixelOperands<8> operands[PREFETCH_OPERANDS ? TILE_N / 64 : 1][2][2];
+
+  __device__ __forceinline__ Epilogue(int rows, int tile, int first_filter, int thread)
+      : rows(rows),
+        row(tile * TILE_M + thread / 32 * 16 + thread % 32 / 8 * 2),
+        m(first_filter + thread % 8 * 8),
+        odd(thread % 32 / 4 % 2) {}
+
+  // What the program reads of each pixel, for PREFETCH_OPERANDS.
+  __device__ __forceinline__ void prefetch(const Arguments& a) {
+#pragma unroll
+    for (int o = 0; o < TILE_N / 64; ++o)
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        load_operands(operands[PREFETCH_OPERANDS ? o : 0][k / 2][k % 2], a, rows, row + k / 2 * 8 + k % 2, m + o * 64);
+  }
+
+  __device__ __forceinline__ void run(const Arguments& a, const float (&sums)[TILE_N / 2]) {
+#pragma unroll
+    for (int o = 0; o < TILE_N / 64; ++o) {
+      TileOperands<8> of_filters;
+      if (!OF_IMAGE && m + o * 64 < FILTERS) of_filters.load(a, 0, m + o * 64);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float values[2][8];
+        exchange(values, sums + o * 32 + half * 2, odd);
+#pragma unroll
+        for (int which = 0; which < 2; ++which) {
+          const int p = row + half * 8 + which;
+          if (p >= rows || m + o * 64 >= FILTERS) continue;
+          const Pixel at(p);
+          PixelOperands<8>& own = operands[PREFETCH_OPERANDS ? o : 0][half][which];
+          if (OF_IMAGE) of_filters.load(a, at.n, m + o * 64);
+          if (!PREFETCH_OPERANDS) load_operands(own, a, rows, p, m + o * 64);
+          store_results(a, of_filters, own, values[which], at, m + o * 64);
+        }
+      }
+    }
+  }
+};
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_1x1(const Arguments a) {
   extern __shared__ __align__(1024) uint4 shared[];
-  const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128, lane = threadIdx.x % 32;
+  const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128;
   storage_t* const weights = (storage_t*)shared;
   storage_t* const stages = weights + BLOCK_N * PADDED_CHANNELS + warpgroup * (STAGES * TILE_M * TILE_K);
-  const storage_t* const x = (const storage_t*)a.in[0];
   const int first = blockIdx.x % BLOCKS_N * BLOCK_N;
   const int rows = (int)a.batch * IMAGE, tiles = (rows + TILE_M - 1) / TILE_M;
   const int blocks = gridDim.x / BLOCKS_N, step = WARPGROUPS * blocks;
@@ -126,28 +261,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_1x1(const Argument
   commit_copies();
   if (CONSTANT_WEIGHTS) grid_dependency_wait();
 
-  int next_tile = first_tile, next_slot = 0, next_k_tile = 0, next_stage = 0;
-  const auto copy_next = [&] {
-    if (next_k_tile == 0) next_tile = upcoming[next_slot];
-    if (next_tile < tiles) {
-      storage_t* const to = stages + next_stage * (TILE_M * TILE_K);
+  Copies copies((const storage_t*)a.in[0], stages, upcoming, rows, tiles, thread);
 #pragma unroll
-      for (int i = 0; i < TILE_M * TILE_K / 8; i += 128) {
-        const int row = (i + thread) / 8 % TILE_M, octet = (i + thread) / (8 * TILE_M) * 8 + thread % 8;
-        const int p = next_tile * TILE_M + row, c = next_k_tile * TILE_K + octet * 8;
-        const bool exists = p < rows && c < CHANNELS;
-        copy_async(to + swizzled_offset(row, octet, TILE_M), exists ? x + p * CHANNELS + c : x, exists);
-      }
-      if (++next_k_tile == K_TILES) {
-        next_k_tile = 0;
-        if (++next_slot == STAGES) next_slot = 0;
-      }
-      if (++next_stage == STAGES) next_stage = 0;
-    }
-    commit_copies();
-  };
-#pragma unroll
-  for (int i = 0; i < STAGES - 1; ++i) copy_next();
+  for (int i = 0; i < STAGES - 1; ++i) copies.next();
   wait_copies<STAGES - 1>();
   fence_async_proxy();
   __syncthreads();
@@ -161,82 +277,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_1x1(const Argument
       wait_copies<STAGES - 2>();
       fence_async_proxy();
       sync_warpgroup(warpgroup);
-      copy_next();
+      copies.next();
       const storage_t* const left = stages + stage * (TILE_M * TILE_K);
       if (++stage == STAGES) stage = 0;
 #pragma unroll 1
       for (int n_tile = 0; n_tile < N_TILES; ++n_tile) {
-        const storage_t* const right = weights + (k_tile * (TILE_K / 64) * BLOCK_N + n_tile * TILE_N) * 64;
-        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#pragma unroll
-        for (int c = 0; c < TILE_K; c += 16)
-          wgmma(sums, descriptor(left + c / 64 * TILE_M * 64 + c % 64),
-                descriptor(right + c / 64 * BLOCK_N * 64 + c % 64), c > 0 || (N_TILES == 1 && k_tile > 0));
-        // Threads of two neighbouring rows end with a full_descriptor line of 64 filters of each: for one the first has
-        // its first half, for the other the second has its second half.
-        const bool last = N_TILES > 1 || k_tile == K_TILES - 1, odd = lane / 4 % 2;
-        const int row = tile * TILE_M + thread / 32 * 16 + lane / 8 * 2;
-        const int m = first + n_tile * TILE_N + lane % 8 * 8;
-        PixelOperands<8> operands[PREFETCH_OPERANDS ? TILE_N / 64 : 1][2][2];
-        const auto load = [&](int o, int half, int which) {
-          const int p = row + half * 8 + which;
-          const Pixel at(p);
-          if (p < rows && m + o * 64 < FILTERS)
-            operands[PREFETCH_OPERANDS ? o : 0][half][which].load(a, at.n, at.y, at.x, m + o * 64,
-                                                                  at.offset() + m + o * 64);
-        };
-        // What the program reads of each pixel comes while the tensor cores work.
-        if (PREFETCH_OPERANDS && last) {
-#pragma unroll
-          for (int o = 0; o < TILE_N / 64; ++o)
-#pragma unroll
-            for (int k = 0; k < 4; ++k) load(o, k / 2, k % 2);
-        }
+        multiply(sums, left, weights + (k_tile * (TILE_K / 64) * BLOCK_N + n_tile * TILE_N) * 64,
+                 N_TILES == 1 && k_tile > 0);
+        const bool last = N_TILES > 1 || k_tile == K_TILES - 1;
+        Epilogue epilogue(rows, tile, first + n_tile * TILE_N, thread);
+        if (PREFETCH_OPERANDS && last) epilogue.prefetch(a);  // while the tensor cores work
         wait_wgmma(sums);
-        if (!last) continue;
-#pragma unroll
-        for (int o = 0; o < TILE_N / 64; ++o) {
-          TileOperands<8> of_filters;
-          if (!OF_IMAGE && m + o * 64 < FILTERS) of_filters.load(a, 0, m + o * 64);
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            float values[2][8];
-#pragma unroll
-            for (int j = 0; j < 8; ++j) {
-              const float lower = sums[(o * 8 + j / 2) * 4 + half * 2 + j % 2];
-              const float upper = sums[(o * 8 + 4 + j / 2) * 4 + half * 2 + j % 2];
-              const float given = __shfl_xor_sync(0xffffffffu, odd ? lower : upper, 4);
-              values[0][j] = odd ? given : lower;
-              values[1][j] = odd ? upper : given;
-            }
-#pragma unroll
-            for (int which = 0; which < 2; ++which) {
-              const int p = row + half * 8 + which;
-              if (p >= rows || m + o * 64 >= FILTERS) continue;
-              const Pixel at(p);
-              const int offset = at.offset() + m + o * 64;
-              if (OF_IMAGE) of_filters.load(a, at.n, m + o * 64);
-              if (!PREFETCH_OPERANDS) load(o, half, which);
-              Results<8> results;
-#pragma unroll
-              for (int j = 0; j < 8; ++j)
-                apply(of_filters, operands[PREFETCH_OPERANDS ? o : 0][half][which], j, values[which][j], results);
-              results.store(a, offset);
-              // The other pixels of the patch, which meet no pixel of x.
-#pragma unroll
-              for (int k = 1; k < UP_H * UP_W; ++k) {
-                const int up_y = k / UP_W, up_x = k % UP_W, there = offset + (up_y * OUT_W + up_x) * FILTERS;
-                if (at.y + up_y >= OUT_H || at.x + up_x >= OUT_W) continue;
-                PixelOperands<8> of_other;
-                of_other.load(a, at.n, at.y + up_y, at.x + up_x, m + o * 64, there);
-                Results<8> others;
-#pragma unroll
-                for (int j = 0; j < 8; ++j) apply(of_filters, of_other, j, 0.0f, others);
-                others.store(a, there);
-              }
-            }
-          }
-        }
+        if (last) epilogue.run(a, sums);
       }
     }
     if (thread == 0) {

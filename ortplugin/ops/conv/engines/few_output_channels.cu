@@ -118,18 +118,8 @@ __device__ __forceinline__ float sum_anew(const Arguments& a, int n, int y, int 
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
-    few_output_channels(const Arguments a, const unsigned next_waits) {
-  __shared__ uint4 shared[WEIGHT_VECTORS + 1 + (PART_VECTORS > SUM_VECTORS ? PART_VECTORS : SUM_VECTORS)];
-  uint4* const zeros = shared + WEIGHT_VECTORS;  // what an octet that does not exist meets
-  storage_t* const part = (storage_t*)(zeros + 1);
-  float* const shared_sums = (float*)(zeros + 1);
-  const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // known to be one
-  const int tiles = (int)a.batch * (TILES_X * TILES_Y);
-  const storage_t* const image = (const storage_t*)a.in[0];
-
-  if (!CONSTANT_WEIGHTS) grid_dependency_wait();
-  const storage_t* const w = (const storage_t*)a.in[1];
+// All the weights, in the order in which threads take them, zeros where there are none.
+__device__ __forceinline__ void copy_weights(uint4* to, const storage_t* w, int warp, int lane) {
 #if TENSOR_CORES
   // Two pairs of weights for each thread of a warp are the B fragment of an MMA with a group of columns.
 #pragma unroll
@@ -146,10 +136,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         load_if(exists, x[half * 2 + 1], w + at + KERNEL_H * KERNEL_W * FILTERS);
       }
       if (i < CHUNKS * K_STEPS)
-        ((uint2*)shared)[(i * GROUPS + g) * 32 + lane] =
+        ((uint2*)to)[(i * GROUPS + g) * 32 + lane] =
             make_uint2((unsigned)x[0] | (unsigned)x[1] << 16, (unsigned)x[2] | (unsigned)x[3] << 16);
     }
-  if (threadIdx.x == 0) *zeros = make_uint4(0, 0, 0, 0);
 #else
 #pragma unroll 4
   for (int i = threadIdx.x; i < WEIGHT_VECTORS * 4; i += THREADS) {
@@ -157,9 +146,139 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     const int at = weight_of(octet / OCTETS, octet % OCTETS, channel % OCTET, i % (GROUPS * 4));
     unsigned x = 0;
     load_if(at >= 0, x, w + at);
-    ((unsigned*)shared)[i] = x;
+    ((unsigned*)to)[i] = x;
   }
 #endif
+}
+
+#if TENSOR_CORES
+// Adds the products of a chunk with all its weights. `at`: where each patch of the thread begins; `zeros`: what an
+// octet that does not exist meets.
+__device__ __forceinline__ void accumulate(float (&sums)[PARTS][GROUPS][4], const storage_t* part,
+                                           const int (&at)[PARTS], const uint2* right, const uint4* zeros, int lane) {
+#pragma unroll UNROLL
+  for (int i = 0; i < K_STEPS; ++i) {
+    const int place = place_of(2 * i), step = place_of(2 * i + 1) - place - 8;  // mostly 0: side by side
+    uint2 weights[GROUPS];
+#pragma unroll
+    for (int g = 0; g < GROUPS; ++g) weights[g] = right[(i * GROUPS + g) * 32 + lane];
+#pragma unroll
+    for (int p = 0; p < PARTS; ++p) {
+      const storage_t* from = part + at[p] + place + (lane >= 16 ? step : 0);
+      if (2 * i + 1 >= OCTETS && lane >= 16) from = (const storage_t*)zeros;
+      unsigned left[4];
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(left[0]), "=r"(left[1]), "=r"(left[2]), "=r"(left[3])
+                   : "r"((unsigned)__cvta_generic_to_shared(from))
+                   : "memory");
+#pragma unroll
+      for (int g = 0; g < GROUPS; ++g)
+        asm("mma.sync.aligned.m16n8k16.row.col.f32." MMA_TYPE "." MMA_TYPE
+            ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(sums[p][g][0]), "+f"(sums[p][g][1]), "+f"(sums[p][g][2]), "+f"(sums[p][g][3])
+            : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(weights[g].x), "r"(weights[g].y));
+    }
+  }
+}
+#else
+// Adds the products of a chunk with all its weights that exist. `at`: where each patch of the thread begins.
+__device__ __forceinline__ void accumulate(float (&sums)[PARTS][GROUPS][4], const storage_t* part,
+                                           const int (&at)[PARTS], const float4* right) {
+#pragma unroll
+  for (int tap = 0; tap < TAPS_H * TAPS_W; ++tap)
+#pragma unroll 1
+    for (int c = 0; c < CHUNK / OCTET; ++c) {
+      const int octet = tap * (CHUNK / OCTET) + c;
+      float4 left[PARTS];
+#pragma unroll
+      for (int p = 0; p < PARTS; ++p) left[p] = *(const float4*)(part + at[p] + place_of(octet));
+#pragma unroll
+      for (int k = 0; k < OCTET; ++k)
+#pragma unroll
+        for (int g = 0; g < GROUPS; ++g) {
+          const float4 weights = right[(octet * OCTET + k) * GROUPS + g];
+          const float four[] = {weights.x, weights.y, weights.z, weights.w};
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const int phase = (g * 4 + i) / FILTERS;
+            const bool exists = g * 4 + i < COLUMNS &&
+                                phase / STRIDE_W + (TAPS_H - 1 - tap / TAPS_W) * STRIDE_H < KERNEL_H &&
+                                phase % STRIDE_W + (TAPS_W - 1 - tap % TAPS_W) * STRIDE_W < KERNEL_W;
+#pragma unroll
+            for (int p = 0; p < PARTS; ++p) {
+              const float x = k == 0 ? left[p].x : k == 1 ? left[p].y : k == 2 ? left[p].z : left[p].w;
+              if (exists) sums[p][g][i] += x * four[i];
+            }
+          }
+        }
+    }
+}
+#endif
+
+// A row for each patch.
+__device__ __forceinline__ void share_sums(float* shared_sums, const float (&sums)[PARTS][GROUPS][4], int warp,
+                                           int lane) {
+#pragma unroll
+  for (int p = 0; p < PARTS; ++p)
+#pragma unroll
+    for (int g = 0; g < GROUPS; ++g) {
+#if TENSOR_CORES
+      float* const to = shared_sums + ((warp * PARTS + p) * 16 + lane / 4) * SUM_PITCH + g * 8 + lane % 4 * 2;
+      *(float2*)to = make_float2(sums[p][g][0], sums[p][g][1]);
+      *(float2*)(to + 8 * SUM_PITCH) = make_float2(sums[p][g][2], sums[p][g][3]);
+#else
+      *(float4*)(shared_sums + (p * THREADS + threadIdx.x) * SUM_PITCH + g * 4) =
+          make_float4(sums[p][g][0], sums[p][g][1], sums[p][g][2], sums[p][g][3]);
+#endif
+    }
+}
+
+// Applies the program along a tile's lines.
+__device__ __forceinline__ void store_results(const Arguments& a, const float* shared_sums, const Tile& tile) {
+#pragma unroll 1
+  for (int i = threadIdx.x; i < LINES * (LINE / VECTOR); i += THREADS) {
+    const int line = i / (LINE / VECTOR), first = i % (LINE / VECTOR) * VECTOR;
+    const int in_y = CHANNELS_FIRST ? line % (TILE_H * STRIDE_H) : line, y = tile.y * STRIDE_H + in_y - PAD_TOP;
+    if ((unsigned)y >= OUT_H || tile.x + (CHANNELS_FIRST ? first : first / FILTERS) >= OUT_W) continue;
+    const float* const row =
+        shared_sums + in_y / STRIDE_H * (TILE_W * SUM_PITCH) + in_y % STRIDE_H * (STRIDE_W * FILTERS);
+    Results<VECTOR> results;
+#pragma unroll
+    for (int j = 0; j < VECTOR; ++j) {
+      const int m = CHANNELS_FIRST ? line / (TILE_H * STRIDE_H) : (first + j) % FILTERS;
+      const int in_x = CHANNELS_FIRST ? first + j : (first + j) / FILTERS, x = tile.x + in_x;
+      // Where vectors begin with a patch, or as far behind its first column as pads cut it, distances are constants.
+      const int shift = PAD_LEFT % STRIDE_W, from = CHANNELS_FIRST && VECTOR % STRIDE_W == 0 ? first : 0;
+      const int column = in_x - from + shift;
+      float value = row[(from / STRIDE_W + column / STRIDE_W) * SUM_PITCH + column % STRIDE_W * FILTERS + m];
+#if HAS_GAPS && TENSOR_CORES
+      if (!(fabsf(value) <= 3.402823466e38f)) value = sum_anew(a, tile.n, y, x, m);
+#endif
+      TileOperands<1> shared_operands;
+      shared_operands.load(a, tile.n, m);
+      PixelOperands<1> operands;
+      operands.load(a, tile.n, y, x, m, ((tile.n * OUT_H + y) * OUT_W + x) * FILTERS + m);
+      apply(shared_operands, operands, 0, value, results, j);
+    }
+    const int m = CHANNELS_FIRST ? line / (TILE_H * STRIDE_H) : 0;
+    results.store(a, CHANNELS_FIRST ? ((tile.n * FILTERS + m) * OUT_H + y) * OUT_W + tile.x + first
+                                    : ((tile.n * OUT_H + y) * OUT_W + tile.x) * FILTERS + first);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
+    few_output_channels(const Arguments a, const unsigned next_waits) {
+  __shared__ uint4 shared[WEIGHT_VECTORS + 1 + (PART_VECTORS > SUM_VECTORS ? PART_VECTORS : SUM_VECTORS)];
+  uint4* const zeros = shared + WEIGHT_VECTORS;
+  storage_t* const part = (storage_t*)(zeros + 1);
+  float* const shared_sums = (float*)(zeros + 1);
+  const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // known to be one
+  const int tiles = (int)a.batch * (TILES_X * TILES_Y);
+  const storage_t* const image = (const storage_t*)a.in[0];
+
+  if (!CONSTANT_WEIGHTS) grid_dependency_wait();
+  copy_weights(shared, (const storage_t*)a.in[1], warp, lane);
+  if (TENSOR_CORES && threadIdx.x == 0) *zeros = make_uint4(0, 0, 0, 0);
   if (CONSTANT_WEIGHTS) grid_dependency_wait();
 
   // Where each patch of the thread begins: threads 0 to 15 of a warp take an octet of 16 patches, 16 to 31 the next.
@@ -187,106 +306,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
       copy_part(part, image, tile, chunk);
       __syncthreads();
 #if TENSOR_CORES
-      const uint2* const right = (const uint2*)shared + chunk * (K_STEPS * GROUPS * 32) + lane;
-#pragma unroll UNROLL
-      for (int i = 0; i < K_STEPS; ++i) {
-        const int place = place_of(2 * i), step = place_of(2 * i + 1) - place - 8;  // mostly 0: side by side
-        uint2 weights[GROUPS];
-#pragma unroll
-        for (int g = 0; g < GROUPS; ++g) weights[g] = right[(i * GROUPS + g) * 32];
-#pragma unroll
-        for (int p = 0; p < PARTS; ++p) {
-          const storage_t* from = part + at[p] + place + (lane >= 16 ? step : 0);
-          if (2 * i + 1 >= OCTETS && lane >= 16) from = (const storage_t*)zeros;
-          unsigned left[4];
-          asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                       : "=r"(left[0]), "=r"(left[1]), "=r"(left[2]), "=r"(left[3])
-                       : "r"((unsigned)__cvta_generic_to_shared(from))
-                       : "memory");
-#pragma unroll
-          for (int g = 0; g < GROUPS; ++g)
-            asm("mma.sync.aligned.m16n8k16.row.col.f32." MMA_TYPE "." MMA_TYPE
-                ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                : "+f"(sums[p][g][0]), "+f"(sums[p][g][1]), "+f"(sums[p][g][2]), "+f"(sums[p][g][3])
-                : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(weights[g].x), "r"(weights[g].y));
-        }
-      }
+      accumulate(sums, part, at, (const uint2*)shared + chunk * (K_STEPS * GROUPS * 32), zeros, lane);
 #else
-      const float4* const right = (const float4*)shared + chunk * (OCTETS * OCTET * GROUPS);
-#pragma unroll
-      for (int tap = 0; tap < TAPS_H * TAPS_W; ++tap)
-#pragma unroll 1
-        for (int c = 0; c < CHUNK / OCTET; ++c) {
-          const int octet = tap * (CHUNK / OCTET) + c;
-          float4 left[PARTS];
-#pragma unroll
-          for (int p = 0; p < PARTS; ++p) left[p] = *(const float4*)(part + at[p] + place_of(octet));
-#pragma unroll
-          for (int k = 0; k < OCTET; ++k)
-#pragma unroll
-            for (int g = 0; g < GROUPS; ++g) {
-              const float4 weights = right[(octet * OCTET + k) * GROUPS + g];
-              const float four[] = {weights.x, weights.y, weights.z, weights.w};
-#pragma unroll
-              for (int i = 0; i < 4; ++i) {
-                const int phase = (g * 4 + i) / FILTERS;
-                const bool exists = g * 4 + i < COLUMNS &&
-                                    phase / STRIDE_W + (TAPS_H - 1 - tap / TAPS_W) * STRIDE_H < KERNEL_H &&
-                                    phase % STRIDE_W + (TAPS_W - 1 - tap % TAPS_W) * STRIDE_W < KERNEL_W;
-#pragma unroll
-                for (int p = 0; p < PARTS; ++p) {
-                  const float x = k == 0 ? left[p].x : k == 1 ? left[p].y : k == 2 ? left[p].z : left[p].w;
-                  if (exists) sums[p][g][i] += x * four[i];
-                }
-              }
-            }
-        }
+      accumulate(sums, part, at, (const float4*)shared + chunk * (OCTETS * OCTET * GROUPS));
 #endif
     }
     __syncthreads();
-#pragma unroll
-    for (int p = 0; p < PARTS; ++p)
-#pragma unroll
-      for (int g = 0; g < GROUPS; ++g) {
-#if TENSOR_CORES
-        float* const to = shared_sums + ((warp * PARTS + p) * 16 + lane / 4) * SUM_PITCH + g * 8 + lane % 4 * 2;
-        *(float2*)to = make_float2(sums[p][g][0], sums[p][g][1]);
-        *(float2*)(to + 8 * SUM_PITCH) = make_float2(sums[p][g][2], sums[p][g][3]);
-#else
-        *(float4*)(shared_sums + (p * THREADS + threadIdx.x) * SUM_PITCH + g * 4) =
-            make_float4(sums[p][g][0], sums[p][g][1], sums[p][g][2], sums[p][g][3]);
-#endif
-      }
+    share_sums(shared_sums, sums, warp, lane);
     __syncthreads();
-
-#pragma unroll 1
-    for (int i = threadIdx.x; i < LINES * (LINE / VECTOR); i += THREADS) {
-      const int line = i / (LINE / VECTOR), first = i % (LINE / VECTOR) * VECTOR;
-      const int in_y = CHANNELS_FIRST ? line % (TILE_H * STRIDE_H) : line, y = tile.y * STRIDE_H + in_y - PAD_TOP;
-      if ((unsigned)y >= OUT_H || tile.x + (CHANNELS_FIRST ? first : first / FILTERS) >= OUT_W) continue;
-      const float* const row =
-          shared_sums + in_y / STRIDE_H * (TILE_W * SUM_PITCH) + in_y % STRIDE_H * (STRIDE_W * FILTERS);
-      Results<VECTOR> results;
-#pragma unroll
-      for (int j = 0; j < VECTOR; ++j) {
-        const int m = CHANNELS_FIRST ? line / (TILE_H * STRIDE_H) : (first + j) % FILTERS;
-        const int in_x = CHANNELS_FIRST ? first + j : (first + j) / FILTERS, x = tile.x + in_x;
-        // Where vectors begin with a patch, or as far behind its first column as pads cut it, distances are constants.
-        const int shift = PAD_LEFT % STRIDE_W, from = CHANNELS_FIRST && VECTOR % STRIDE_W == 0 ? first : 0;
-        const int column = in_x - from + shift;
-        float value = row[(from / STRIDE_W + column / STRIDE_W) * SUM_PITCH + column % STRIDE_W * FILTERS + m];
-#if HAS_GAPS && TENSOR_CORES
-        if (!(fabsf(value) <= 3.402823466e38f)) value = sum_anew(a, tile.n, y, x, m);
-#endif
-        TileOperands<1> shared_operands;
-        shared_operands.load(a, tile.n, m);
-        PixelOperands<1> operands;
-        operands.load(a, tile.n, y, x, m, ((tile.n * OUT_H + y) * OUT_W + x) * FILTERS + m);
-        apply(shared_operands, operands, 0, value, results, j);
-      }
-      const int m = CHANNELS_FIRST ? line / (TILE_H * STRIDE_H) : 0;
-      results.store(a, CHANNELS_FIRST ? ((tile.n * FILTERS + m) * OUT_H + y) * OUT_W + tile.x + first
-                                      : ((tile.n * OUT_H + y) * OUT_W + tile.x) * FILTERS + first);
-    }
+    store_results(a, shared_sums, tile);
   }
 }
