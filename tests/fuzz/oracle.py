@@ -194,7 +194,8 @@ def is_undefined(model: onnx.ModelProto, feeds: Mapping[str, Any], halves: bool 
 
     ONNX Runtime (1.31) leaves empty tensors out of Concat's check, and then sizes the result by the first: part of it
     is what was in memory before. It does not check either whether the batch of what SkipLayerNormalization adds is its
-    input's. A float that no integer is, cast to one, is anything.
+    input's. A float that no integer is, cast to one, is anything. A product of so many numbers that those above 1 alone
+    are infinite and those below 1 alone are 0 is 0, infinite or NaN, by their order.
     """
     values = {**feeds, **{each.name: numpy_helper.to_array(each) for each in model.graph.initializer}}
     values.update(all_values(model, feeds))
@@ -207,6 +208,12 @@ def is_undefined(model: onnx.ModelProto, feeds: Mapping[str, Any], halves: bool 
             x, skip = (np.shape(values.get(name)) for name in node.input[:2])
             if len(x) == len(skip) == 3 and skip[0] not in (1, x[0]):
                 return "the original adds another batch before a layer norm"
+        if node.op_type == "ReduceProd" and is_floating(np.asarray(values.get(node.input[0], 0))):
+            given = np.asarray(values[node.input[0]])
+            sizes = np.log2(np.abs(given[np.isfinite(given) & (given != 0)].astype(np.float64)))
+            most = 16 if halves or given.dtype.itemsize == 2 else 128 if given.dtype == FLOAT else 1024
+            if sizes[sizes > 0].sum() >= most and -sizes[sizes < 0].sum() >= most:
+                return "the original multiplies numbers whose order decides"
         if node.op_type in ("Cast", "CastLike") and {node.input[0], node.output[0]} <= values.keys():
             given, made = np.asarray(values[node.input[0]]), np.asarray(values[node.output[0]])
             if is_floating(given) and made.dtype.kind in "iu":

@@ -128,6 +128,14 @@ def test_a_float_that_no_integer_is(value: float, undefined: bool) -> None:
     assert bool(oracle.is_undefined(model, {"x": np.array([value])})) is undefined
 
 
+@pytest.mark.parametrize(("numbers", "undefined"), [((1e30, 1e30), False), ((1e30, 1e30, 1e-30, 1e-30), True)])
+def test_a_product_that_its_order_decides(numbers: tuple[float, ...], undefined: bool) -> None:
+    x = np.array(numbers, np.float32)
+    model = model_of("(float[n] x) => (float y) { a = Abs(x)  y = ReduceProd<keepdims = 0>(a) }")
+    assert bool(oracle.is_undefined(model, {"x": x})) is undefined
+    assert not oracle.is_undefined(model, {"x": x[[0, -1]]})
+
+
 def test_a_float_that_is_infinite_in_half_precision() -> None:
     model = model_of("(float[1] x) => (int32[1] y) { a = Mul(x, x)  y = Cast<to = 6>(a) }")
     feeds = {"x": np.array([268], np.float32)}
