@@ -1,5 +1,6 @@
 // One contraction: what a convolution, a transposed convolution and their gradients have in common in one run. A matrix
-// product is one with windows of one element, its rows the batch, as passes/conv/matmul_to_conv.py makes them.
+// product is one with windows of one element, its rows the pixels (passes/conv/matmul_to_conv.py) or the batch
+// (gemm_to_conv.py).
 #pragma once
 
 #include <cstdint>
