@@ -130,7 +130,7 @@ std::vector<std::string> ListConvAlgorithms(const Contraction& contraction, cons
   std::vector<std::string> texts;
   if (contraction.is_empty() || ElementCount(contraction.result()) == 0)
     return texts;  // nothing to choose, and counts divide
-  if (FindEngine(contraction, gpu, false)) texts.push_back("own");
+  if (FindEngineKernel(*contraction.program, contraction, gpu, false)) texts.push_back("own");
   const auto add = [&](ConvAlgorithm::Kind kind, const cudnn::Problem& problem, size_t most) {
     for (const cudnn::PlanText& plan : cudnn::ListPlans(gpu, problem, cudnn::kMostWorkspace, most))
       texts.push_back(ConvAlgorithm{kind, plan}.ToString());

@@ -27,14 +27,8 @@ void Transpose(const ConvPlan::Transposition& transposition, const cuda::DeviceF
 
 }  // namespace
 
-std::optional<EngineKernel> FindEngine(const Contraction& contraction, const cuda::DeviceFacts& gpu,
-                                       bool only_where_fast) {
-  if (contraction.windows.size() != 2) return std::nullopt;
-  return FindEngineKernel(*contraction.program, contraction, gpu, only_where_fast);
-}
-
 bool ConvPlanner::Prepare(const Contraction& contraction) const {
-  if (contraction.is_empty() || FindEngineFor(contraction)) return false;
+  if (contraction.is_empty() || FindOwnKernel(contraction)) return false;
   const cudnn::PlanText* text = algorithm_.plan ? &*algorithm_.plan : nullptr;
   if (IsShuffled(contraction)) {
     cudnn::Prepare(device_, GemmProblem(contraction), cudnn::kMostWorkspace, text);
@@ -48,10 +42,10 @@ bool ConvPlanner::Prepare(const Contraction& contraction) const {
   return true;
 }
 
-std::optional<EngineKernel> ConvPlanner::FindEngineFor(const Contraction& contraction) const {
+std::optional<EngineKernel> ConvPlanner::FindOwnKernel(const Contraction& contraction) const {
   if (algorithm_.kind != ConvAlgorithm::Kind::kAuto && algorithm_.kind != ConvAlgorithm::Kind::kOwn)
     return std::nullopt;
-  return FindEngine(contraction, device_, algorithm_.kind == ConvAlgorithm::Kind::kAuto);
+  return FindEngineKernel(*contraction.program, contraction, device_, algorithm_.kind == ConvAlgorithm::Kind::kAuto);
 }
 
 std::unique_ptr<ConvPlan> ConvPlanner::Make(Contraction contraction, const std::vector<size_t>& unaligned) const {
@@ -74,7 +68,7 @@ std::unique_ptr<ConvPlan> ConvPlanner::Make(Contraction contraction, const std::
         Program::Parse("(" + name + " x) => (" + name + " y) { m = Greater(x, x) y = Where(m, x, 0) }");
     plan->zeros = PlanPointwise(zero, FitPointwise(zero, {plan->shape}), device_, kMostVector);
     Split(contraction, plan.get());
-  } else if (std::optional<EngineKernel> engine_kernel = FindEngineFor(contraction)) {
+  } else if (std::optional<EngineKernel> engine_kernel = FindOwnKernel(contraction)) {
     plan->engine = engine_kernel->Load(device_);
   } else {
     if (algorithm_.kind == ConvAlgorithm::Kind::kOwn) WarnOfAlgorithm("there is no such kernel for it");

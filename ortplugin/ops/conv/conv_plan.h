@@ -54,10 +54,6 @@ struct ConvPlan {
                 void* workspace, void* value) const;
 };
 
-// Our engine's kernel for a node, if one fits; `only_where_fast`: if it is known to be the fastest.
-std::optional<EngineKernel> FindEngine(const Contraction& contraction, const cuda::DeviceFacts& gpu,
-                                       bool only_where_fast);
-
 // Makes a node's plans. It warns once where its algorithm is not to be had.
 class ConvPlanner {
  public:
@@ -71,7 +67,8 @@ class ConvPlanner {
   bool Prepare(const Contraction& contraction) const;
 
  private:
-  std::optional<EngineKernel> FindEngineFor(const Contraction& contraction) const;
+  // Of the engine that the node's algorithm and the GPU leave, if one fits.
+  std::optional<EngineKernel> FindOwnKernel(const Contraction& contraction) const;
   bool IsShuffled(const Contraction& contraction) const;
   std::string FindShuffle(const Contraction& contraction, ConvPlan* plan) const;
   void FindCudnn(const Contraction& contraction, ConvPlan* plan) const;

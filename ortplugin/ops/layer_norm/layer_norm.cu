@@ -212,18 +212,26 @@ __device__ __forceinline__ Moments moments_of_block(Moments x) {
   return x;
 }
 
+// A row's columns [first, last), of the chunks that the blocks share out.
+struct RowChunk {
+  row_t row;
+  int first, last;
+  __device__ __forceinline__ RowChunk(row_t index, row_t chunks)
+      : row(index / chunks),
+        first((int)(index % chunks) * CHUNK),
+        last(first + CHUNK < WIDTH ? first + CHUNK : WIDTH) {}
+};
+
 // partial: [rows, chunks] Moments.
 extern "C" __global__ void __launch_bounds__(LANES, 1) row_moments(const Arguments args, Moments* partial) {
   grid_dependency_wait();
   const SharedOperands shared_operands(args);
   const row_t chunks = (row_t)args.chunks;
   for (row_t piece = blockIdx.x; piece < (row_t)args.rows * chunks; piece += gridDim.x) {
-    const row_t row = piece / chunks;
-    const int first = (int)(piece % chunks) * CHUNK;
-    const int last = first + CHUNK < WIDTH ? first + CHUNK : WIDTH;
-    const Offsets offsets(args, row);
+    const RowChunk chunk(piece, chunks);
+    const Offsets offsets(args, chunk.row);
     Moments moments = {0, 0, 0};
-    for (int column = first + threadIdx.x * VECTOR; column < last; column += LANES * VECTOR) {
+    for (int column = chunk.first + threadIdx.x * VECTOR; column < chunk.last; column += LANES * VECTOR) {
       PrologueRow operands;
       PrologueShared shared;
       PrologueResults results;
@@ -253,16 +261,14 @@ extern "C" __global__ void __launch_bounds__(LANES, 1) normalize_rows(const Argu
   const SharedOperands shared_operands(args);
   const row_t chunks = (row_t)args.chunks;
   for (row_t piece = blockIdx.x; piece < (row_t)args.rows * chunks; piece += gridDim.x) {
-    const row_t row = piece / chunks;
-    const int first = (int)(piece % chunks) * CHUNK;
-    const int last = first + CHUNK < WIDTH ? first + CHUNK : WIDTH;
-    const Offsets offsets(args, row);
+    const RowChunk chunk(piece, chunks);
+    const Offsets offsets(args, chunk.row);
     Moments moments = {0, 0, 0};
-    for (row_t chunk = threadIdx.x; chunk < chunks; chunk += LANES) moments.join(partial[row * chunks + chunk]);
+    for (row_t k = threadIdx.x; k < chunks; k += LANES) moments.join(partial[chunk.row * chunks + k]);
     moments = moments_of_block(moments);
     __syncthreads();  // the slots are used again
     const compute_t scale = scale_of(moments.squares);
-    for (int column = first + threadIdx.x * VECTOR; column < last; column += LANES * VECTOR) {
+    for (int column = chunk.first + threadIdx.x * VECTOR; column < chunk.last; column += LANES * VECTOR) {
       PrologueRow operands;
       PrologueShared shared;
       PrologueResults stored;

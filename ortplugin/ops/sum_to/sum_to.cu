@@ -19,53 +19,39 @@
 // So many steps of a thread are added up by themselves, so that no long row of numbers is added one after the other.
 #define SEGMENT 32
 
-struct Terms {
-#define MEMBER(i, T) T t##i[VECTOR];
+// Of each sum COUNT values side by side.
+template <int COUNT>
+struct Totals {
+#define MEMBER(i, T) T s##i[COUNT];
   EACH_SUM(MEMBER)
 #undef MEMBER
   __device__ __forceinline__ void clear() {
 #pragma unroll
-    for (int j = 0; j < VECTOR; ++j) {
-#define CLEAR(i, T) t##i[j] = 0;
+    for (int j = 0; j < COUNT; ++j) {
+#define CLEAR(i, T) s##i[j] = 0;
       EACH_SUM(CLEAR)
 #undef CLEAR
     }
   }
-  __device__ __forceinline__ void add(const Terms& other) {
+  __device__ __forceinline__ void add(const Totals& other) {
 #pragma unroll
-    for (int j = 0; j < VECTOR; ++j) {
-#define ADD(i, T) t##i[j] += other.t##i[j];
+    for (int j = 0; j < COUNT; ++j) {
+#define ADD(i, T) s##i[j] += other.s##i[j];
       EACH_SUM(ADD)
 #undef ADD
     }
   }
 };
 
+struct Terms : Totals<VECTOR> {};
+
 // Of one index k.
-struct Sums {
-#define MEMBER(i, T) T s##i[WIDTH];
-  EACH_SUM(MEMBER)
-#undef MEMBER
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int j = 0; j < WIDTH; ++j) {
-#define CLEAR(i, T) s##i[j] = 0;
-      EACH_SUM(CLEAR)
-#undef CLEAR
-    }
-  }
-  __device__ __forceinline__ void add(const Sums& other) {
-#pragma unroll
-    for (int j = 0; j < WIDTH; ++j) {
-#define ADD(i, T) s##i[j] += other.s##i[j];
-      EACH_SUM(ADD)
-#undef ADD
-    }
-  }
+struct Sums : Totals<WIDTH> {
+  using Totals::add;
   __device__ __forceinline__ void add(const Terms& terms) {
 #pragma unroll
     for (int j = 0; j < WIDTH; ++j) {
-#define ADD(i, T) s##i[j] += ALONG ? sum_of_vector(terms.t##i) : terms.t##i[j];
+#define ADD(i, T) s##i[j] += ALONG ? sum_of_vector(terms.s##i) : terms.s##i[j];
       EACH_SUM(ADD)
 #undef ADD
     }

@@ -329,8 +329,7 @@ class SourceWriter {
   }
 
   void WriteProgram() {
-    text_ << "struct Terms;\n"
-          << "template <typename T>\n__device__ __forceinline__ void apply(const Operands& operands, const Kept& at, "
+    text_ << "template <typename T>\n__device__ __forceinline__ void apply(const Operands& operands, const Kept& at, "
              "const Scalars& scalars, int j, Results& results, T& terms) {\n";
     for (size_t t = 0; t < inputs_; ++t)
       text_ << "  const " << ComputeType(TypeOf(t)) << " v" << program_.parameters()[group_.parameters[t]]
@@ -343,7 +342,7 @@ class SourceWriter {
     for (size_t n = 0; n < group_.results.size(); ++n)
       text_ << "  results.set" << n << "(j, v" << program_.results()[group_.results[n]] << ");\n";
     for (size_t n = 0; n < group_.sums.size(); ++n)
-      text_ << "  terms.t" << n << "[j] = v" << sums_.sums[group_.sums[n]].operand << ";\n";
+      text_ << "  terms.s" << n << "[j] = v" << sums_.sums[group_.sums[n]].operand << ";\n";
     text_ << "}\n\n";
   }
 

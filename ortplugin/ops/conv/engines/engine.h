@@ -44,7 +44,7 @@ struct Engine {
   bool (*fits)(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
   // Whether it is known to be faster than a library's engine there, where it fits: measured on that GPU (target.h), or
   // better by construction, which the line's reason says.
-  bool (*is_fastest)(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
+  bool (*beats_library)(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);
   // Empty where no tile configuration fits the GPU's memory.
   std::optional<EngineKernel> (*make)(const Program& program, const Contraction& problem,
                                       const cuda::DeviceFacts& device);
@@ -53,8 +53,9 @@ struct Engine {
 
 const std::vector<Engine>& EngineTable();
 
-// The kernel of the first engine of the table that fits this problem and is known to be the fastest. Where there is
+// The kernel of the first engine of the table that fits this problem and is known to beat a library's. Where there is
 // none, nothing; or without `only_where_fast`, for those that time it, that of the most general engine that fits.
+// Nothing for other than two spatial dimensions.
 std::optional<EngineKernel> FindEngineKernel(const Program& program, const Contraction& problem,
                                              const cuda::DeviceFacts& device, bool only_where_fast);
 

@@ -1,6 +1,6 @@
 // The engines for convolutions in one table, from the special to the general. Each says whether it fits and asks of the
-// GPU at hand whether it is known to beat a library's engine (is_fastest); of several that do, the first is taken, for
-// the reason in its line.
+// GPU at hand whether it is known to beat a library's engine (beats_library); of several that do, the first is taken,
+// for the reason in its line.
 //
 // "By construction" in a reason: no measurement of a GPU is needed to know that it is faster there. All others are used
 // by default only on GPUs that target/ has an entry of. On any other the library's engine is used, and --tune times
@@ -67,9 +67,10 @@ const std::vector<Engine>& EngineTable() {
 
 std::optional<EngineKernel> FindEngineKernel(const Program& program, const Contraction& problem,
                                              const cuda::DeviceFacts& device, bool only_where_fast) {
+  if (problem.windows.size() != 2) return std::nullopt;
   const std::vector<Engine>& table = EngineTable();
   for (const Engine& engine : table)
-    if (engine.fits(program, problem, device) && engine.is_fastest(program, problem, device))
+    if (engine.fits(program, problem, device) && engine.beats_library(program, problem, device))
       if (std::optional<EngineKernel> kernel = engine.make(program, problem, device)) return kernel;
   if (only_where_fast) return std::nullopt;
   for (auto engine = table.rbegin(); engine != table.rend(); ++engine)
