@@ -12,8 +12,9 @@ still. Each has to load as it is before: the form runs where ONNX Runtime lacks 
     Gelu, FastGelu:  y = 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
 
 In float32 some of its kernels have an absolute error of a rounding of 1, however small y is: Sigmoid of -14 is 7.7e-7
-for 8.3e-7, and so Swish, QuickGelu, every Gelu and Elu. Where a whole output is that small, what it gives with these
-nodes computed in double (`through_double`) tells how far off the original is itself.
+for 8.3e-7, and so Swish, QuickGelu, every Gelu, Elu, Celu and Selu. Where a whole output is that small, or is a
+comparison with x, what it gives with these nodes computed in double (`through_double`) tells how far off the original
+is itself.
 """
 
 from __future__ import annotations
@@ -140,19 +141,24 @@ def _swish(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
 
 
 def _elu(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
-    """max(x, 0) + alpha (e^min(x, 0) - 1), by operators that every opset has in double"""
-    alpha = next((each.f for each in node.attribute if each.name == "alpha"), 1.0)
-    for which, value in (("one", 1.0), ("alpha", alpha)):
+    """gamma (max(x, 0) + alpha (e^(min(x, 0) / scale) - 1)), by operators that every opset has in double; the scale is
+    alpha in a Celu and 1 in an Elu and a Selu"""
+    values = {"alpha": 1.0, "gamma": 1.0} if node.op_type != "Selu" else {"alpha": 1.67326319, "gamma": 1.05070102}
+    values |= {each.name: each.f for each in node.attribute}
+    scale = values["alpha"] if node.op_type == "Celu" else 1.0
+    for which, value in (("one", 1.0), ("scale", scale), *values.items()):
         yield _constant(f"{name}/{which}", value)
     x = node.input[0]
     yield helper.make_node("Neg", [x], [f"{name}/negated"])
     yield helper.make_node("Relu", [f"{name}/negated"], [f"{name}/depth"])
     yield helper.make_node("Neg", [f"{name}/depth"], [f"{name}/below"])
-    yield helper.make_node("Exp", [f"{name}/below"], [f"{name}/exp"])
+    yield helper.make_node("Div", [f"{name}/below", f"{name}/scale"], [f"{name}/exponent"])
+    yield helper.make_node("Exp", [f"{name}/exponent"], [f"{name}/exp"])
     yield helper.make_node("Sub", [f"{name}/exp", f"{name}/one"], [f"{name}/less"])
     yield helper.make_node("Mul", [f"{name}/less", f"{name}/alpha"], [f"{name}/negative"])
     yield helper.make_node("Relu", [x], [f"{name}/positive"])
-    yield helper.make_node("Add", [f"{name}/positive", f"{name}/negative"], [node.output[0]])
+    yield helper.make_node("Add", [f"{name}/positive", f"{name}/negative"], [f"{name}/sum"])
+    yield helper.make_node("Mul", [f"{name}/sum", f"{name}/gamma"], [node.output[0]])
 
 
 def _gelu(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
@@ -225,5 +231,5 @@ def _either_gelu(node: onnx.NodeProto, name: str) -> Iterator[onnx.NodeProto]:
 _ROUGH = {("", "Shrink"): _shrink, ("", "HardSwish"): _hard_swish, ("", "Sigmoid"): _sigmoid, ("", "Swish"): _swish,
           (CONTRIB, "QuickGelu"): _swish}  # fmt: skip
 _SMALL = {("", "Sigmoid"): _sigmoid, ("", "Swish"): _swish, (CONTRIB, "QuickGelu"): _swish, ("", "Elu"): _elu,
-          ("", "Gelu"): _either_gelu, (CONTRIB, "Gelu"): _exact_gelu, (CONTRIB, "BiasGelu"): _exact_gelu,
-          (CONTRIB, "FastGelu"): _gelu}  # fmt: skip
+          ("", "Celu"): _elu, ("", "Selu"): _elu, ("", "Gelu"): _either_gelu, (CONTRIB, "Gelu"): _exact_gelu,
+          (CONTRIB, "BiasGelu"): _exact_gelu, (CONTRIB, "FastGelu"): _gelu}  # fmt: skip

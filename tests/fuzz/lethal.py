@@ -55,10 +55,17 @@ def of_model(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> str:
 def of_rotation(model: onnx.ModelProto) -> bool:
     """Whether ONNX Runtime's own optimizations may die of a model that was cast to fp16."""
     nodes = list(walk_nodes(model))
-    casts = any(node.op_type == "Cast" and node.attribute[0].i == onnx.TensorProto.FLOAT16 for node in nodes)
+    casts = any(_casts_to_half(node) for node in nodes)
     perms = [list(node.attribute[0].ints) for node in nodes if node.op_type == "Transpose" and node.attribute]
     rotates = any(len(perm) > 2 and perm[:-2] == list(range(1, len(perm) - 1)) for perm in perms)
     return casts and rotates and any(node.op_type == "MatMul" for node in nodes)
+
+
+def _casts_to_half(node: onnx.NodeProto) -> bool:
+    """Whether it is a Cast to fp16, or has one in its program."""
+    if node.op_type == "Cast":
+        return bool(node.attribute[0].i == onnx.TensorProto.FLOAT16)
+    return any(each.name == "program" and b"Cast<to=float16>" in each.s for each in node.attribute)
 
 
 def of_conv(model: onnx.ModelProto, message: str) -> bool:
