@@ -97,7 +97,8 @@ class Judge:
         ort = "ort" in case.checks and self.provider.is_cpu
         if ort:
             self.tell("the original under ONNX Runtime's own optimizations")  # if it dies of it, that is known
-            ort = not any(_status_by_default(case, each) for each in references) and not lethal.of_rotation(made)
+            ort = not any(_status_by_default(case, each) for each in references)
+            ort = ort and not lethal.of_rotation(made) and not lethal.of_cubic(made)
         self.tell("load")
         try:
             session = self.provider.session(made, ort)

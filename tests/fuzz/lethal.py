@@ -10,6 +10,9 @@ anything else is always printed (`worker.ALONE`), with its seed: explain it, and
     MatMul in fp16 of what a Transpose rotates, perm=[1, 2, 0] or [1, 0, 2], under its own optimizations
 
 LSTM and RNN take the first, FusedConvTranspose the second.
+
+Another ends only a run: it draws a Transpose through a cubic Resize to one row, [1, C, 1, W] by sizes, since Transposes
+of that are free, and its kernel refuses what has its channels last.
 """
 
 from __future__ import annotations
@@ -59,6 +62,13 @@ def of_rotation(model: onnx.ModelProto) -> bool:
     perms = [list(node.attribute[0].ints) for node in nodes if node.op_type == "Transpose" and node.attribute]
     rotates = any(len(perm) > 2 and perm[:-2] == list(range(1, len(perm) - 1)) for perm in perms)
     return casts and rotates and any(node.op_type == "MatMul" for node in nodes)
+
+
+def of_cubic(model: onnx.ModelProto) -> bool:
+    """Whether ONNX Runtime's own optimizations may draw a Transpose through a cubic Resize, whose run fails then."""
+    nodes = list(walk_nodes(model))
+    cubic = any(node.op_type == "Resize" and any(each.s == b"cubic" for each in node.attribute) for node in nodes)
+    return cubic and any(node.op_type == "Transpose" for node in nodes)
 
 
 def _casts_to_half(node: onnx.NodeProto) -> bool:

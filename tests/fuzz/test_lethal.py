@@ -119,6 +119,25 @@ def test_what_the_result_in_half_dies_of(library: Any, perm: str, rotates: bool,
     assert not lethal.of_rotation(model)
 
 
+@pytest.mark.parametrize(("mode", "layout", "cubic"), [
+    ("cubic", "nhwc", True), ("linear", "nhwc", False), ("cubic", "nchw", False)
+])  # fmt: skip
+def test_what_the_result_fails_of_with_onnx_runtimes_own_optimizations(
+    library: Any, mode: str, layout: str, cubic: bool
+) -> None:
+    """A Transpose before a cubic Resize to one row."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 18]>
+        g (float[1, 2, 3, 3] x) => (float[1, 2, 1, 2] y)
+        <float[2, 2, 1, 1] w = {{1, 2, 3, 4}}, int64[4] s = {{1, 2, 1, 2}}>
+        {{ c = Conv(x, w)  y = Resize<mode = "{mode}">(c, "", "", s) }}""")
+    options = {"layout": layout, "skip": ["fuse-resize"]}
+    case = Case(0, "fp32", model, None, frozenset(), [{"x": np.ones((1, 2, 3, 3), np.float32)}], options, ("ort",))
+    assert Judge().judge(case).what == "same"
+    made, _ = optimize(case)
+    assert lethal.of_cubic(made) == cubic
+    assert not lethal.of_cubic(model)
+
+
 def test_an_empty_feed_alone_is_judged() -> None:
     model = onnx.parser.parse_model("<ir_version: 8> g (float[N] x) => (float[N] y) { y = Abs (x) }")
     assert not lethal.of_model(model, {"x": np.ones(0, np.float32)})
