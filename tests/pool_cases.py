@@ -214,6 +214,12 @@ def _empty() -> list[Case]:
             shape = in_layout(layout, batch, channels, (4, 6))
             attributes = frozen({"sizes": [3, 3], "mode": "linear", "layout": layout})
             made.append(Case(f"resize, nothing, {shape}", "FusedResize", "float", shape, attributes))
+        for kind in ("global_average", "global_max"):  # of images without pixels
+            for spatial in ((0,), (3, 0), (0, 4), (0, 0), (2, 0, 3)):
+                for dtype in (*FLOATING, "int8", "uint8") if kind == "global_max" else FLOATING:
+                    shape = in_layout(layout, 2, 5, spatial)
+                    attributes = frozen({"kind": kind, "layout": layout})
+                    made.append(Case(f"{kind} of no pixels, {shape}, {dtype}", "FusedPool", dtype, shape, attributes))
     # Kernels that are larger than the padded image: no windows, or with ceil_mode one that reaches beyond.
     for name, given, spatial in (
         ("no windows", {"kernel_shape": [3, 2], "strides": [2, 1]}, (1, 6)),

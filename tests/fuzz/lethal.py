@@ -11,8 +11,9 @@ anything else is always printed (`worker.ALONE`), with its seed: explain it, and
 
 LSTM and RNN take the first, FusedConvTranspose the second.
 
-Another ends only a run: it draws a Transpose through a cubic Resize to one row, [1, C, 1, W] by sizes, since Transposes
-of that are free, and its kernel refuses what has its channels last.
+Two more end only a run. It draws a Transpose through a cubic Resize to one row, [1, C, 1, W] by sizes, since Transposes
+of that are free, and its kernel refuses what has its channels last. It draws one through the Shape and Gather that a
+CenterCropPad with `axes` is made of, and the Gather's index is none of the Shape.
 """
 
 from __future__ import annotations
@@ -69,6 +70,14 @@ def of_cubic(model: onnx.ModelProto) -> bool:
     nodes = list(walk_nodes(model))
     cubic = any(node.op_type == "Resize" and any(each.s == b"cubic" for each in node.attribute) for node in nodes)
     return cubic and any(node.op_type == "Transpose" for node in nodes)
+
+
+def of_crop(model: onnx.ModelProto) -> bool:
+    """Whether ONNX Runtime's own optimizations may draw a Transpose into a CenterCropPad, whose run fails then."""
+    nodes = list(walk_nodes(model))
+    pads = (node for node in nodes if node.op_type == "CenterCropPad")
+    crops = any(each.name == "axes" for node in pads for each in node.attribute)
+    return crops and any(node.op_type == "Transpose" for node in nodes)
 
 
 def _casts_to_half(node: onnx.NodeProto) -> bool:

@@ -3,7 +3,8 @@
 Ours propagate NaN, as ONNX Runtime's Max, Min, Clip and Relu do, and as its pools do on CUDA (cuDNN
 is told to). On its CPU provider (1.31.1) a NaN in a pool or a scatter is the result of comparisons that are false:
 
-    MaxPool, GlobalMaxPool, ReduceMax of [nan, 1, 2]: 2; of NaN alone: -3.4e38; the first with its indices, too: nan
+    MaxPool, GlobalMaxPool of [nan, 1, 2]: 2; of NaN alone: -3.4e38; the first with its indices, too: nan
+    ReduceMax, ReduceMin of [nan, 1, 2]: nan; of [1, nan, 2]: 2 and 1; of longer ones, as their axis lies in memory
     ScatterND, ScatterElements with max or min: the update where data is NaN, NaN where the update is
 
 So a model whose values hang on it is judged in a form in which these operators propagate NaN:
@@ -25,7 +26,7 @@ from collections.abc import Iterator
 import onnx
 from onnx import TensorProto, helper
 
-POOLS = ("MaxPool", "GlobalMaxPool", "ReduceMax")  # what becomes of a pool with channels last is a ReduceMax
+POOLS = ("MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceMin")  # what becomes of a pool with channels last is a ReduceMax
 SCATTERS = ("ScatterND", "ScatterElements")
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
 
@@ -71,7 +72,7 @@ def _spelled(node: onnx.NodeProto, dtype: int, name: str) -> Iterator[onnx.NodeP
     bare, marker = onnx.NodeProto(), onnx.NodeProto()
     bare.CopyFrom(node)
     marker.CopyFrom(node)
-    marker.name = ""
+    marker.name, marker.op_type = "", "ReduceMax" if node.op_type == "ReduceMin" else node.op_type
     bare.output[0] = f"{name}/bare"
     del marker.input[:], marker.output[:]
     marker.input.extend(marks)

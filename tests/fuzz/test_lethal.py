@@ -138,6 +138,20 @@ def test_what_the_result_fails_of_with_onnx_runtimes_own_optimizations(
     assert not lethal.of_cubic(model)
 
 
+@pytest.mark.parametrize(("axis", "layout", "crops"), [("-2", "nhwc", True), ("2", "nhwc", True), ("2", "nchw", False)])
+def test_what_the_result_fails_of_with_a_crop(library: Any, axis: str, layout: str, crops: bool) -> None:
+    """A Transpose before a CenterCropPad along one axis."""
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["" : 21]>
+        g (float[1, 2, 5, 6] x) => (float[1, 2, 2, 6] y) <float[2, 2, 1, 1] w = {{1, 2, 3, 4}}, int64[1] s = {{2}}>
+        {{ c = Conv(x, w)  y = CenterCropPad<axes = [{axis}]>(c, s) }}""")
+    feeds = {"x": np.arange(60, dtype=np.float32).reshape(1, 2, 5, 6)}
+    case = Case(0, "fp32", model, None, frozenset(), [feeds], {"layout": layout}, ("ort",))
+    assert Judge().judge(case).what == "same"
+    made, _ = optimize(case)
+    assert lethal.of_crop(made) == crops
+    assert not lethal.of_crop(model)
+
+
 def test_an_empty_feed_alone_is_judged() -> None:
     model = onnx.parser.parse_model("<ir_version: 8> g (float[N] x) => (float[N] y) { y = Abs (x) }")
     assert not lethal.of_model(model, {"x": np.ones(0, np.float32)})

@@ -21,6 +21,7 @@ NODES = {
     "a scatter's maximum": SCATTER.format("max"),
     "a scatter's minimum": SCATTER.format("min"),
     "slices": 'y = ScatterND <reduction = "max"> (x, j, v)',
+    "a minimum": "c = Constant <value = int64[1] {2}> () y = ReduceMin (x, c)",
     "a one": "y = Hardmax <axis = 2> (x)",
 }
 # NumPy's maximum and minimum propagate NaN.
@@ -30,6 +31,7 @@ WANTED = {
     "a scatter's maximum": lambda x: [x[0], np.maximum(x[1], 2), np.maximum(x[2], -1), x[3]],
     "a scatter's minimum": lambda x: [x[0], np.minimum(x[1], 2), np.minimum(x[2], -1), x[3]],
     "slices": lambda x: np.maximum(x, [3, -3, 3, -3]),
+    "a minimum": lambda x: [np.min(x)],
     "a one": lambda x: np.full(4, np.nan),
 }
 

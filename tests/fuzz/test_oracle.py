@@ -112,6 +112,18 @@ def test_an_empty_tensor_that_does_not_fit(width: int, axis: int, undefined: boo
     assert bool(oracle.is_undefined(model, {"x": np.zeros((1, width), np.float32)})) is undefined
 
 
+@pytest.mark.parametrize("size", [0, 1])
+def test_shapes_where_an_empty_tensor_does_not_fit(size: int) -> None:
+    """What is believed of a Concat need not hold where the original's result is undefined."""
+    model = model_of(
+        """(float[N, M, M] x) => (float[a, b, c] y)
+        { a = Abs(x)  s = ReduceSum<axes = [0, 1], keepdims = 1>(a)  y = Concat<axis = 0>(a, s) }""",
+        9,
+    )
+    feeds = [{"x": np.ones((3, size, size), np.float32)}]
+    assert Judge().judge(Case(0, "fp32", model, None, frozenset(), feeds, {}, ("shapes",))).what == "same"
+
+
 @pytest.mark.parametrize(("batch", "undefined"), [(1, False), (2, True), (4, False)])
 def test_a_skip_of_another_batch(batch: int, undefined: bool) -> None:
     """Which ONNX Runtime repeats, or cuts off: the rows fit."""

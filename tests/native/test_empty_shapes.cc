@@ -96,8 +96,8 @@ void TestPointwise() {
     }
 }
 
-// Pools and resized images have elements only where their images have: nothing is planned for any other. No images at
-// all may be pooled, whatever their size.
+// Resized images, and pools over windows, have elements only where their images have: nothing is planned for any other.
+// No images at all may be pooled, whatever their size. A global pool has an element for each channel.
 void TestImages() {
   PoolAttributes global, windows;
   global.is_global = true;
@@ -117,9 +117,12 @@ void TestImages() {
       for (const auto& fit : fits) {
         if (input.size() != 4) continue;
         const size_t first = channels_last ? 1 : 2;
-        const bool is_image = (input[first] > 0 && input[first + 1] > 0) || (input[0] == 0 && &fit != &fits[2]);
+        const bool is_global = &fit == &fits[0];
+        const bool is_image =
+            is_global || (input[first] > 0 && input[first + 1] > 0) || (input[0] == 0 && &fit != &fits[2]);
+        const int64_t elements = is_global ? input[0] * input[channels_last ? 3 : 1] : 0;
         try {
-          CHECK_WITH(ElementCount(fit(input)) == 0 && is_image, ToString(input));
+          CHECK_WITH(ElementCount(fit(input)) == elements && is_image, ToString(input));
         } catch (const Error&) {
           CHECK_WITH(!is_image, ToString(input));
         }

@@ -15,12 +15,14 @@ Attributes:
 Dtypes: float16, bfloat16, float, double; of a maximum also int8 and uint8.
 What lies in the padding is left out: it takes no part in a maximum, nor in an average's count unless
     `count_include_pad` is 1. With `ceil_mode` 1 a last window may reach beyond the padding, where nothing counts, but
-    does not begin there. A window without any element has the lowest value, -inf, as its maximum and the average 0.
+    does not begin there. A window without any element has the lowest value, -inf, as its maximum and the average 0;
+    so has an image without any, of a global kind, as ONNX Runtime's ReduceMax and ReduceMean have it.
 A maximum of NaN and anything is NaN. Sums accumulate in float32, in float64 for double, always in the same order.
 A kernel that is larger than the padded input by less than a stride has one window, which reaches beyond; by less than
     two strides none: then Y is empty. Both as in ONNX Runtime.
-Errors: attributes that contradict each other or the shape, a kernel that is larger by more, a spatial dimension of 0
-    elements, another dtype. The batch and the channels may be 0, and where the batch is, the spatial dimensions.
+Errors: attributes that contradict each other or the shape, a kernel that is larger by more, another dtype, and with
+    windows a spatial dimension of 0 elements. The batch and the channels may be 0, and where the batch is, the spatial
+    dimensions.
 """
 
 from __future__ import annotations
@@ -171,7 +173,7 @@ def out_shape(pool: Pool, shape: Shape) -> Shape:
     sizes = shape[1:-1] if pool.nhwc else shape[2:]
 
     def out(axis: int, size: Dim) -> Dim:
-        if size == 0 and shape[0] != 0 and isinstance(shape[0], int):  # as in ONNX Runtime
+        if size == 0 and shape[0] != 0 and isinstance(shape[0], int) and not pool.is_global:  # as in ONNX Runtime
             raise ModelError(
                 f"{pool.where}: spatial axis {axis} of the input has no elements, so nothing can be pooled"
             )

@@ -98,7 +98,8 @@ PoolWindow WindowOf(const PoolAttributes& attributes, size_t axis, int64_t size)
   PoolWindow window;
   window.size = size;
   if (attributes.is_global) {
-    window.kernel = size;
+    window.kernel = std::max<int64_t>(1, size);
+    window.pad_end = window.kernel - size;  // of no elements: one window, of padding alone
     return window;
   }
   window.kernel = attributes.kernel[axis];
@@ -247,7 +248,7 @@ PoolShape FitPool(const PoolAttributes& attributes, const Shape& input) {
   PoolShape shape{input, input[0], 1, {}, true};
   (attributes.channels_last ? shape.inner : shape.outer) *= attributes.channels_last ? input.back() : input[1];
   for (size_t axis = 0; axis < spatial; ++axis) {
-    if (input[first + axis] == 0 && input[0] > 0)  // as in ONNX Runtime
+    if (input[first + axis] == 0 && input[0] > 0 && !attributes.is_global)  // as in ONNX Runtime
       Fail("spatial axis ", axis, " of the input has no elements, so nothing can be pooled");
     const PoolWindow window = WindowOf(attributes, axis, input[first + axis]);
     shape.windows[kMostSpatial - spatial + axis] = window;

@@ -125,7 +125,7 @@ class PoolSweep {
     // Rows of output pixels, as many as are worth a task.
     const int64_t rows = shape_.outer * w_[0].out * w_[1].out;
     double work = static_cast<double>(w_[2].out) * static_cast<double>(shape_.inner);  // of a row
-    for (const PoolWindow& w : w_) work *= static_cast<double>(std::min(w.kernel, w.size));
+    for (const PoolWindow& w : w_) work *= static_cast<double>(std::clamp<int64_t>(w.size, 1, w.kernel));
     const int64_t step = std::max<int64_t>(1, static_cast<int64_t>(static_cast<double>(kTaskWork) / work));
     const auto task = [&](size_t number) {
       HostVector<T> lanes(static_cast<size_t>(w_[2].size + w_[2].out));

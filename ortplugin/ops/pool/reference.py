@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,12 +39,15 @@ def pooled(x: Array, windows: Sequence[Window], is_max: bool, count_include_pad:
     """
     values = _computing(np.moveaxis(x, -1, 1) if nhwc else x)
     shape = (*x.shape[:1], values.shape[1], *(each.out for each in windows))
+    lowest = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
     if all(each == Window(each.size, 1, each.size, 1, 1, 0, 0) for each in windows):
         axes = tuple(range(2, values.ndim))
         with np.errstate(invalid="ignore"):
-            whole = np.max(values, axes, keepdims=True) if is_max else np.mean(values, axes, keepdims=True)
+            if is_max:
+                whole = np.max(values, axes, keepdims=True, initial=lowest)
+            else:
+                whole = np.sum(values, axes, keepdims=True) / max(1, math.prod(each.size for each in windows))
         return np.ascontiguousarray(np.moveaxis(whole, 1, -1)) if nhwc else np.asarray(whole)
-    lowest = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
     total = np.full(shape, lowest if is_max else 0, values.dtype)
     counts = np.zeros(shape[2:])
     for offsets in itertools.product(*(range(each.kernel) for each in windows)):
