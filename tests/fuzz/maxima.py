@@ -26,7 +26,8 @@ from collections.abc import Iterator
 import onnx
 from onnx import TensorProto, helper
 
-POOLS = ("MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceMin")  # what becomes of a pool with channels last is a ReduceMax
+# What becomes of a pool with channels last is a ReduceMax.
+POOLS = ("MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceMin")
 SCATTERS = ("ScatterND", "ScatterElements")
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
 
