@@ -12,6 +12,7 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from ortplugin.graph.dtypes import same_types
 from ortplugin.model.annotate import LIKE_FIRST_INPUT
+from ortplugin.model.inline import inlined
 from ortplugin.ops import TensorType, find
 
 from .evaluate import OURS, UnfitError
@@ -80,9 +81,9 @@ The first value is the first input, of Where the second: its first is the condit
 
 
 def respelled(model: onnx.ModelProto, spell: Spell) -> onnx.ModelProto | None:
-    """The model with nodes spelled in another way, those in bodies too; None where `spell` leaves each."""
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    """The model with nodes spelled in another way, those in bodies and local functions too; None where `spell` leaves
+    each."""
+    result = inlined(model)
     types = value_types(result)  # which replaces the graph
     return result if _respell(result.graph, types, spell) else None
 

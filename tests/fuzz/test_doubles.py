@@ -191,3 +191,12 @@ def test_small_values_in_a_body_s_own_names() -> None:
     assert form is not None
     feeds = {"s": np.zeros(2, np.float32), "x": np.array([[-64, -20]], np.float32)}
     np.testing.assert_allclose(run(make_session(form.SerializeToString()), feeds)["y"][0], np.exp([-64, -20]), 1e-6)
+
+
+def test_small_values_in_a_local_function() -> None:
+    text = """<ir_version: 9, opset_import: ["": 18, "local": 1]> g (float[2] x) => (float[2] y) { y = local.F(x) }
+        <domain: "local", opset_import: ["": 18]> F (a) => (c) { b = Neg(a)  c = Sigmoid(b) }"""
+    form = through_double(onnx.parser.parse_model(text))
+    assert form is not None
+    feeds = {"x": np.array([64, 20], np.float32)}
+    np.testing.assert_allclose(run(make_session(form.SerializeToString()), feeds)["y"], np.exp([-64, -20]), 1e-6)

@@ -34,7 +34,7 @@ def global_over_channels_last(b: Builder, reduction: str, x: str, y: str) -> Non
     channels = b.op("Slice", shape, minus, most, zero)
     flat = b.op("Concat", batch, _reduced(b, "ReduceProd", sizes, 0), channels, axis=0)
     # Before opset 14 a 0 stands for x's own size there, so that images without pixels do not fit.
-    rows = b.op("Reshape", x, flat, **({"allowzero": 1} if b.opset >= 14 else {}))
+    rows = b.op("Reshape", x, flat, allowzero=1) if b.opset >= 14 else b.op("Reshape", x, flat)
     reduced = _reduced(b, reduction, rows, 1)
     ones = b.op("Expand", one, b.op("Shape", sizes))
     b.op("Reshape", reduced, b.op("Concat", batch, ones, channels, axis=0), output=y)
