@@ -10,6 +10,7 @@ set(sources
   ${root}/ortplugin/runtime/cudnn/problem.cc
   ${root}/ortplugin/runtime/gpu/cuda.cc
   ${root}/ortplugin/runtime/gpu/cuda_driver.cc
+  ${root}/ortplugin/runtime/gpu/engine_kernel.cc
   ${root}/ortplugin/runtime/gpu/kernel_cache.cc
   ${root}/ortplugin/runtime/gpu/launch.cc
   ${root}/ortplugin/runtime/ort/node_text.cc

@@ -50,12 +50,6 @@ std::vector<Operand> Operands(const Program& program, const Contraction& problem
 
 }  // namespace
 
-cuda::PackedKernel EngineKernel::Load(const cuda::DeviceFacts& device) const {
-  const cuda::Function function = cuda::Load(device, source, entry, cuda::Warn);
-  cuda::AllowShared(device, function, launch.shared_bytes);
-  return {function, launch, arguments};
-}
-
 bool FitsEngines(const Program& program, const Contraction& problem) {
   const DType dtype = problem.dtype();
   if (!problem.channels_last) return false;

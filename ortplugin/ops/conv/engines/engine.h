@@ -22,20 +22,11 @@
 
 #include "ortplugin/ops/contraction.h"
 #include "ortplugin/runtime/gpu/cuda.h"
-#include "ortplugin/runtime/gpu/packed_kernel.h"
+#include "ortplugin/runtime/gpu/engine_kernel.h"
 #include "ortplugin/runtime/program/operands.h"
 #include "ortplugin/runtime/program/program.h"
 
 namespace ortplugin {
-
-struct EngineKernel {
-  std::string source;
-  const char* entry;
-  cuda::LaunchShape launch;
-  std::vector<uint64_t> arguments;  // addresses of the inputs and outputs, which are still 0, then numbers
-
-  cuda::PackedKernel Load(const cuda::DeviceFacts& device) const;
-};
 
 // A line of the table. `program` has one parameter, the convolution's value, and one more for each of problem.operands.
 struct Engine {
