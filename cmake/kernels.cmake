@@ -14,6 +14,8 @@ set(kernel_files
   kDepthwiseSource=${root}/ortplugin/ops/conv/engines/depthwise.cu
   kStemSource=${root}/ortplugin/ops/conv/engines/stem.cu
   kConv1x1Source=${root}/ortplugin/ops/conv/engines/conv_1x1.cu
+  kGemmSource=${root}/ortplugin/ops/conv/engines/gemm.cu
+  kTmaSource=${root}/ortplugin/device/tma.cuh
   kWgmmaSource=${root}/ortplugin/device/wgmma.cuh
   kSplitKSource=${root}/ortplugin/ops/conv/engines/split_k.cu
   kGemvSource=${root}/ortplugin/ops/conv/engines/gemv.cu

@@ -13,6 +13,7 @@ set(sources
   ${root}/ortplugin/runtime/gpu/engine_kernel.cc
   ${root}/ortplugin/runtime/gpu/kernel_cache.cc
   ${root}/ortplugin/runtime/gpu/launch.cc
+  ${root}/ortplugin/runtime/gpu/packed_kernel.cc
   ${root}/ortplugin/runtime/ort/node_text.cc
   ${root}/ortplugin/runtime/ort/ort.cc
   ${root}/ortplugin/runtime/ort/registry.cc
@@ -46,6 +47,7 @@ set(sources
   ${root}/ortplugin/ops/conv/engines/pixel_shuffle.cc
   ${root}/ortplugin/ops/conv/engines/polyphase.cc
   ${root}/ortplugin/ops/conv/engines/stem.cc
+  ${root}/ortplugin/ops/conv/engines/gemm.cc
   ${root}/ortplugin/ops/conv/engines/gemv.cc
   ${root}/ortplugin/ops/conv/engines/table.cc
   ${root}/ortplugin/ops/conv_grad/cpu_gemm.cc

@@ -16,6 +16,7 @@
 #include "ortplugin/ops/conv/engines/direct.h"
 #include "ortplugin/ops/conv/engines/engine.h"
 #include "ortplugin/ops/conv/engines/few_output_channels.h"
+#include "ortplugin/ops/conv/engines/gemm.h"
 #include "ortplugin/ops/conv/engines/gemv.h"
 #include "ortplugin/ops/conv/engines/polyphase.h"
 #include "ortplugin/ops/conv/engines/split_k.h"
@@ -56,6 +57,10 @@ const std::vector<Engine>& EngineTable() {
        "little work for the GPU; before conv_1x1, whose few tiles leave multiprocessors idle there. As measured"},
       {"conv_1x1", FitsConv1x1, IsConv1x1Fast, Make<MakeConv1x1>,
        "pointwise (1x1) convolution, plain or transposed, memory-bound; before polyphase, for its one tap. As "
+       "measured"},
+      {"gemm", FitsGemm, IsGemmFast, Make<MakeGemm>,
+       "matrix products, and pointwise (1x1) convolutions of stride 1; behind conv_1x1, which reads the weights once. "
+       "As "
        "measured"},
       {"polyphase", FitsPolyphaseAlone, IsPolyphaseFast, Make<MakePolyphase>,
        "transposed with strides, of any filter; the most general of the transposed ones. As measured"},
