@@ -1,6 +1,6 @@
-"""FusedMatMul in ONNX Runtime on a GPU: equal to its reference in every form, dtype and algorithm, at odd addresses, with
-shapes that change, the same bits in every run and under CUDA graphs. Its engines are FusedConv's, whose tests have the
-rest."""
+"""FusedMatMul in ONNX Runtime on a GPU: equal to its reference in every form, dtype and algorithm, at odd addresses,
+with shapes that change, the same bits in every run and under CUDA graphs. Its engines are FusedConv's, whose tests have
+the rest."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[Ten
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
     """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names.
 
-    A MatMul, of B transposed with `trans_b`, and the program's operators. (Before opset 13 the standard has no bfloat16.)
+    A MatMul, of B transposed with `trans_b`, and the program's operators. (Before opset 13 there is no bfloat16.)
     """
     trans_b, program = trans_b_of(node), program_of(node)
     prefix = f"{node.output[0]}/unfused"
