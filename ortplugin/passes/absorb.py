@@ -172,13 +172,13 @@ def chain_of(
     scope: Scope,
     first: Member,
     draw: Callable[[gs.Node, list[Member]], Member | None],
-    may_end: Callable[[list[gs.Tensor]], bool],
+    may_end: Callable[[list[gs.Tensor], list[gs.Tensor]], bool],
 ) -> tuple[list[Member], list[gs.Tensor], list[Missed]]:
     """`first` and what it draws in, in order; what they make for others; why there is no more.
 
     `draw`: a node as one more member behind those before it, None if it has no business there; raises NotPointwiseError
-    or ProgramError with the reason where it is a near miss. `may_end`: whether a chain may leave these values for
-    others. The longest chain that may end is taken.
+    or ProgramError with the reason where it is a near miss. `may_end`: whether a chain may leave values for
+    others, the first list, where a shorter one could leave those of the second. The longest that may end is taken.
     """
     members, misses = [first], []
     best, outputs = 1, needed(scope, members)
@@ -204,7 +204,7 @@ def chain_of(
             continue
         members.append(member)
         left = needed(scope, members)
-        if member.program.statements and left and may_end(left) and _fits(members):
+        if member.program.statements and left and may_end(left, outputs) and _fits(members):
             best, outputs = len(members), left
         follow(member.outputs)
     left_out = [member for member in members[best:] if member.program.statements]

@@ -33,7 +33,7 @@ def conv_chain(scope: Scope, conv: gs.Node) -> tuple[list[Member], list[gs.Tenso
         scope,
         first,
         lambda node, members: _view(scope, node, conv) or _drawable(scope, node, conv, members),
-        lambda left: len(left) <= allowed,
+        lambda left, _: len(left) <= allowed,
     )
 
 

@@ -4,20 +4,24 @@
 
 What is drawn in is a chain (passes/absorb.py): each operator in it saves reading a value of the product from memory.
 It may leave several values, as long as each has to be written anyway, because something that is not pointwise reads it.
-A value that only pointwise operators outside would read is computed there instead. Where two products meet in an Add,
+A value that only pointwise operators outside would read is computed there instead, and a Cast that only a norm reads in
+the norm. Where two products meet in an Add,
 the later one takes it, which can read the earlier one's result.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope, scopes
 from ortplugin.graph.labels import label
+from ortplugin.graph.lengths import same_lengths
 from ortplugin.graph.pointwise import is_pointwise
+from ortplugin.ops.layer_norm import NAME as FUSED_LAYER_NORM
 from ortplugin.ops.pointwise import NAME as FUSED_POINTWISE
-from ortplugin.passes.absorb import chain_of, drawn, needed
+from ortplugin.passes.absorb import chain_of, drawn
 from ortplugin.passes.base import Change, NearMiss, PassResult
 from ortplugin.passes.driver import Missed
 from ortplugin.passes.matmul.fused import MATMUL, is_product
@@ -68,21 +72,20 @@ def _chain(scope: Scope, node: gs.Node) -> tuple[list[Member], list[gs.Tensor], 
         return [], [], []
 
     def fit(tensor: gs.Tensor, inside: list[gs.Tensor]) -> tuple[bool, bool]:
-        same = scope.same_shape(tensor, node.outputs[0])
+        same = scope.same_shape(tensor, node.outputs[0]) or same_lengths(scope, tensor, node.outputs[0])
         return same or scope.broadcasts_to(tensor, node.outputs[0]), same
 
-    allowed = _spared(scope, needed(scope, [first]))
     return chain_of(
         scope,
         first,
         lambda each, members: drawn(scope, MATMUL, each, members, fit),
-        lambda left: len(left) <= MAX_RESULTS and _spared(scope, left) <= allowed,
+        lambda left, before: len(left) <= MAX_RESULTS and _spared(scope, left) <= _spared(scope, before),
     )
 
 
 def _spared(scope: Scope, values: list[gs.Tensor]) -> int:
-    """How many of the values only pointwise operators read."""
-    return sum(not _is_wanted(scope, each) for each in values)
+    """The bytes of an element of those values that only pointwise operators read."""
+    return sum(np.dtype(each.dtype).itemsize for each in values if not _is_wanted(scope, each))
 
 
 def _is_wanted(scope: Scope, tensor: gs.Tensor) -> bool:
@@ -90,8 +93,12 @@ def _is_wanted(scope: Scope, tensor: gs.Tensor) -> bool:
     readers = list(tensor.outputs)
     if scope.is_output(tensor) or any(id(each) not in scope.position for each in readers):
         return True
-    fused = f"{DOMAIN}::{FUSED_POINTWISE}"
-    return any(scope.op(each) != fused and not is_pointwise(scope, each) for each in readers)
+    spared = [FUSED_POINTWISE]
+    maker = scope.producer(tensor)
+    if maker is not None and scope.op(maker) == "Cast":
+        spared.append(FUSED_LAYER_NORM)  # which reads the narrow value and casts it itself
+    names = {f"{DOMAIN}::{each}" for each in spared}
+    return any(scope.op(each) not in names and not is_pointwise(scope, each) for each in readers)
 
 
 MATMUL_EPILOGUE = MatMulEpilogue()

@@ -56,7 +56,7 @@ class MatMulToFused:
                 if isinstance(new, gs.Node):
                     scope.replace([node], new, [node.outputs[0]])
                     changes.append(Change(self.name, (replaced,), label(new)))
-                else:
+                elif scope.rank(node.inputs[1]) == 2:  # what is of more is a batch of products
                     misses.append(NearMiss(self.name, replaced, new))
         return PassResult(tuple(changes), tuple(misses))
 

@@ -14,8 +14,8 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.extents import extents
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
+from ortplugin.graph.lengths import same_length
 from ortplugin.graph.pointwise import is_pointwise
-from ortplugin.graph.shapes import equal
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 from ortplugin.passes.emit import emit, integers
 from ortplugin.passes.matmul.fused import OWN_INPUTS, is_product
@@ -40,10 +40,10 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     maker = scope.producer(a)
     x = maker.inputs[0] if maker is not None and scope.op(maker) in VIEWS else a
     x = x if _keeps_rows(scope, x, a) else a
-    if not equal((scope.shape(x) or (None,))[:-1], (scope.shape(y) or ())[:-1]):
+    if not _same_rows(scope, x, y):
         if not any(is_pointwise(scope, each) for each in scope.consumers(y)):
             return None
-        made = _reshaped(scope, node, view, x, a)
+        made = _reshaped(scope, node, view, x)
         if made is None:
             return Missed(label(node), f"the shape of '{y.name}' is not known beforehand")
         x = made
@@ -59,14 +59,20 @@ def _keeps_rows(scope: Scope, before: gs.Tensor, after: gs.Tensor) -> bool:
     return isinstance(last[0], int) and last[0] > 0 and last[0] == last[1]
 
 
+def _same_rows(scope: Scope, x: gs.Tensor, y: gs.Tensor) -> bool:
+    """Whether both surely have the same lengths before the last."""
+    rank = scope.rank(x) or 0
+    return rank == scope.rank(y) and all(same_length(scope, x, y, axis) for axis in range(rank - 1))
+
+
 def _is_row(scope: Scope, operand: gs.Tensor) -> bool:
     shape = scope.shape(operand)
     return shape is not None and len(shape) <= 2 and all(dim == 1 for dim in shape[:-1])
 
 
-def _reshaped(scope: Scope, node: gs.Node, view: gs.Node, x: gs.Tensor, a: gs.Tensor) -> gs.Tensor | None:
+def _reshaped(scope: Scope, node: gs.Node, view: gs.Node, x: gs.Tensor) -> gs.Tensor | None:
     """What the product reads, with the leading lengths that the view gives its result; None if they are not known."""
-    shape, y = view.inputs[1], view.outputs[0]
+    a, shape, y = node.inputs[0], view.inputs[1], view.outputs[0]
     k, known = (scope.shape(a) or ())[-1], scope.constant(shape)
     assert isinstance(k, int)
     goal = (*(scope.shape(y) or ())[:-1], k)
@@ -76,13 +82,13 @@ def _reshaped(scope: Scope, node: gs.Node, view: gs.Node, x: gs.Tensor, a: gs.Te
         if 0 in dims[1:] or (dims[0] == 0 and view.attrs.get("allowzero", 0)) or len(dims) != len(goal):
             return None
         source = a if dims[0] == 0 else x
-        return emit(scope, node, "Reshape", [source, integers(scope, dims, "shape")], goal)
+        return emit(scope, view, "Reshape", [source, integers(scope, dims, "shape")], goal)
     if extents(scope, shape) is None or scope.depends_on(shape, node):
         return None
-    lead = emit(scope, node, "Slice", [shape, *(integers(scope, [n], "to") for n in (0, len(goal) - 1))],
+    lead = emit(scope, view, "Slice", [shape, *(integers(scope, [n], "to") for n in (0, len(goal) - 1))],
                 (len(goal) - 1,))  # fmt: skip
-    dims = emit(scope, node, "Concat", [lead, integers(scope, [k], "width")], (len(goal),), axis=0)
-    return emit(scope, node, "Reshape", [a, dims], goal)
+    dims = emit(scope, view, "Concat", [lead, integers(scope, [k], "width")], (len(goal),), axis=0)
+    return emit(scope, view, "Reshape", [a, dims], goal)
 
 
 MATMUL_VIEWS = RulePass(
