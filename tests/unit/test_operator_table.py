@@ -14,6 +14,7 @@ import conv_cases
 import conv_grad_cases
 import conv_transpose_cases
 import layer_norm_cases
+import matmul_cases
 import numpy as np
 import onnx
 import pointwise_cases
@@ -41,6 +42,7 @@ CASES: dict[str, ModuleType] = {
     "ConvGrad": conv_grad_cases,
     "FusedPool": pool_cases,
     "FusedResize": pool_cases,
+    "FusedMatMul": matmul_cases,
 }
 
 # dtypes that the cases of an operator must cover.
@@ -58,6 +60,7 @@ DTYPES: dict[str, set[np.dtype[np.generic]]] = {
     "ConvGrad": FLOATING,
     "FusedPool": FLOATING | {np.dtype("int8"), np.dtype("uint8")},
     "FusedResize": FLOATING | {np.dtype("int8"), np.dtype("uint8"), np.dtype("int32")},
+    "FusedMatMul": FLOATING,
 }
 
 # What runs on a library on CUDA, and its header here; a kernel of our own is then not needed.
@@ -65,6 +68,7 @@ LIBRARIES = {
     "FusedConv": "runtime/cudnn/cudnn.h",
     "FusedConvTranspose": "ops/conv/conv_cuda.h",  # FusedConv's kernel
     "ConvGrad": "runtime/cudnn/cudnn.h",
+    "FusedMatMul": "ops/conv/conv_cuda.h",  # the engines of convolutions
 }
 
 # The benchmark, where it is named after its workload.

@@ -9,6 +9,7 @@
 #include "ortplugin/ops/conv_grad/conv_grad.h"
 #include "ortplugin/ops/conv_transpose/conv_transpose.h"
 #include "ortplugin/ops/layer_norm/layer_norm.h"
+#include "ortplugin/ops/matmul/matmul.h"
 #include "ortplugin/ops/pointwise/pointwise.h"
 #include "ortplugin/ops/pool/pool.h"
 #include "ortplugin/ops/scatter/scatter.h"
@@ -22,7 +23,7 @@ namespace {
 // One operator a line.
 const Operator* const kOperators[] = {
     &kFusedLayerNorm, &kScatterND,          &kScatterElements, &kUpdateSlice, &kFusedPointwise, &kFusedSumTo,
-    &kFusedConv,      &kFusedConvTranspose, &kConvGrad,        &kFusedPool,   &kFusedResize,
+    &kFusedConv,      &kFusedConvTranspose, &kConvGrad,        &kFusedPool,   &kFusedResize,    &kFusedMatMul,
 };
 
 constexpr const char* kDomain = "ortplugin";
