@@ -53,15 +53,18 @@ size_t MapWord(const Program& program, const Contraction& problem) {
 
 }  // namespace
 
+bool IsPointwise(const Contraction& problem) {
+  return std::all_of(problem.windows.begin(), problem.windows.end(), [](const Window& window) {
+    return window.kernel == 1 && window.stride == 1 && window.pad_begin == 0 && window.pad_end == 0;
+  });
+}
+
 bool FitsGemm(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   if (!FitsEngines(program, problem) || problem.dtype() == DType::kFloat || problem.groups != 1) return false;
   if (!device.has_wgmma() || problem.transposed || problem.x_channels_first || problem.y_channels_first) return false;
   if (problem.channels % engine_limits::wgmma_vector != 0 || problem.filters % engine_limits::wgmma_vector != 0)
     return false;
-  const auto is_pointwise = [](const Window& window) {
-    return window.kernel == 1 && window.stride == 1 && window.pad_begin == 0 && window.pad_end == 0;
-  };
-  return is_pointwise(problem.rows()) && is_pointwise(problem.columns());
+  return IsPointwise(problem);
 }
 
 bool IsGemmFast(const Program&, const Contraction& problem, const cuda::DeviceFacts& device) {
@@ -83,6 +86,7 @@ GemmConfig ConfigureGemm(const Contraction& problem, const cuda::DeviceFacts& de
 }
 
 Contraction WithRowsAsBatch(const Contraction& problem) {
+  if (problem.is_empty()) return problem;
   Contraction flat = problem;
   const int64_t rows = Rows(problem);
   flat.batch = rows;

@@ -22,6 +22,9 @@ GemmConfig ConfigureGemm(const Contraction& problem, const cuda::DeviceFacts& de
 std::string GemmSource(const Program& program, const Contraction& problem, const GemmConfig& config);
 cuda::LaunchShape GemmLaunch(const Contraction& problem, const GemmConfig& config, const cuda::DeviceFacts& device);
 
+// Whether filters have one element, and every pixel is one of the result.
+bool IsPointwise(const Contraction& problem);
+
 // The problem with its rows as the batch, where no operand tells an image's pixels apart: one kernel for all numbers of
 // rows.
 Contraction WithRowsAsBatch(const Contraction& problem);

@@ -70,9 +70,12 @@ const std::vector<Engine>& EngineTable() {
   return *table;
 }
 
-std::optional<EngineKernel> FindEngineKernel(const Program& program, const Contraction& problem,
+std::optional<EngineKernel> FindEngineKernel(const Program& program, const Contraction& given,
                                              const cuda::DeviceFacts& device, bool only_where_fast) {
-  if (problem.windows.size() != 2) return std::nullopt;
+  if (given.windows.size() != 2) return std::nullopt;
+  // A matrix product's rows, however many: they are in no kernel's text then.
+  const bool is_product = given.batch == 1 && given.rows().size == 1 && IsPointwise(given);
+  const Contraction problem = is_product ? WithRowsAsBatch(given) : given;
   const std::vector<Engine>& table = EngineTable();
   for (const Engine& engine : table)
     if (engine.fits(program, problem, device) && engine.beats_library(program, problem, device))
