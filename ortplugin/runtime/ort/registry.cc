@@ -5,6 +5,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "ortplugin/ops/attention/attention.h"
 #include "ortplugin/ops/conv/conv.h"
 #include "ortplugin/ops/conv_grad/conv_grad.h"
 #include "ortplugin/ops/conv_transpose/conv_transpose.h"
@@ -22,8 +23,9 @@ namespace {
 
 // One operator a line.
 const Operator* const kOperators[] = {
-    &kFusedLayerNorm, &kScatterND,          &kScatterElements, &kUpdateSlice, &kFusedPointwise, &kFusedSumTo,
-    &kFusedConv,      &kFusedConvTranspose, &kConvGrad,        &kFusedPool,   &kFusedResize,    &kFusedMatMul,
+    &kFusedLayerNorm, &kScatterND,   &kScatterElements,    &kUpdateSlice, &kFusedPointwise,
+    &kFusedSumTo,     &kFusedConv,   &kFusedConvTranspose, &kConvGrad,    &kFusedPool,
+    &kFusedResize,    &kFusedMatMul, &kFusedAttention,
 };
 
 constexpr const char* kDomain = "ortplugin";
