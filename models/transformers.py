@@ -13,7 +13,6 @@ from typing import Any
 
 from models.networks import Network, images
 
-CACHE = 1024  # positions that a decoding step finds in the cache
 # Of the form of Llama, with a size between BERT-base and the smallest published one.
 LLAMA = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 12, "num_attention_heads": 16,
          "num_key_value_heads": 4, "vocab_size": 32000}  # fmt: skip
@@ -46,7 +45,7 @@ def _hugging_face(name: str, takes: tuple[str, ...], part: str = "", /, **config
 
 
 def _decoder(name: str, **config: Any) -> Any:
-    """A step of decoding: (new tokens, keys and values of each layer) to (logits, the same with those of the tokens)."""
+    """A step of decoding: (tokens, keys and values of each layer) to (logits, the same with those of the tokens)."""
     import torch
     import transformers
 
@@ -76,9 +75,7 @@ def _tokens(vocabulary: int, sizes: tuple[int, ...], *, mask: bool = False) -> d
     return {**tokens, "attention_mask": torch.ones(sizes, dtype=torch.int64)} if mask else tokens
 
 
-def _step(
-    vocabulary: int, layers: int, heads: int, head_size: int, sizes: tuple[int, ...]
-) -> dict[str, Any]:
+def _step(vocabulary: int, layers: int, heads: int, head_size: int, sizes: tuple[int, ...]) -> dict[str, Any]:
     """One token of each sequence and the cache, of which each tensor is [batch, heads, length, head size]."""
     import torch
 
@@ -133,7 +130,8 @@ NETWORKS: dict[str, Network] = {
     "t5_encoder": _text("T5-small encoder", partial(_hugging_face, "T5EncoderModel", _IDS), partial(_tokens, 32128)),
     "whisper_encoder": _text("Whisper-tiny encoder",
                              partial(_hugging_face, "WhisperModel", ("input_features",), "encoder"), _sound, "BATCH"),
-    "gpt2_decode": _text("GPT-2, a step", partial(_decoder, "GPT2LMHeadModel"), partial(_step, 50257, 12, 12, 64)),
+    "gpt2_decode": _text("GPT-2, a step", partial(_decoder, "GPT2LMHeadModel", n_positions=2048),
+                         partial(_step, 50257, 12, 12, 64)),
     "llama_decode": _text("Llama form, a step", partial(_decoder, "LlamaForCausalLM", **LLAMA),
                           partial(_step, 32000, 12, 4, 64)),
 }  # fmt: skip
