@@ -195,7 +195,7 @@ def draw(network: Network, sizes: tuple[int, ...], device: str = "cpu", dtype: A
 
 
 def export(model: Any, inputs: Tensors, path: Path, exporter: str) -> None:
-    """Writes the module to `path`, for inputs of these shapes and dtypes; its outputs are y0, y1, ..."""
+    """Writes the module to `path` with one of PyTorch's exporters, for inputs of these names, shapes and dtypes."""
     import torch
 
     with warnings.catch_warnings(), torch.no_grad():
