@@ -10,6 +10,8 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.errors import UsageError, near_names
 from ortplugin.model.inline import NAME as INLINE_FUNCTIONS
+from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
+from ortplugin.passes.attention.merge_products import MERGE_PRODUCTS
 from ortplugin.passes.base import Pass, PassResult
 from ortplugin.passes.conv.allow_tf32 import ALLOW_TF32
 from ortplugin.passes.conv.batch_norm_pointwise import BATCH_NORM_POINTWISE
@@ -127,6 +129,8 @@ TABLE: tuple[Step, ...] = (
     Step(NESTED_SLICES, EVERY_ROUND, "after Transposes between the slices are gone"),
     Step(NARROW_CONCAT, EVERY_ROUND, "before the layout is chosen, which sees the Concats that run then"),
     Step(DEAD_NODES, BEFORE_PRECISION, "after what cuts nodes off"),
+    Step(FUSE_ATTENTION, QUIET_ROUND, "once masks and the shapes of views are constant"),
+    Step(MERGE_PRODUCTS, EVERY_ROUND, "after attention, which says how it reads the products"),
     Step(BATCH_NORM_POINTWISE, BEFORE_PRECISION | QUIET_ROUND, "of those that no weights have taken in"),
     Step(FUSE_CONV, BEFORE_PRECISION | QUIET_ROUND, "after all that looks for a Conv"),
     Step(ALLOW_TF32, TF32, "before the layout of what TF32 makes fast is chosen"),
