@@ -18,16 +18,15 @@ import numpy.typing as npt
 import onnx
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.extents import Extent
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.shapes import broadcast
 from ortplugin.passes.attention.axes import Atom, flat
+from ortplugin.passes.attention.lengths import ONE, Length, dims, product
 from ortplugin.passes.attention.scores import LARGE_NEGATIVE, Mask
-from ortplugin.passes.attention.views import dims
 from ortplugin.passes.emit import emit, integers
 
 LOWEST = -3e38  # float32 holds it
-ABSORBING = -6e4  # in float16, what is added to such a number is lost
+ABSORBING = -3e4  # in float16, a score beneath 8 that is added to such a number is lost
 ELEMENTS = 1 << 23  # of constant masks that are looked at, and that one may have once it is repeated for each window
 
 Array = npt.NDArray[Any]
@@ -84,28 +83,28 @@ def plan_masks(scope: Scope, masks: Sequence[Mask], names: Names) -> Masking | s
 def _part(scope: Scope, mask: Mask, names: Names) -> Part | str:
     """The mask brought to rank 4."""
     given = dims(scope, mask.tensor)
-    order = [id(leaf) for name in "bhst" for leaf in names[name] if leaf.size != 1]
+    order = [id(leaf) for name in "bhst" for leaf in names[name] if leaf.size != ONE]
     terms = flat(mask.axes)
     if given is None or terms is None or len(given) > len(mask.axes):
         return f"the rank of the mask '{mask.tensor.name}' is unknown"
-    if [id(term.atom) for term in terms if term.size != 1] != order:
+    if [id(term.atom) for term in terms if term.size != ONE] != order:
         return f"the axes of the scores to which '{mask.tensor.name}' is added are not batch, heads, rows and columns"
-    aligned: list[Extent] = [*[1] * (len(mask.axes) - len(given)), *given]
+    aligned: list[Length] = [*[ONE] * (len(mask.axes) - len(given)), *given]
     present = {
-        id(term.atom) for axis, dim in zip(mask.axes, aligned, strict=True) if dim != 1 for term in flat((axis,)) or ()
+        id(term.atom) for axis, dim in zip(mask.axes, aligned, strict=True) if dim != ONE for term in flat((axis,)) or ()
     }
     sizes, final, mixed = [], [], False
     for name in "bhst":
-        leaves = [leaf for leaf in names[name] if leaf.size != 1]
+        leaves = [leaf for leaf in names[name] if leaf.size != ONE]
         own = [leaf for leaf in leaves if id(leaf) in present]
         mixed |= bool(own) and len(own) != len(leaves)
         final.append(_product(leaves) if own else 1)
     for axis, dim in zip(mask.axes, aligned, strict=True):
         leaves = [term.atom for term in axis if term.atom is not None]
-        repeats = mixed and dim == 1 and any(_shares(names, leaf, present) for leaf in leaves)
-        sizes.append(_product(leaves) if repeats else dim if isinstance(dim, int) else -1)
-    whole = [[id(term.atom) for term in axis if term.size != 1] for axis in mask.axes]
-    plain = len(mask.axes) == 4 and whole == [[id(x) for x in names[n] if x.size != 1] for n in "bhst"]
+        repeats = mixed and dim == ONE and any(_shares(names, leaf, present) for leaf in leaves)
+        sizes.append(_product(leaves) if repeats else -1 if dim.known is None else dim.known)
+    whole = [[id(term.atom) for term in axis if term.size != ONE] for axis in mask.axes]
+    plain = len(mask.axes) == 4 and whole == [[id(x) for x in names[n] if x.size != ONE] for n in "bhst"]
     values = _values(scope, mask)
     if values is not None:
         values = values.reshape([1] * (len(mask.axes) - values.ndim) + list(values.shape))
@@ -122,7 +121,7 @@ def _part(scope: Scope, mask: Mask, names: Names) -> Part | str:
 
 
 def _trailing(whole: list[list[int]], names: Names) -> bool:
-    return whole[-2:] == [[id(leaf) for leaf in names[name] if leaf.size != 1] for name in "st"]
+    return whole[-2:] == [[id(leaf) for leaf in names[name] if leaf.size != ONE] for name in "st"]
 
 
 def _shares(names: Names, leaf: Atom, present: set[int]) -> bool:
@@ -131,12 +130,8 @@ def _shares(names: Names, leaf: Atom, present: set[int]) -> bool:
 
 
 def _product(leaves: Sequence[Atom]) -> int:
-    result = 1
-    for leaf in leaves:
-        if not isinstance(leaf.size, int):
-            return -1
-        result *= leaf.size
-    return result
+    known = product([leaf.size for leaf in leaves]).known
+    return -1 if known is None else known
 
 
 def _values(scope: Scope, mask: Mask) -> Array | None:
