@@ -19,7 +19,7 @@ from ortplugin.graph.facts import KEEPS_SHAPE, Scope
 
 Name = str | tuple[int, int]
 VISITS = 256  # lengths that are looked at to tell those of one tensor, at most
-KEEPS = frozenset(KEEPS_SHAPE) | {"FusedLayerNorm", "ortplugin::FusedLayerNorm", "RMSNormalization"}
+KEEPS = frozenset((*KEEPS_SHAPE, "RMSNormalization"))
 
 
 class Length(NamedTuple):
@@ -118,6 +118,10 @@ class _Lengths:
             return self.length(x, axis)
         if op == "Reshape":
             return self._reshaped(node, axis)
+        if op == "Range":
+            counted = scope.scalar(x) == 0 and scope.scalar(node.inputs[2]) == 1
+            values = self.shape_of(node.inputs[1]) if counted else None
+            return values[0] if values else None
         if op == "Transpose":
             return self.length(x, [int(each) for each in node.attrs.get("perm") or reversed(range(rank))][axis])
         if op == "Unsqueeze":
@@ -127,7 +131,7 @@ class _Lengths:
             return self.length(x, [each for each in range(rank) if each not in new].index(axis))
         if op == "Expand":
             values = self.shape_of(node.inputs[1])
-            if values is None:
+            if values is None or Length(-1) in values:
                 return None
             return self._broadcast([x], rank, axis, values[axis - rank] if len(values) >= rank - axis else ONE)
         if op == "MatMul" and rank >= 2:
@@ -193,7 +197,8 @@ class _Lengths:
             test = scope.producer(node.inputs[0])
             minus = None if test is None or scope.op(test) != "Equal" else scope.constant(test.inputs[1])
             plain = minus is not None and (minus == -1).all() and test is not None and test.inputs[0] is node.inputs[2]
-            return self.shape_of(node.inputs[2]) if plain else None
+            held = self.shape_of(node.inputs[2]) if plain else None
+            return None if held is None else [ONE if each == Length(-1) else each for each in held]
         return None
 
 

@@ -103,7 +103,7 @@ def _part(scope: Scope, mask: Mask, names: Names) -> Part | str:
         leaves = [term.atom for term in axis if term.atom is not None]
         repeats = mixed and dim == ONE and any(_shares(names, leaf, present) for leaf in leaves)
         sizes.append(_product(leaves) if repeats else -1 if dim.known is None else dim.known)
-    whole = [[id(term.atom) for term in axis if term.size != ONE] for axis in mask.axes]
+    whole = [[id(term.atom) for term in flat((axis,)) or () if term.size != ONE] for axis in mask.axes]
     plain = len(mask.axes) == 4 and whole == [[id(x) for x in names[n] if x.size != ONE] for n in "bhst"]
     values = _values(scope, mask)
     if values is not None:
