@@ -54,7 +54,21 @@ class Masking:
 
 
 def plan_masks(scope: Scope, masks: Sequence[Mask], names: Names) -> Masking | str:
-    """The masks without any edit, or why they are none that FusedAttention takes."""
+    """The masks without any edit, or why they are none that FusedAttention takes.
+
+    A conjunction of a constant and another mask, such as a triangle and a padding, is two masks if that leaves one
+    operand: all that is false is -inf.
+    """
+    read = [_selecting(scope, mask) for mask in masks]
+    divided = [part for mask in read for part in _conjuncts(scope, mask)]
+    if len(divided) > len(read):
+        masking = _planned(scope, divided, names)
+        if isinstance(masking, Masking) and len(masking.parts) <= len(read):
+            return masking
+    return _planned(scope, read, names)
+
+
+def _planned(scope: Scope, masks: Sequence[Mask], names: Names) -> Masking | str:
     parts: list[Part] = []
     for mask in masks:
         part = _part(scope, mask, names)
@@ -78,6 +92,29 @@ def plan_masks(scope: Scope, masks: Sequence[Mask], names: Names) -> Masking | s
     if causal is not None:
         return Masking(*causal, tuple(rest))
     return Masking(parts=(Part(constant[0].mask, selected), *rest))
+
+
+def _selecting(scope: Scope, mask: Mask) -> Mask:
+    """What is added as Where(bools, 0, number), if the number hides the score that it is added to, as these bools."""
+    node = scope.producer(mask.tensor)
+    if mask.filling is not None or node is None or scope.op(node) != "Where":
+        return mask
+    hides = {"float16": ABSORBING}.get(scope.dtype(mask.tensor) or "", LOWEST / 100)
+    for index, kept in ((2, True), (1, False)):
+        filling = scope.scalar(node.inputs[index])
+        if filling is not None and filling <= hides and scope.scalar(node.inputs[3 - index]) == 0:
+            return Mask(node.inputs[0], mask.axes, filling, kept)
+    return mask
+
+
+def _conjuncts(scope: Scope, mask: Mask) -> list[Mask]:
+    """The bools of an And with a constant, each on its own, where false is -inf."""
+    node = scope.producer(mask.tensor)
+    if mask.filling != -np.inf or not mask.kept or node is None or scope.op(node) != "And":
+        return [mask]
+    if not any(scope.is_constant(each) for each in node.inputs):
+        return [mask]
+    return [Mask(each, mask.axes, mask.filling, True) for each in node.inputs]
 
 
 def _part(scope: Scope, mask: Mask, names: Names) -> Part | str:
@@ -257,12 +294,11 @@ def _absorbing(scope: Scope, before: gs.Node, tensor: gs.Tensor, smaller: bool) 
     if node is None or scope.op(node) != "Where" or scope.dtype(tensor) != "float16":
         return tensor
     for index, kept in ((2, True), (1, False)):
-        filling, stays = scope.scalar(node.inputs[index]), node.inputs[3 - index]
+        filling, condition = scope.scalar(node.inputs[index]), node.inputs[0]
         if filling is not None and np.isfinite(filling) and filling <= ABSORBING:
-            condition = node.inputs[0]
             if smaller:
                 condition, kept = stripped(scope, condition, kept)
-            return _where(scope, before, condition, None if scope.scalar(stays) == 0 else stays, LOWEST, kept)
+            return _where(scope, before, condition, node.inputs[3 - index], LOWEST, kept)
     return tensor
 
 
