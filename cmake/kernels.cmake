@@ -23,7 +23,8 @@ set(kernel_files
   kConvGradSource=${root}/ortplugin/ops/conv_grad/conv_grad.cu
   kWeightGradSource=${root}/ortplugin/ops/conv_grad/weight_grad.cu
   kPoolSource=${root}/ortplugin/ops/pool/pool.cu
-  kResizeSource=${root}/ortplugin/ops/pool/pool_resize.cu)
+  kResizeSource=${root}/ortplugin/ops/pool/pool_resize.cu
+  kAttentionSimtSource=${root}/ortplugin/ops/attention/engines/simt.cu)
 set(embedded ${CMAKE_CURRENT_BINARY_DIR}/kernel_sources.cc)
 list(JOIN kernel_files "," kernel_inputs)
 list(TRANSFORM kernel_files REPLACE "^[^=]*=" "" OUTPUT_VARIABLE kernel_paths)

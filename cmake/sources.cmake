@@ -27,6 +27,11 @@ set(sources
   ${root}/ortplugin/target/target.cc
   ${root}/ortplugin/ops/contraction.cc
   ${root}/ortplugin/ops/list_algorithms.cc
+  ${root}/ortplugin/ops/attention/attention.cc
+  ${root}/ortplugin/ops/attention/attention_cpu.cc
+  ${root}/ortplugin/ops/attention/attention_cuda.cc
+  ${root}/ortplugin/ops/attention/engines/simt.cc
+  ${root}/ortplugin/ops/attention/engines/table.cc
   ${root}/ortplugin/ops/conv/algorithm.cc
   ${root}/ortplugin/ops/conv/aligned_copies.cc
   ${root}/ortplugin/ops/conv/conv.cc

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.shapes import TensorType
+from ortplugin.ops.attention import OPERATOR as FUSED_ATTENTION
 from ortplugin.ops.base import Operator
 from ortplugin.ops.conv import OPERATOR as FUSED_CONV
 from ortplugin.ops.conv_grad import OPERATOR as CONV_GRAD
@@ -29,6 +30,7 @@ OPERATORS: tuple[Operator, ...] = (
     CONV_GRAD,
     FUSED_POOL,
     FUSED_RESIZE,
+    FUSED_ATTENTION,
 )
 
 

@@ -116,6 +116,8 @@ ORTPLUGIN_VERSIONS(ProductAvx512, "avx512f")
 #undef ORTPLUGIN_VERSIONS
 #endif
 
+}  // namespace
+
 template <typename T>
 void Multiply(int64_t m, int64_t n, int64_t depth, const T* a, int64_t a_row, int64_t a_column, const T* b,
               int64_t b_row, T* c, int64_t c_row) {
@@ -126,6 +128,8 @@ void Multiply(int64_t m, int64_t n, int64_t depth, const T* a, int64_t a_row, in
 #endif
   Product(m, n, depth, a, a_row, a_column, b, b_row, c, c_row);
 }
+
+namespace {
 
 // Elements in the spatial dimensions of s, l or a filter.
 int64_t Count(const Contraction& contraction, int64_t Window::* size) {
@@ -344,6 +348,10 @@ void WeightGradient(const Contraction& contraction, const T* small, const T* lar
     for (int64_t i = 0; i < whole; ++i) weight[i] += partial[static_cast<size_t>(chunk * whole + i)];
 }
 
+template void Multiply(int64_t, int64_t, int64_t, const float*, int64_t, int64_t, const float*, int64_t, float*,
+                       int64_t);
+template void Multiply(int64_t, int64_t, int64_t, const double*, int64_t, int64_t, const double*, int64_t, double*,
+                       int64_t);
 template void Forward(const Contraction&, const float*, const float*, float*, const ParallelFor&);
 template void Forward(const Contraction&, const double*, const double*, double*, const ParallelFor&);
 template void DataGradient(const Contraction&, const float*, const float*, float*, const ParallelFor&);

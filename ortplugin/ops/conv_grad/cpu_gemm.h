@@ -17,6 +17,12 @@ namespace ortplugin {
 // Calls its argument for all numbers below the first one, on any threads.
 using ParallelFor = std::function<void(size_t, const std::function<void(size_t)>&)>;
 
+// c [m, n] += a [m, depth] b [depth, n], of float or double: a[i, k] is a[i * a_row + k * a_column], rows of b and c
+// are contiguous.
+template <typename T>
+void Multiply(int64_t m, int64_t n, int64_t depth, const T* a, int64_t a_row, int64_t a_column, const T* b,
+              int64_t b_row, T* c, int64_t c_row);
+
 // T: float or double. Every element of the result is written. Sums run in an order that the shapes alone decide.
 template <typename T>
 void Forward(const Contraction& contraction, const T* large, const T* weight, T* small,

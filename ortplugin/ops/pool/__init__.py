@@ -41,9 +41,9 @@ from ortplugin.errors import ModelError
 from ortplugin.graph.conv_geometry import AUTO_PADS, MOST_SPATIAL
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.shapes import Dim, Shape, TensorType
+from ortplugin.ops import node_attributes as nodes
 from ortplugin.ops.base import Operator
 from ortplugin.ops.decompose import Builder
-from ortplugin.ops.pool import node_attributes as nodes
 from ortplugin.ops.pool.layout import as_channels_first, global_over_channels_last
 from ortplugin.ops.pool.reference import Window, pooled
 
@@ -92,6 +92,7 @@ class Pool:
 def attributes_of(node: onnx.NodeProto) -> Pool:
     """The attributes of a FusedPool. Raises ModelError that names the node where they are wrong."""
     where = nodes.where_is(node)
+    nodes.check_one_input(node)
     given = nodes.read(node, _TYPES)
     kind = given.pop("kind", None)
     if kind not in KINDS:

@@ -39,10 +39,10 @@ from ortplugin.errors import ModelError
 from ortplugin.graph.conv_geometry import LARGEST, MOST_SPATIAL
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.shapes import Dim, Shape, TensorType
+from ortplugin.ops import node_attributes as nodes
 from ortplugin.ops.base import Operator
 from ortplugin.ops.decompose import Builder
 from ortplugin.ops.pool import BYTES, FLOATING
-from ortplugin.ops.pool import node_attributes as nodes
 from ortplugin.ops.pool.layout import as_channels_first
 from ortplugin.ops.pool.reference import coordinates, resized
 
@@ -80,6 +80,7 @@ class Resize:
 def attributes_of(node: onnx.NodeProto) -> Resize:
     """The attributes of a FusedResize. Raises ModelError that names the node where they are wrong."""
     where = nodes.where_is(node)
+    nodes.check_one_input(node)
     given = nodes.read(node, _TYPES)
     for word, allowed in _WORDS.items():
         nodes.check_word(where, given, word, allowed)

@@ -26,5 +26,6 @@ extern const char kGemvSource[];               // ops/conv/engines/gemv.cu
 extern const char kPixelShuffleSource[];       // ops/conv/engines/pixel_shuffle.cu
 extern const char kFewOutputChannelsSource[];  // ops/conv/engines/few_output_channels.cu
 extern const char kPolyphaseSource[];          // ops/conv/engines/polyphase.cu
+extern const char kAttentionSimtSource[];      // ops/attention/engines/simt.cu
 
 }  // namespace ortplugin

@@ -238,6 +238,14 @@ int64_t ShapeContext::int_attribute(const char* name, int64_t absent) const {
   return values[0];
 }
 
+float ShapeContext::float_attribute(const char* name, float absent) const {
+  const ort::OpAttr* attribute = FindAttribute(api_, context_, name);
+  if (attribute == nullptr) return absent;
+  const auto values = ReadAttribute<float, std::vector<float>>(api_, attribute, ort::kAttrFloat, name);
+  if (values.size() != 1) Fail("the attribute '", name, "' is no number");
+  return values[0];
+}
+
 std::vector<int64_t> ShapeContext::ints_attribute(const char* name) const {
   const ort::OpAttr* attribute = FindAttribute(api_, context_, name);
   if (attribute == nullptr) return {};
@@ -388,6 +396,15 @@ std::string NodeInfo::string_attribute(const char* name, const char* absent) con
 int64_t NodeInfo::int_attribute(const char* name, int64_t absent) const {
   int64_t number = absent;
   ort::Status* missing = ort::KernelInfoGetAttribute_int64(api_, info_, name, &number);
+  if (missing == nullptr) return number;
+  ort::ReleaseStatus(api_, missing);
+  CheckAbsent(api_, info_, name);
+  return absent;
+}
+
+float NodeInfo::float_attribute(const char* name, float absent) const {
+  float number = absent;
+  ort::Status* missing = ort::KernelInfoGetAttribute_float(api_, info_, name, &number);
   if (missing == nullptr) return number;
   ort::ReleaseStatus(api_, missing);
   CheckAbsent(api_, info_, name);

@@ -54,6 +54,7 @@ class ShapeContext {
   std::string string_attribute(const char* name) const;
   std::string string_attribute(const char* name, const char* absent) const;
   int64_t int_attribute(const char* name, int64_t absent) const;
+  float float_attribute(const char* name, float absent) const;
   std::vector<int64_t> ints_attribute(const char* name) const;  // empty where it is absent
   std::vector<float> floats_attribute(const char* name) const;  // likewise
   // Nothing where the shape is not known, and before ORT 1.28 of the first output only: the type is then the model's.
@@ -81,6 +82,7 @@ class NodeInfo {
   // An empty list and a list of texts can't be told from an attribute that is absent.
   std::string string_attribute(const char* name, const char* absent) const;
   int64_t int_attribute(const char* name, int64_t absent) const;
+  float float_attribute(const char* name, float absent) const;
   std::vector<int64_t> ints_attribute(const char* name) const;
   std::vector<float> floats_attribute(const char* name) const;
   // ORT's allocator of the memory that the node's provider computes in; the caller owns it.

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "ortplugin/ops/attention/attention.h"
 #include "ortplugin/ops/conv/conv.h"
 #include "ortplugin/ops/conv_grad/conv_grad.h"
 #include "ortplugin/ops/conv_transpose/conv_transpose.h"
@@ -22,7 +23,7 @@ namespace {
 // One operator a line.
 const Operator* const kOperators[] = {
     &kFusedLayerNorm, &kScatterND,          &kScatterElements, &kUpdateSlice, &kFusedPointwise, &kFusedSumTo,
-    &kFusedConv,      &kFusedConvTranspose, &kConvGrad,        &kFusedPool,   &kFusedResize,
+    &kFusedConv,      &kFusedConvTranspose, &kConvGrad,        &kFusedPool,   &kFusedResize,    &kFusedAttention,
 };
 
 constexpr const char* kDomain = "ortplugin";

@@ -21,11 +21,9 @@ def where_is(node: onnx.NodeProto) -> str:
 def read(node: onnx.NodeProto, types: Mapping[str, int]) -> dict[str, Any]:
     """The attributes by name; strings as str, lists as tuples, and no empty lists.
 
-    Raises ModelError for one that `types` lacks, one of another type, and a node of other than one input and output.
+    Raises ModelError for one that `types` lacks and one of another type.
     """
     where = where_is(node)
-    if len(node.input) != 1 or not node.input[0] or len(node.output) != 1:
-        raise ModelError(f"{where}: {len(node.input)} inputs and {len(node.output)} outputs, but it has one of each")
     given: dict[str, Any] = {}
     for attribute in node.attribute:
         kind = types.get(attribute.name)
@@ -44,6 +42,14 @@ def read(node: onnx.NodeProto, types: Mapping[str, int]) -> dict[str, Any]:
         if value != ():
             given[attribute.name] = value
     return given
+
+
+def check_one_input(node: onnx.NodeProto) -> None:
+    """Raises ModelError for a node of other than one input and output."""
+    if len(node.input) != 1 or not node.input[0] or len(node.output) != 1:
+        raise ModelError(
+            f"{where_is(node)}: {len(node.input)} inputs and {len(node.output)} outputs, but it has one of each"
+        )
 
 
 def check_word(where: str, given: Mapping[str, Any], name: str, words: Sequence[str]) -> None:

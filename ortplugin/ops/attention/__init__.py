@@ -1,0 +1,156 @@
+"""FusedAttention: softmax(scale Q K^T + mask) V for each head, of tensors as they lie.
+
+    s[b, h, i, j] = scale * sum over d of Q[b, h, i, d] K[b, g(h), j, d]        g(h) = h div (heads / kv_heads)
+    s             = softcap * tanh(s / softcap)                                 where softcap > 0
+    s             = s + mask[b, h, i, j], or -inf where the mask is false
+    s             = -inf                                                        where query i does not see key j
+    Y[b, h, i, e] = sum over j of softmax(s)[b, h, i, j] V[b, g(h), j, e]
+
+Domain `ortplugin`, version 1.
+Inputs: Q, K, V, and a mask, which may be left out (not by an empty name: ONNX Runtime gives a library's operators
+    none); Output: Y.
+Attributes:
+    `dtype` (string, required): of Q, K, V and Y: "float16", "bfloat16", "float" or "double".
+    `mask_dtype` (string; required with a mask, absent without): "bool", "float" or that dtype.
+    `heads`, `kv_heads` (int, required): the heads of Q, and of K and V; heads is a multiple of kv_heads.
+    `scale` (float, default 1), `softcap` (float, default 0: none).
+    `causal` (string): query i sees every key ("none", default), the keys j <= i ("upper_left"), or the keys
+        j <= i + T - S, of S queries and T keys ("lower_right").
+    `window` (int, default 0: none): and of those only the last `window` ones, j > i - window or i + T - S - window. Not
+        with causal "none".
+    `masked_rows` (string): a row in which every s is -inf is NaN ("nan", default), as Softmax has it, or 0 ("zero").
+    `q_layout`, `k_layout`, `v_layout`, `y_layout` (string, default "b h s d"): how the tensor lies; see layout.py.
+Shapes: b is the same in Q, K and V; d in Q and K, and s in K and V. The mask broadcasts to [b, heads, S, T] and has at
+    most four dimensions. Head sizes, d of K and d of V, are from 1 to 256.
+Scores, softmax and sums are float32, double for double. Of float16 and bfloat16, softmax(s) is rounded to that dtype
+    before the second product.
+Without keys (T = 0) Y is 0, whatever `masked_rows` says: the sum over nothing, as in ONNX.
+Left open: whether NaN and infinities of V show in a row whose softmax(s) is 0 there. Kernels leave out what is not
+    seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from ortplugin.errors import ModelError
+from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph.shapes import Dim, Shape, TensorType, show
+from ortplugin.ops.attention import reference as numpy_reference
+from ortplugin.ops.attention.attributes import Attention, attributes_of
+from ortplugin.ops.attention.decomposition import decomposed
+from ortplugin.ops.attention.layout import Sizes, shape_of, sizes
+from ortplugin.ops.base import Operator
+from ortplugin.program import NUMPY_DTYPES
+
+NAME = "FusedAttention"
+MOST_HEAD_SIZE = 256
+
+
+def _agreed(where: str, dims: Sequence[tuple[str, Dim]]) -> Dim:
+    """The size that all have, as far as it is known. Raises ModelError where two differ."""
+    lengths = {dim: name for name, dim in dims if isinstance(dim, int)}
+    if len(lengths) > 1:
+        said = " and ".join(f"{name} is {dim}" for dim, name in lengths.items())
+        raise ModelError(f"{where}: the shapes do not fit each other: {said}")
+    return next(iter(lengths), None) or next((dim for _, dim in dims if dim is not None), None)
+
+
+def _check_dtypes(attention: Attention, inputs: Sequence[TensorType]) -> None:
+    """Raises ModelError where an input has another dtype than the node says."""
+    wanted = [attention.dtype] * 3 + [attention.mask_dtype]
+    for name, x, dtype in zip(("Q", "K", "V", "the mask"), inputs, wanted, strict=False):
+        if dtype and x.dtype is not None and x.dtype != NUMPY_DTYPES[dtype]:
+            attribute = "mask_dtype" if name == "the mask" else "dtype"
+            raise ModelError(f"{attention.where}: {name} is {x.dtype}, but {attribute} is '{dtype}'; cast it")
+
+
+def _check_mask(where: str, mask: Shape, target: Shape) -> None:
+    fits = len(mask) <= 4 and all(
+        dim == 1 or dim == goal or not (isinstance(dim, int) and isinstance(goal, int))
+        for dim, goal in zip(reversed(mask), reversed(target), strict=False)
+    )
+    if not fits:
+        raise ModelError(f"{where}: the mask's shape {show(mask)} does not broadcast to {show(target)}")
+
+
+def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[TensorType]:
+    """Y's dtype, which is Q's, and its shape, as far as those of the inputs tell."""
+    attention = attributes_of(node)
+    _check_dtypes(attention, inputs)
+    where, found = attention.where, []
+    for name, layout, heads, x in zip(
+        "QKV",
+        (attention.q, attention.k, attention.v),
+        (attention.heads, attention.kv_heads, attention.kv_heads),
+        inputs,
+        strict=False,
+    ):
+        try:
+            found.append(Sizes(None, None, None) if x.shape is None else sizes(layout, heads, x.shape))
+        except ValueError as error:
+            raise ModelError(f"{where}: {name}: {error}") from error
+    q, k, v = found
+    batch = _agreed(where, [("b of Q", q.b), ("b of K", k.b), ("b of V", v.b)])
+    keys = _agreed(where, [("s of K", k.s), ("s of V", v.s)])
+    for name, size in (("K", _agreed(where, [("d of Q", q.d), ("d of K", k.d)])), ("V", v.d)):
+        if isinstance(size, int) and not 1 <= size <= MOST_HEAD_SIZE:
+            raise ModelError(f"{where}: the head size, d of {name}, is {size}, but must be from 1 to {MOST_HEAD_SIZE}")
+    if attention.mask_dtype and inputs[3].shape is not None:
+        _check_mask(where, inputs[3].shape, (batch, attention.heads, q.s, keys))
+    shape: Shape | None = shape_of(attention.y, attention.heads, Sizes(batch, q.s, v.d))
+    if all(x.shape is None for x in inputs[:3]):
+        shape = None
+    return [TensorType(NUMPY_DTYPES[attention.dtype], shape)]
+
+
+def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
+    """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output name.
+
+    Views (Reshape, Gather, Slice, Transpose), MatMul, Softmax, MatMul, all in float32, or double for double.
+    """
+    return decomposed(attributes_of(node), node.input, node.output[0], opset)
+
+
+def reference(
+    node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
+) -> list[npt.NDArray[np.generic]]:
+    """The output in NumPy, computed in float64; `rounded`: in Q's dtype. See reference.py."""
+    attention = attributes_of(node)
+    infer_shapes(node, [TensorType(x.dtype, x.shape) for x in inputs])
+    q, k, v = (
+        numpy_reference.view(x, layout, heads)
+        for x, layout, heads in zip(
+            inputs,
+            (attention.q, attention.k, attention.v),
+            (attention.heads, attention.kv_heads, attention.kv_heads),
+            strict=False,
+        )
+    )
+    y = numpy_reference.attention(q, k, v, inputs[3] if attention.mask_dtype else None, scores_of(attention))
+    laid_out = numpy_reference.laid_out(y, attention.y)
+    with np.errstate(over="ignore"):
+        return [laid_out.astype(inputs[0].dtype) if rounded else laid_out]
+
+
+def scores_of(attention: Attention) -> numpy_reference.Scores:
+    """What reference.py needs to know of a node."""
+    return numpy_reference.Scores(
+        attention.scale, attention.softcap, attention.causal, attention.window, attention.masked_rows == "zero"
+    )
+
+
+OPERATOR = Operator(
+    name=NAME,
+    domain=DOMAIN,
+    version=1,
+    summary="attention: softmax(scale Q K^T + mask) V for each head, of tensors as they lie",
+    infer_shapes=infer_shapes,
+    decompose=decompose,
+    reference=reference,
+)

@@ -1,0 +1,87 @@
+// FusedAttention: softmax(scale Q K^T + mask) V for each head. The specification is in
+// ortplugin/ops/attention/__init__.py, the language of layouts in layout.py.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ortplugin/runtime/ort/ort.h"
+#include "ortplugin/runtime/program/program.h"
+
+namespace ortplugin {
+
+extern const Operator kFusedAttention;
+
+// One run: sizes, and where each element [b, h, i, d] of a tensor lies. CPU kernel and CUDA engines are made of it.
+struct AttentionProblem {
+  // In elements. `offset` is that of the element [0, 0, 0, 0]; `row` is the step from query or key to the next one,
+  // `column` that along the head size.
+  struct View {
+    int64_t offset = 0, batch = 0, head = 0, row = 0, column = 0;
+  };
+  DType dtype = DType::kFloat16;  // of Q, K, V and Y
+  int64_t batch = 1, heads = 1, kv_heads = 1, queries = 1, keys = 1, head_size = 1, value_size = 1;
+  View q, k, v, y;
+  // The mask's steps are 0 where it broadcasts. It is bool, of which true is seen, or floating and added to the scores.
+  bool has_mask = false;
+  DType mask_dtype = DType::kBool;
+  View mask;  // [b, h, query, key]
+  double scale = 1, softcap = 0;
+  enum class Causal { kNone, kUpperLeft, kLowerRight } causal = Causal::kNone;
+  int64_t window = 0;
+  bool masked_rows_are_zero = false;
+
+  int64_t group() const { return heads / kv_heads; }  // the heads of Q that share one of K and V
+  // Query i sees no key behind i + last_seen(), with any `causal` but kNone.
+  int64_t last_seen() const { return causal == Causal::kLowerRight ? keys - queries : 0; }
+  // A row of which every score is -inf is 0, else NaN: without keys it is the sum over nothing.
+  bool zero_where_nothing_is_seen() const { return masked_rows_are_zero || keys == 0; }
+};
+
+constexpr int64_t kMostHeadSize = 256;
+
+struct AttentionLayout {
+  struct Atom {
+    char name;             // 'b', 's', 'h' or 'd'; '/' where one index is taken
+    int64_t first, total;  // that index of a length; of 'h' the first head and the heads in the tensor, 0: all
+  };
+  std::string text;
+  std::vector<std::vector<Atom>> axes;
+
+  // Throws Error that names the attribute. `heads`: what the node takes of the tensor.
+  static AttentionLayout Parse(const char* attribute, const std::string& text, int64_t heads, bool is_output);
+};
+
+struct AttentionAttributes {
+  DType dtype = DType::kFloat16;
+  std::optional<DType> mask_dtype;  // empty: there is no mask
+  int64_t heads = 1, kv_heads = 1;
+  AttentionLayout q, k, v, y;
+  // The attributes that it has as they are; sizes and views are those of no tensors yet.
+  AttentionProblem problem;
+
+  size_t input_count() const { return mask_dtype ? 4 : 3; }
+
+  static AttentionAttributes Parse(const NodeInfo& info);
+  static AttentionAttributes Parse(const ShapeContext& context);
+};
+
+struct AttentionShape {
+  AttentionProblem problem;
+  Shape output;
+};
+
+// Of the shapes of Q, K, V and the mask. Throws Error where they do not fit the attributes or each other.
+AttentionShape FitAttention(const AttentionAttributes& attributes, const std::vector<Shape>& inputs);
+// Throws Error where an input has another dtype than the node says.
+void CheckAttentionType(const AttentionAttributes& attributes, size_t input, ort::ElementType type);
+// The types of the inputs that the model tells, checked. Throws Error where there are too few or too many inputs.
+std::vector<TensorType> CheckAttentionNode(const AttentionAttributes& attributes, const NodeInfo& info);
+
+std::unique_ptr<Kernel> CreateCpuAttention(const NodeInfo& info);
+std::unique_ptr<Kernel> CreateCudaAttention(const NodeInfo& info);
+
+}  // namespace ortplugin

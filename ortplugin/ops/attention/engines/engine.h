@@ -1,0 +1,42 @@
+// The engines for attention on CUDA: how they are asked for. table.cc has their table.
+//
+// FusedAttention asks once for each combination of shapes:
+//
+//   const EngineKernel kernel = MakeAttention(problem, aligned, device);
+//
+// Its arguments begin with the addresses of Q, K, V, the mask if there is one, and Y. Kernels wait for the kernel
+// before them (griddepcontrol.wait) before they touch memory, need no workspace and give the same bits in every run.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "ortplugin/ops/attention/attention.h"
+#include "ortplugin/runtime/gpu/engine_kernel.h"
+
+namespace ortplugin {
+
+// A line of the table.
+struct AttentionEngine {
+  const char* name;
+  // Whether its kernel computes this problem on this GPU, and is better there than those below. `aligned`: every
+  // address is a multiple of 16 bytes; views may still begin and step anywhere.
+  bool (*fits)(const AttentionProblem& problem, bool aligned, const cuda::DeviceFacts& device);
+  // Empty where no tile configuration fits the GPU's memory.
+  std::optional<EngineKernel> (*make)(const AttentionProblem& problem, const cuda::DeviceFacts& device);
+  const char* reason;  // what it is for, and why it stands where it stands
+};
+
+const std::vector<AttentionEngine>& AttentionEngines();
+
+// The kernel of the first engine that fits. The output has elements. Throws Error where none does.
+EngineKernel MakeAttention(const AttentionProblem& problem, bool aligned, const cuda::DeviceFacts& device);
+
+// ---- What the engines share -----------------------------------------------------------------------------------------
+
+// CUDA C++ in front of a kernel: storage_t, compute_t, mask_t, the attributes as macros (HEAD_SIZE, VALUE_SIZE, MASK,
+// IS_BOOL_MASK, IS_CAUSAL, HAS_WINDOW, HAS_SOFTCAP), and struct Arguments, whose numbers AttentionArguments gives.
+std::string AttentionPreamble(const AttentionProblem& problem);
+std::vector<uint64_t> AttentionArguments(const AttentionProblem& problem);
+
+}  // namespace ortplugin

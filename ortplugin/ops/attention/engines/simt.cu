@@ -1,0 +1,168 @@
+// y[i] = sum over keys j of softmax(s[i])[j] v[j]        s[i, j] = scale q[i] . k[j], capped and masked
+//
+// The text in front of this one is generated for the node at hand (table.cc, simt.cc): dtypes, head sizes, attributes.
+//
+// Online softmax (Milakov and Gimelshein, 2018). A block has WARPS warps, a warp ROWS_OF_WARP queries. Keys come 32 at
+// a time, a lane's own each; K and V pass through shared memory in chunks of the head. The scores of a tile stay in
+// registers, one for each lane and query, and so do the results, of which a lane has every 32nd column.
+
+#define THREADS (32 * WARPS)
+#define ROWS (ROWS_OF_WARP * WARPS)
+#define KEYS 32
+#define COLUMNS ((VALUE_SIZE + 31) / 32)
+
+__device__ __forceinline__ float infinity(float) { return __int_as_float(0x7f800000); }
+__device__ __forceinline__ double infinity(double) { return __longlong_as_double(0x7ff0000000000000ll); }
+__device__ __forceinline__ float power_of_e(float x) { return expf(x); }
+__device__ __forceinline__ double power_of_e(double x) { return exp(x); }
+__device__ __forceinline__ float hyperbolic_tangent(float x) { return tanhf(x); }
+__device__ __forceinline__ double hyperbolic_tangent(double x) { return tanh(x); }
+
+typedef compute_t Tile[KEYS][CHUNK + 1];  // a column more, so that lanes side by side read from other banks
+
+// Columns [first, first + CHUNK) of the keys from `key` on, 0 beyond the tensor.
+template <int SIZE>
+__device__ __forceinline__ void load_tile(Tile& tile, const storage_t* head, const View& view, long long key,
+                                          long long keys, int first) {
+  __syncthreads();
+  for (int i = threadIdx.x; i < KEYS * CHUNK; i += THREADS) {
+    const int j = i / CHUNK, d = first + i % CHUNK;
+    compute_t x = 0;
+    if (key + j < keys && d < SIZE) x = to_compute(head[(key + j) * view.row + d * view.column]);
+    tile[j][i % CHUNK] = x;
+  }
+  __syncthreads();
+}
+
+// The score of a query and a key that the product of theirs gives. A lane beyond the keys has -inf.
+__device__ __forceinline__ compute_t score(const Arguments& a, compute_t product, const long long mask_row,
+                                           long long query, long long key) {
+  compute_t s = product * (compute_t)a.scale;
+#if HAS_SOFTCAP
+  s = (compute_t)a.softcap * hyperbolic_tangent(s / (compute_t)a.softcap);
+#endif
+  bool seen = key < a.keys && query < a.queries;
+#if MASK
+  if (seen) {
+    const mask_t given = a.mask[mask_row + query * a.mask_view.row + key * a.mask_view.column];
+#if IS_BOOL_MASK
+    seen = to_compute(given);
+#else
+    s += (compute_t)to_compute(given);
+#endif
+  }
+#endif
+#if IS_CAUSAL
+  seen = seen && key <= query + a.last_seen;
+#endif
+#if HAS_WINDOW
+  seen = seen && key > query + a.last_seen - a.window;
+#endif
+  return seen ? s : -infinity(s);
+}
+
+// Of one query: what the scores of a tile change. Gives the lane's exp(s - most), and the factor of what there is.
+__device__ __forceinline__ compute_t weigh(compute_t s, compute_t& most, compute_t& sum, compute_t& factor) {
+  compute_t larger = s > most ? s : most;  // a NaN is no maximum, but all that is made of its row
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) {
+    const compute_t other = __shfl_xor_sync(0xffffffffu, larger, bit);
+    larger = other > larger ? other : larger;
+  }
+  const compute_t base = larger == -infinity(s) ? 0 : larger;
+  compute_t weight = power_of_e(s - base), total = weight;
+  factor = power_of_e(most - base);
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2) total += __shfl_xor_sync(0xffffffffu, total, bit);
+  sum = sum * factor + total;
+  most = larger;
+#if IS_NARROW
+  storage_t rounded;
+  from_compute(weight, rounded);
+  weight = to_compute(rounded);
+#endif
+  return weight;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) attention_simt(const Arguments a) {
+  __shared__ compute_t queries[ROWS][HEAD_SIZE];
+  __shared__ Tile tile;
+  grid_dependency_wait();
+  const int lane = threadIdx.x % 32, own = threadIdx.x / 32 * ROWS_OF_WARP;
+  const long long blocks = (a.queries + ROWS - 1) / ROWS, first = blockIdx.x % blocks * ROWS;
+  const long long head = blockIdx.x / blocks % a.heads, batch = blockIdx.x / blocks / a.heads;
+  const storage_t* const q = a.q + a.q_view.offset + batch * a.q_view.batch + head * a.q_view.head;
+  const storage_t* const k = a.k + a.k_view.offset + batch * a.k_view.batch + head / a.group * a.k_view.head;
+  const storage_t* const v = a.v + a.v_view.offset + batch * a.v_view.batch + head / a.group * a.v_view.head;
+  const long long mask_row = batch * a.mask_view.batch + head * a.mask_view.head;
+  for (int i = threadIdx.x; i < ROWS * HEAD_SIZE; i += THREADS) {
+    const int row = i / HEAD_SIZE, d = i % HEAD_SIZE;
+    compute_t x = 0;
+    if (first + row < a.queries) x = to_compute(q[(first + row) * a.q_view.row + d * a.q_view.column]);
+    queries[row][d] = x;
+  }
+
+  compute_t most[ROWS_OF_WARP], sum[ROWS_OF_WARP], results[ROWS_OF_WARP][COLUMNS];
+#pragma unroll
+  for (int r = 0; r < ROWS_OF_WARP; ++r) {
+    most[r] = -infinity(compute_t());
+    sum[r] = 0;
+#pragma unroll
+    for (int c = 0; c < COLUMNS; ++c) results[r][c] = 0;
+  }
+  long long key = 0, last = a.keys;  // what the block's queries see
+#if IS_CAUSAL
+  if (last > first + ROWS + a.last_seen) last = first + ROWS + a.last_seen;
+#endif
+#if HAS_WINDOW
+  if (first + a.last_seen - a.window >= 0) key = first + a.last_seen - a.window + 1;
+#endif
+  for (; key < last; key += KEYS) {
+    compute_t s[ROWS_OF_WARP], weights[ROWS_OF_WARP];
+#pragma unroll
+    for (int r = 0; r < ROWS_OF_WARP; ++r) s[r] = 0;
+    for (int at = 0; at < HEAD_SIZE; at += CHUNK) {
+      load_tile<HEAD_SIZE>(tile, k, a.k_view, key, a.keys, at);
+      const int size = HEAD_SIZE - at < CHUNK ? HEAD_SIZE - at : CHUNK;
+#pragma unroll 4
+      for (int d = 0; d < size; ++d)
+#pragma unroll
+        for (int r = 0; r < ROWS_OF_WARP; ++r) s[r] += queries[own + r][at + d] * tile[lane][d];
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS_OF_WARP; ++r) {
+      compute_t factor;
+      weights[r] = weigh(score(a, s[r], mask_row, first + own + r, key + lane), most[r], sum[r], factor);
+#pragma unroll
+      for (int c = 0; c < COLUMNS; ++c) results[r][c] *= factor;
+    }
+#pragma unroll
+    for (int at = 0; at < VALUE_SIZE; at += CHUNK) {
+      load_tile<VALUE_SIZE>(tile, v, a.v_view, key, a.keys, at);
+#pragma unroll 4
+      for (int j = 0; j < KEYS; ++j)
+#pragma unroll
+        for (int r = 0; r < ROWS_OF_WARP; ++r) {
+          const compute_t weight = __shfl_sync(0xffffffffu, weights[r], j);
+#pragma unroll
+          for (int c = 0; c < CHUNK / 32; ++c)
+            if (at / 32 + c < COLUMNS) results[r][at / 32 + c] += weight * tile[j][32 * c + lane];
+        }
+    }
+  }
+
+  const compute_t nan = infinity(compute_t()) - infinity(compute_t());
+  storage_t* const y = a.y + a.y_view.offset + batch * a.y_view.batch + head * a.y_view.head;
+#pragma unroll
+  for (int r = 0; r < ROWS_OF_WARP; ++r)
+#pragma unroll
+    for (int c = 0; c < COLUMNS; ++c) {
+      const long long query = first + own + r;
+      const int e = 32 * c + lane;
+      if (query >= a.queries || e >= VALUE_SIZE) continue;
+      const compute_t nothing = a.zero_where_nothing_is_seen ? compute_t(0) : nan;
+      storage_t stored;
+      from_compute(sum[r] == 0 ? nothing : results[r][c] / sum[r], stored);
+      y[query * a.y_view.row + e * a.y_view.column] = stored;
+    }
+}

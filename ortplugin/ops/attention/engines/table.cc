@@ -1,0 +1,61 @@
+// The engines for attention in one table, from the special to the general: the first one that fits is taken.
+
+#include <cstring>
+#include <sstream>
+
+#include "ortplugin/ops/attention/engines/engine.h"
+#include "ortplugin/ops/attention/engines/simt.h"
+#include "ortplugin/runtime/gpu/kernel_sources.h"
+#include "ortplugin/runtime/program/operands.h"
+
+namespace ortplugin {
+
+const std::vector<AttentionEngine>& AttentionEngines() {
+  static const auto* const table = new std::vector<AttentionEngine>{
+      {"simt", FitsAttentionSimt, MakeAttentionSimt,
+       "every dtype, head size, layout and GPU; last, as it has no tensor cores"},
+  };
+  return *table;
+}
+
+EngineKernel MakeAttention(const AttentionProblem& problem, bool aligned, const cuda::DeviceFacts& device) {
+  for (const AttentionEngine& engine : AttentionEngines())
+    if (engine.fits(problem, aligned, device))
+      if (std::optional<EngineKernel> kernel = engine.make(problem, device)) return *std::move(kernel);
+  Fail("no kernel computes ", problem.batch, " x ", problem.heads, " heads of ", problem.queries,
+       " queries: these are more blocks than a launch has");
+}
+
+std::string AttentionPreamble(const AttentionProblem& problem) {
+  std::ostringstream text;
+  text << kCommonSource << "\ntypedef " << StorageType(problem.dtype) << " storage_t;\ntypedef "
+       << ComputeType(problem.dtype) << " compute_t;\ntypedef " << StorageType(problem.mask_dtype) << " mask_t;\n"
+       << "#define HEAD_SIZE " << problem.head_size << "\n#define VALUE_SIZE " << problem.value_size
+       << "\n#define MASK " << problem.has_mask << "\n#define IS_BOOL_MASK " << (problem.mask_dtype == DType::kBool)
+       << "\n#define IS_CAUSAL " << (problem.causal != AttentionProblem::Causal::kNone) << "\n#define HAS_WINDOW "
+       << (problem.window > 0) << "\n#define HAS_SOFTCAP " << (problem.softcap > 0) << "\n\n"
+       << "struct View {\n  long long offset, batch, head, row, column;\n};\n"
+       << "struct Arguments {\n  const storage_t *q, *k, *v;\n"
+       << (problem.has_mask ? "  const mask_t* mask;\n" : "") << "  storage_t* y;\n"
+       << "  long long queries, keys, heads, group, last_seen, window, zero_where_nothing_is_seen;\n"
+       << "  double scale, softcap;\n  View q_view, k_view, v_view, mask_view, y_view;\n};\n\n";
+  return text.str();
+}
+
+std::vector<uint64_t> AttentionArguments(const AttentionProblem& problem) {
+  std::vector<uint64_t> block(problem.has_mask ? 5 : 4);  // the addresses
+  for (const int64_t number : {problem.queries, problem.keys, problem.heads, problem.group(), problem.last_seen(),
+                               problem.window, static_cast<int64_t>(problem.zero_where_nothing_is_seen())})
+    block.push_back(static_cast<uint64_t>(number));
+  for (const double number : {problem.scale, problem.softcap}) {
+    uint64_t bits;
+    std::memcpy(&bits, &number, sizeof(bits));
+    block.push_back(bits);
+  }
+  for (const AttentionProblem::View& view : {problem.q, problem.k, problem.v, problem.mask, problem.y})
+    for (const int64_t number : {view.offset, view.batch, view.head, view.row, view.column})
+      block.push_back(static_cast<uint64_t>(number));
+  return block;
+}
+
+}  // namespace ortplugin

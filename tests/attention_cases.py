@@ -1,0 +1,316 @@
+"""The cases on which FusedAttention must equal its reference, on every provider.
+
+A case is one node, its sizes, how its tensors lie and what stands in them. Inputs come from a seed, the expectation
+from the float64 reference. `check` compares; its docstring derives the tolerance.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from node_cases import OPSET, SMALLEST, UNIT_ROUNDOFF, VALUES, Array, Declared, Shape, compare, model_with
+from onnx import helper
+
+from ortplugin.graph.domains import DOMAIN
+from ortplugin.ops.attention import OPERATOR, attributes_of, scores_of
+from ortplugin.ops.attention.layout import Sizes, parse, shape_of
+from ortplugin.ops.attention.reference import scores, softmax, view
+from ortplugin.program import FLOATING, NUMPY_DTYPES
+
+Attributes = dict[str, Any]
+
+# Layouts of Q, K, V and Y. In those that begin with "packed", Q, K and V are one tensor. {h}, {k} and {t}: the heads of
+# Q, of K, and of both and V.
+LAYOUTS: dict[str, tuple[str, str, str, str]] = {
+    "standard": ("b h s d",) * 4,
+    "merged": ("b s (h d)",) * 4,
+    "channels first": ("b (h d) s",) * 4,
+    "K transposed": ("b s h d", "b h d s", "b s h d", "b s h d"),
+    "sequence first": ("s b (h d)", "s b (h d)", "s b (h d)", "s b (h d)"),
+    "heads in the batch": ("(b h) s d",) * 4,
+    "rows of a matrix": ("b h s d", "b h s d", "b h s d", "(b s) (h d)"),
+    "one of two": ("b s (h 1/2 d)", "b 0/2 s h d", "1/2 s b (h d)", "d s h b"),
+    "packed": ("b s (0/3 h d)", "b s (1/3 h d)", "b s (2/3 h d)", "b s (h d)"),
+    "packed, heads first": ("b s (h 0/3 d)", "b s (h 1/3 d)", "b s (h 2/3 d)", "b s (h d)"),
+    "packed, an axis": ("b s 0/3 h d", "b s 1/3 h d", "b s 2/3 h d", "b s (h d)"),
+    "packed, in front": ("0/3 b h s d", "1/3 b h s d", "2/3 b h s d", "b s (h d)"),
+    "packed, fewer heads": ("b s (h:0/{t} d)", "b s (h:{h}/{t} d)", "b s (h:{hk}/{t} d)", "b s (h d)"),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One node with its inputs.
+
+    `sizes`: batch, heads, heads of K and V, queries, keys, head size of Q and K, head size of V. `mask`: its dtype and
+    shape. `values` is the row of VALUES that makes Q and K; those of V are normal.
+    """
+
+    name: str
+    dtype: str
+    sizes: tuple[int, int, int, int, int, int, int]
+    layout: str = "standard"
+    attributes: tuple[tuple[str, Any], ...] = ()
+    mask: tuple[str, Shape] | None = None
+    values: str = "normal"
+
+    @property
+    def layouts(self) -> list[str]:
+        """The texts of the four layouts."""
+        _, heads, kv_heads, *_ = self.sizes
+        return [text.format(h=heads, hk=heads + kv_heads, t=heads + 2 * kv_heads) for text in LAYOUTS[self.layout]]
+
+    @property
+    def is_packed(self) -> bool:
+        return self.layout.startswith("packed")
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """Those of the node's inputs."""
+        batch, heads, kv_heads, queries, keys, head_size, value_size = self.sizes
+        made = []
+        for text, count, s, d in zip(
+            self.layouts,
+            (heads, kv_heads, kv_heads),
+            (queries, keys, keys),
+            (head_size, head_size, value_size),
+            strict=False,
+        ):
+            shape = shape_of(parse(text), count, Sizes(batch, s, d))
+            made.append(tuple(int(dim) for dim in shape if isinstance(dim, int)))
+        return (*made, *([self.mask[1]] if self.mask else []))
+
+    @property
+    def names(self) -> list[str]:
+        return [*(["qkv"] * 3 if self.is_packed else "qkv"), *(["mask"] if self.mask else [])]
+
+    def inputs(self) -> list[Array]:
+        rng = np.random.default_rng(zlib.crc32(self.name.encode()))
+        made: dict[str, Array] = {}
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            if name == "mask":
+                made[name] = self._mask(rng, shape)
+            elif name not in made:
+                values = VALUES["normal" if name == "v" else self.values]
+                numbers = values(rng, shape) if np.prod(shape) else np.zeros(shape)
+                made[name] = np.asarray(numbers, np.float64).astype(NUMPY_DTYPES[self.dtype])
+        return [made[name] for name in self.names]
+
+    def _mask(self, rng: np.random.Generator, shape: Shape) -> Array:
+        """Half of it is seen; every fifth row of keys is masked whole."""
+        assert self.mask is not None
+        seen = rng.random(shape) < 0.5
+        if shape and shape[-1] > 1:
+            seen.reshape(-1, shape[-1])[::5] = False
+        if self.mask[0] == "bool":
+            return np.asarray(seen)
+        return np.asarray(np.where(seen, rng.standard_normal(shape), -np.inf)).astype(NUMPY_DTYPES[self.mask[0]])
+
+    def feeds(self) -> dict[str, Array]:
+        return dict(zip(self.names, self.inputs(), strict=True))
+
+    def node(self, name: str = "attention") -> onnx.NodeProto:
+        _, heads, kv_heads, *_ = self.sizes
+        given: Attributes = {"dtype": self.dtype, "heads": heads, "kv_heads": kv_heads, **dict(self.attributes)}
+        if self.mask:
+            given["mask_dtype"] = self.mask[0]
+        words = dict(zip(("q_layout", "k_layout", "v_layout", "y_layout"), self.layouts, strict=True))
+        given.update({key: text for key, text in words.items() if text != "b h s d"})
+        return helper.make_node("FusedAttention", self.names, ["y"], name, domain=DOMAIN, **given)
+
+    def model(self, shapes: Sequence[Declared] | None = None) -> bytes:
+        """A model of this one node, with the case's shapes or those given. The output's shape is left to inference."""
+        return self.model_of([self.node()], shapes)
+
+    def model_of(
+        self, nodes: Sequence[onnx.NodeProto], shapes: Sequence[Declared] | None = None, opset: int = OPSET
+    ) -> bytes:
+        """A model of nodes that read the case's inputs and write y."""
+        declared = dict(zip(self.names, self.shapes if shapes is None else shapes, strict=True))
+        dtypes = {"mask": self.mask[0] if self.mask else ""}
+        inputs = [(name, dtypes.get(name, self.dtype), shape) for name, shape in declared.items()]
+        return model_with(nodes, inputs, [("y", self.dtype)], opset=opset)
+
+
+def case_of(
+    name: str,
+    dtype: str,
+    sizes: Sequence[int],
+    layout: str = "standard",
+    mask: tuple[str, Shape] | None = None,
+    values: str = "normal",
+    **attributes: Any,
+) -> Case:
+    """A case with softmax's usual scale, 1 / sqrt(head size). `sizes`: without kv_heads and value size, as heads."""
+    batch, heads, *rest = sizes
+    if len(rest) == 3:
+        queries, keys, head_size = rest
+        sizes = (batch, heads, heads, queries, keys, head_size, head_size)
+    given = {"scale": float(np.float32(sizes[5] ** -0.5)), **attributes}
+    assert len(sizes) == 7
+    return Case(name, dtype, tuple(sizes), layout, tuple(given.items()), mask, values)  # type: ignore[arg-type]
+
+
+# --------------------------------------------------------------------------------------------------------- comparison
+
+
+def check(
+    case: Case, found: Sequence[Array], unit: float | None = None, inputs: Sequence[Array] | None = None
+) -> float:
+    """Compares the output with the reference; AssertionError says where they differ.
+
+    Shape and dtype are equal, so are the masks of NaN. Otherwise
+
+        |got - wide| <= u |wide| + smallest / 2 + slack        slack = (2 c (d + e) + p) * sum of softmax(s) |v|
+
+    where `wide` is the reference before its rounding, u the unit roundoff of the dtype and c that of the arithmetic
+    (`unit`, where that is not the kernel's). A score is off by no more than c d, d of all its products' sizes, whose
+    number counts as its root, and of those of its mask and its maximum; as an exponent that is the error of softmax's
+    numerator, and the denominator has as much again. e, 16, is what exp and the sums take besides, and p what rounding
+    softmax to the dtype takes: its unit roundoff, and its smallest subnormal number for each key.
+    """
+    inputs = case.inputs() if inputs is None else inputs
+    node = case.node()
+    (wide,), (wanted,) = OPERATOR.reference(node, inputs, False), OPERATOR.reference(node, inputs)  # type: ignore[call-arg]
+    attention = attributes_of(node)
+    c = UNIT_ROUNDOFF["double" if case.dtype == "double" else "float"] if unit is None else unit
+    q = view(inputs[0], attention.q, attention.heads).astype(np.float64)
+    group = attention.heads // attention.kv_heads
+    k, v = (
+        np.repeat(np.abs(view(x, layout, attention.kv_heads).astype(np.float64)), group, axis=1)
+        for x, layout in ((inputs[1], attention.k), (inputs[2], attention.v))
+    )
+    mask = inputs[3] if case.mask else None
+    signed = np.repeat(view(inputs[1], attention.k, attention.kv_heads).astype(np.float64), group, axis=1)
+    how = scores_of(attention)
+    s = scores(q, signed, mask, how)
+    with np.errstate(all="ignore"):
+        products = np.einsum("bhsd,bhtd->bhst", np.abs(q), k) * abs(how.scale)
+        size = products * np.sqrt(q.shape[3]) + 2 * np.where(np.isfinite(s), np.abs(s), 0)
+        if mask is not None and mask.dtype != np.bool_:
+            size = size + np.where(np.isfinite(mask), np.abs(mask.astype(np.float64)), 0)
+        off = np.max(np.where(s == -np.inf, 0, size), axis=3, keepdims=True, initial=0)
+        weights = np.nan_to_num(softmax(s, True))
+        p = (UNIT_ROUNDOFF[case.dtype], SMALLEST[case.dtype]) if case.dtype in ("float16", "bfloat16") else (0.0, 0.0)
+        slack = (2 * c * (off + 16) + 2 * p[0]) * np.einsum("bhst,bhte->bhse", weights, np.nan_to_num(v))
+        slack = slack + p[1] * np.nan_to_num(v).sum(axis=2, keepdims=True)
+    from ortplugin.ops.attention.reference import laid_out
+
+    return compare(case.name, found[0], wanted, wide, laid_out(slack, attention.y))
+
+
+# -------------------------------------------------------------------------------------------------------------- cases
+
+CAUSAL = {
+    "upper left": {"causal": "upper_left"},
+    "lower right": {"causal": "lower_right"},
+    "window": {"causal": "lower_right", "window": 5},
+    "window, upper left": {"causal": "upper_left", "window": 40},
+}
+
+
+def _sizes() -> list[Case]:
+    """Keys and heads of awkward sizes."""
+    made = []
+    for number, (queries, keys) in enumerate(
+        ((1, 1), (1, 7), (7, 1), (49, 49), (5, 64), (3, 65), (64, 128), (197, 197), (1, 257), (63, 33), (130, 31))
+    ):
+        for at, head_size in enumerate((1, 8, 40, 64, 72, 128, 33, 256)):
+            if (number + at) % 3 == 0:
+                dtype = FLOATING[(number + at // 2) % 4]
+                made.append(case_of(f"{queries} by {keys}, head of {head_size}, {dtype}", dtype,
+                                    (2, 3, queries, keys, head_size)))  # fmt: skip
+    return made
+
+
+def _layouts() -> list[Case]:
+    made = []
+    for name in LAYOUTS:
+        for dtype in FLOATING:
+            sizes = (2, 4, 2, 9, 9, 16, 16) if name == "packed, fewer heads" else (2, 3, 3, 9, 9, 16, 16)
+            made.append(case_of(f"{name}, {dtype}", dtype, sizes, name))
+        if not name.startswith("packed"):
+            made.append(case_of(f"{name}, of other sizes", "float16", (2, 6, 2, 5, 70, 24, 12), name))
+    return made
+
+
+def _masks() -> list[Case]:
+    sizes, full = (2, 4, 2, 20, 70, 16, 16), (2, 4, 20, 70)
+    shapes = {"all": full, "of keys": (2, 1, 1, 70), "of queries and keys": (20, 70), "of queries": (1, 4, 20, 1),
+              "of the batch": (2, 1, 1, 1), "of heads": (4, 1, 70), "a number": ()}  # fmt: skip
+    made = []
+    for number, (name, shape) in enumerate(shapes.items()):
+        for dtype in FLOATING:
+            for mask in dict.fromkeys(("bool", "float", dtype)):
+                for rows in ("nan", "zero"):
+                    if (number + (rows == "zero") + (mask == "bool")) % 2 == 0 or name == "all":
+                        made.append(case_of(f"mask {name}, {mask} of {dtype}, {rows}", dtype, sizes, mask=(mask, shape),
+                                            masked_rows=rows))  # fmt: skip
+    return made
+
+
+def _causal() -> list[Case]:
+    made = []
+    for name, given in CAUSAL.items():
+        for number, (queries, keys) in enumerate(((70, 70), (20, 90), (90, 20), (1, 100), (100, 1))):
+            for dtype in (FLOATING[number % 4], "float"):
+                for mask in (None, ("bool", (queries, keys))):
+                    made.append(case_of(f"{name}, {queries} by {keys}, {dtype}, {'mask' if mask else 'alone'}", dtype,
+                                        (1, 4, 2, queries, keys, 8, 24), mask=mask,
+                                        masked_rows=("nan", "zero")[number % 2], **given))  # fmt: skip
+    return list({case.name: case for case in made}.values())
+
+
+def _values() -> list[Case]:
+    made = []
+    for dtype in FLOATING:
+        for values in ("special rows", "denormal", "negative zero"):
+            made.append(case_of(f"{values}, {dtype}", dtype, (2, 2, 20, 70, 16), values=values))
+        made.append(case_of(f"softcap, {dtype}", dtype, (2, 2, 20, 70, 16), softcap=2.0))
+        made.append(case_of(f"softcap and mask, {dtype}", dtype, (2, 2, 20, 70, 16), softcap=2.0,
+                            mask=("float", (20, 70))))  # fmt: skip
+        made.append(case_of(f"scale 1, {dtype}", dtype, (1, 2, 5, 70, 8), scale=1.0))
+        made.append(case_of(f"scale -0.5, {dtype}", dtype, (1, 2, 5, 70, 8), scale=-0.5))
+        made.append(case_of(f"scale 0, {dtype}", dtype, (1, 2, 5, 70, 8), scale=0.0))
+        made.append(case_of(f"special rows, causal, {dtype}", dtype, (2, 2, 20, 70, 16), values="special rows",
+                            causal="lower_right", masked_rows="zero"))  # fmt: skip
+    # Products of 256 x 60000: beyond float16, and so large that one key takes all.
+    made.append(case_of("products beyond float16", "float16", (1, 2, 5, 70, 64), values="large", scale=2.0**-20))
+    return made
+
+
+def _empty() -> list[Case]:
+    made = []
+    for dtype in ("float16", "float"):
+        for layout in ("standard", "merged", "channels first"):
+            for name, sizes in (("no batch", (0, 2, 5, 7, 8)), ("no queries", (2, 2, 0, 7, 8)),
+                                ("no keys", (2, 2, 5, 0, 8)), ("nothing", (0, 2, 0, 0, 8))):  # fmt: skip
+                made.append(case_of(f"{name}, {layout}, {dtype}", dtype, sizes, layout))
+        for rows in ("nan", "zero"):
+            mask = ("bool", (5, 0))
+            made.append(case_of(f"no keys, {rows}, {dtype}", dtype, (2, 2, 5, 0, 8), mask=mask, masked_rows=rows,
+                                causal="lower_right"))  # fmt: skip
+    return made
+
+
+CASES: tuple[Case, ...] = (*_sizes(), *_layouts(), *_masks(), *_causal(), *_values(), *_empty())
+
+# Enough elements for every core and every block.
+LARGE_CASES: tuple[Case, ...] = (
+    case_of("large: ViT-B, float16", "float16", (4, 12, 197, 197, 64), "packed"),
+    case_of("large: BERT, float", "float", (2, 12, 12, 384, 384, 64, 64), "merged", mask=("float", (2, 1, 1, 384))),
+    case_of("large: Llama, bfloat16", "bfloat16", (1, 16, 4, 300, 1000, 128, 128), causal="lower_right"),
+    case_of("large: Stable Diffusion, float16", "float16", (2, 8, 8, 1024, 77, 40, 40), "merged"),
+    case_of(
+        "large: Swin, float", "float", (64, 3, 3, 49, 49, 32, 32), "packed, an axis", mask=("float", (64, 1, 49, 49))
+    ),  # fmt: skip
+    case_of("large: decoding, float16", "float16", (8, 32, 8, 1, 2000, 128, 128), causal="lower_right"),
+)
+
+by_name = {case.name: case for case in (*CASES, *LARGE_CASES)}
+assert len(by_name) == len(CASES) + len(LARGE_CASES), "two cases have one name"
