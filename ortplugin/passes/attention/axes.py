@@ -13,22 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
-from ortplugin.graph.extents import Extent
+from ortplugin.passes.attention.lengths import ONE, Length, product
 
 
 class Atom:
     """An index of attention. A Reshape may split it into an outer and an inner one; all that use it see both then."""
 
-    def __init__(self, size: Extent) -> None:
+    def __init__(self, size: Length) -> None:
         self.size = size
         self._parts: tuple[Atom, Atom] | None = None
 
     def split(self, inner: int) -> None:
         """Makes it a product of two: size / inner and inner."""
-        assert isinstance(self.size, int)
-        self._parts = (Atom(self.size // inner), Atom(inner))
+        outer = self.size.over(Length(inner))
+        assert outer is not None
+        self._parts = (Atom(outer), Atom(Length(inner)))
 
     def leaves(self) -> list[Atom]:
         """What it consists of now, outermost first; itself if it was not split."""
@@ -41,7 +41,7 @@ class Term:
 
     atom: Atom | None
     first: int
-    total: Extent
+    total: Length
 
     @property
     def whole(self) -> bool:
@@ -49,9 +49,9 @@ class Term:
         return self.atom is not None and self.total == self.atom.size
 
     @property
-    def size(self) -> Extent:
+    def size(self) -> Length:
         """How many of its elements are read."""
-        return 1 if self.atom is None else self.atom.size
+        return ONE if self.atom is None else self.atom.size
 
 
 Axis = tuple[Term, ...]
@@ -63,48 +63,9 @@ def whole(atom: Atom) -> Term:
     return Term(atom, 0, atom.size)
 
 
-class Length(NamedTuple):
-    """A product of lengths: of those that are known, and the others' names in order."""
-
-    known: int
-    names: tuple[Extent, ...] = ()
-
-    def times(self, extent: Extent) -> Length:
-        """The product with one more length."""
-        if isinstance(extent, int):
-            return Length(self.known * extent, self.names)
-        return Length(self.known, tuple(sorted((*self.names, extent), key=str)))
-
-    def quotient(self, other: Length) -> int | None:
-        """self / other where that is a whole number; None if it is not known to be one."""
-        if self.names != other.names or not other.known or self.known % other.known:
-            return None
-        return self.known // other.known
-
-    def may_hold(self, other: Length) -> bool:
-        """Whether `other` divides it, as far as is known."""
-        names = list(self.names)
-        for name in other.names:
-            if name not in names:
-                return False
-            names.remove(name)
-        return other.known != 0 and self.known % other.known == 0
-
-
 def length(terms: Iterable[Term]) -> Length:
     """How many elements these terms have in memory."""
-    result = Length(1)
-    for term in terms:
-        result = result.times(term.total)
-    return result
-
-
-def extent_of(axis: Axis) -> Extent | None:
-    """The length of the axis in memory, where that is a number or one name."""
-    found = length(axis)
-    if not found.names:
-        return found.known
-    return found.names[0] if found.known == 1 and len(found.names) == 1 else None
+    return product([term.total for term in terms])
 
 
 def split_term(term: Term) -> list[Term] | None:
@@ -116,13 +77,11 @@ def split_term(term: Term) -> list[Term] | None:
         return [term]
     if term.whole:
         return [whole(leaf) for leaf in leaves]
-    inner = 1
-    for leaf in leaves[1:]:
-        assert isinstance(leaf.size, int)
-        inner *= leaf.size
-    if not isinstance(term.total, int) or term.first % inner or term.total % inner:
+    inner = product([leaf.size for leaf in leaves[1:]]).known
+    total = term.total.over(Length(inner)) if inner else None
+    if not inner or total is None or term.first % inner:
         return None
-    return [Term(leaves[0], term.first // inner, term.total // inner), *(whole(leaf) for leaf in leaves[1:])]
+    return [Term(leaves[0], term.first // inner, total), *(whole(leaf) for leaf in leaves[1:])]
 
 
 def flat(axes: Axes) -> list[Term] | None:
@@ -137,20 +96,21 @@ def flat(axes: Axes) -> list[Term] | None:
     return result
 
 
-def divided(term: Term, outer: int) -> list[Term] | None:
+def divided(term: Term, outer: Length) -> list[Term] | None:
     """The term as a product of `outer` and what is left; None if it is none."""
-    if not isinstance(term.total, int) or outer < 1 or term.total % outer:
+    inner = term.total.over(outer)
+    number = None if inner is None else inner.known
+    if inner is None or not number:
         return None
-    inner = term.total // outer
     if term.atom is None:
-        return [Term(None, term.first // inner, outer), Term(None, term.first % inner, inner)]
-    if not isinstance(term.size, int) or term.size % inner or term.first % inner:
+        return [Term(None, term.first // number, outer), Term(None, term.first % number, inner)]
+    if term.size.over(inner) is None or term.first % number:
         return None
-    term.atom.split(inner)
+    term.atom.split(number)
     return split_term(term)
 
 
-def regroup(axes: Axes, dims: Sequence[Extent]) -> Axes | None:
+def regroup(axes: Axes, dims: Sequence[Length]) -> Axes | None:
     """The same terms on axes of other lengths, as before a Reshape; None where the lengths don't tell how.
 
     Lengths are compared from the front and from the back. One axis in the middle takes what is left, since a Reshape
@@ -166,77 +126,73 @@ def regroup(axes: Axes, dims: Sequence[Extent]) -> Axes | None:
             break
         front.append(taken)
     if len(front) == len(dims):
-        if not front:
-            return () if not terms else None
-        return (*front[:-1], (*front[-1], *terms)) if length(terms) == Length(1) else None
+        if length(terms) != ONE:
+            return None
+        return (*front[:-1], (*front[-1], *terms)) if front else ()
     back: list[Axis] = []
     while len(front) + len(back) < len(dims) - 1:
         taken = _take_last(terms, dims[len(dims) - 1 - len(back)])
         if taken is None:
             return None
         back.insert(0, taken)
-    middle = dims[len(front)]
-    if isinstance(middle, int) and not length(terms).names:
-        return None  # both are known, and differ
+    if not dims[len(front)].names:
+        return None
     return (*front, tuple(terms), *back)
 
 
-def _take(terms: list[Term], dim: Extent) -> Axis | None:
+def _take(terms: list[Term], goal: Length) -> Axis | None:
     """Removes from the front what makes an axis of this length."""
-    goal, found = Length(1).times(dim), Length(1)
+    if goal == ONE:
+        return (terms.pop(0),) if terms and terms[0].total == ONE else ()
+    rest, found = list(terms), ONE
     taken: list[Term] = []
-    if goal == found and terms and terms[0].total == 1:
-        return (terms.pop(0),)
-    rest = list(terms)
     while found != goal:
         if not rest:
             return None
-        more = found.times(rest[0].total)
-        if not goal.may_hold(more):
-            outer = goal.quotient(found)
-            parts = None if outer is None else divided(rest[0], outer)
+        left = goal.over(found)
+        if left is None:
+            return None
+        if left.over(rest[0].total) is None:
+            parts = divided(rest[0], left)
             if parts is None:
                 return None
             rest[:1] = parts
-            more = found.times(rest[0].total)
-            if not goal.may_hold(more):
+            if left.over(rest[0].total) is None:
                 return None
+        found = found.times(rest[0].total)
         taken.append(rest.pop(0))
-        found = more
     terms[:] = rest
     return tuple(taken)
 
 
-def _take_last(terms: list[Term], dim: Extent) -> Axis | None:
+def _take_last(terms: list[Term], goal: Length) -> Axis | None:
     """Removes from the back what makes an axis of this length; splits nothing."""
-    goal, found = Length(1).times(dim), Length(1)
+    rest, left = list(terms), goal
     taken: list[Term] = []
-    rest = list(terms)
-    while found != goal:
-        if not rest or not goal.may_hold(found.times(rest[-1].total)):
+    while left != ONE:
+        less = left.over(rest[-1].total) if rest else None
+        if less is None:
             return None
-        found = found.times(rest[-1].total)
+        left = less
         taken.insert(0, rest.pop())
     terms[:] = rest
     return tuple(taken)
 
 
-def part_of(axis: Axis, start: int, count: Extent, total: Extent) -> Axis | None:
+def part_of(axis: Axis, start: int, count: int, total: int) -> Axis | None:
     """An axis of `total` elements of which `axis` is the part of `count` from `start` on; None if it can't be said."""
-    if not isinstance(total, int) or not isinstance(count, int):
-        return None
     if start == 0 and count == total:
         return axis
     terms = flat((axis,))
     if terms is None or length(terms) != Length(count):
         return None
     if count and start % count == 0 and total % count == 0:
-        return (Term(None, start // count, total // count), *terms)
-    inner = length(terms[1:])
-    if not terms or inner.names or not inner.known or start % inner.known or total % inner.known:
+        return (Term(None, start // count, Length(total // count)), *terms)
+    inner = length(terms[1:]).known
+    if not terms or not inner or start % inner or total % inner:
         return None
     first = terms[0]
-    return (replace(first, first=start // inner.known + first.first, total=total // inner.known), *terms[1:])
+    return (replace(first, first=start // inner + first.first, total=Length(total // inner)), *terms[1:])
 
 
 def atoms_of(axes: Axes) -> Iterator[Atom]:

@@ -20,14 +20,14 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.shapes import show
-from ortplugin.graph.extents import Extent
-from ortplugin.passes.attention.axes import Atom, Axes, Axis, atoms_of, extent_of, whole
+from ortplugin.passes.attention.axes import Atom, Axes, Axis, atoms_of, length, whole
+from ortplugin.passes.attention.lengths import Length, dims
 from ortplugin.passes.attention.layouts import Layout, Names, layout_of, restored_shape, size_of
 from ortplugin.passes.attention.masks import Masking, plan_masks
 from ortplugin.passes.attention.node import DTYPES, LARGEST_HEAD, Attention, attention_node, replaced
 from ortplugin.passes.attention.products import Product, product_of
-from ortplugin.passes.attention.scores import Chain, Scores, is_over, softmax_before, trace_scores
-from ortplugin.passes.attention.views import FAR, Read, dims, forward, reads, unbroadcast
+from ortplugin.passes.attention.scores import Chain, Scores, is_over, score_dims, softmax_before, trace_scores
+from ortplugin.passes.attention.views import FAR, Read, forward, reads, unbroadcast
 from ortplugin.passes.conditions import unsupported
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 
@@ -121,12 +121,12 @@ def _core(scope: Scope, node: gs.Node) -> _Core | Missed | None:
     if product is None:
         return None
     for side in (0, 1):
-        made = dims(scope, node.outputs[0])
-        summed = (dims(scope, node.inputs[side]) or [])[product.operands[side].index(product.summed)]
-        if made is None:
+        own, others = score_dims(scope, node.inputs[side]), dims(scope, node.inputs[1 - side])
+        if own is None or others is None:
             return None
-        atoms = {letter: Atom(dim) for letter, dim in zip(product.result, made, strict=True)}
-        atoms[product.summed] = Atom(summed)
+        letters = dict(zip(product.operands[1 - side], others, strict=True))
+        letters |= dict(zip(product.operands[side], own, strict=True))
+        atoms = {letter: Atom(each) for letter, each in letters.items()}
         axes = tuple((whole(atoms[letter]),) for letter in product.operands[side])
         found = softmax_before(scope, node.inputs[side], axes, Chain((node,)))
         if found is not None:
@@ -202,10 +202,9 @@ def _read(
     """
     given = dims(scope, tensor)
     axes = tuple(letters[letter] for letter in operand)
-    made = [extent_of(axis) for axis in axes]
-    if given is None or None in made:
+    if given is None:
         return None
-    kept, repeated = unbroadcast(axes, given, [each for each in made if each is not None])
+    kept, repeated = unbroadcast(axes, given, [length(axis) for axis in axes])
     lacking = atoms_of(tuple(letters[letter] for letter in absent if letter not in operand))
     return None if kept is None else Read(tensor, kept, repeated | frozenset(lacking))
 
@@ -242,7 +241,7 @@ def _choose(core: _Core) -> _Choice | str:
     for name, atom in (("queries and keys", core.head), ("values", core.value)):
         size = size_of(atom.leaves())
         if size is None or not 1 <= size <= LARGEST_HEAD:
-            return f"the head size of {name} is {atom.size if size is None else size}, not one of 1 to {LARGEST_HEAD}"
+            return f"the head size of {name} is {'unknown' if size is None else size}, not one of 1 to {LARGEST_HEAD}"
     leaves = [leaf for atom in core.batch for leaf in atom.leaves()]
     last = len(leaves) - len(core.batch[-1].leaves()) if len(core.batch) > 1 else len(leaves)
     order = [last, *(each for each in range(len(leaves), 0, -1) if each != last)]
@@ -300,12 +299,9 @@ def _laid_out(found: Sequence[Read], names: Names, output: bool = False) -> Iter
         yield read, layout
 
 
-def _lengths(read: Read) -> list[Extent]:
+def _lengths(read: Read) -> list[Length]:
     """The lengths of the tensor's axes."""
-    shape = read.tensor.shape or [None] * len(read.axes)
-    known = [extent_of(axis) for axis in read.axes]
-    return [dim if isinstance(dim, int) else own if own is not None else str(dim)
-            for own, dim in zip(known, shape, strict=True)]  # fmt: skip
+    return [length(axis) for axis in read.axes]
 
 
 FUSE_ATTENTION = RulePass("fuse-attention", "attention that is written out becomes FusedAttention", fuse)

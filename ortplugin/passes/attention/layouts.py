@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ortplugin.graph.extents import Extent
-from ortplugin.passes.attention.axes import Atom, Axes, Length, Term, length, split_term
+from ortplugin.passes.attention.axes import Atom, Axes, Term, split_term
+from ortplugin.passes.attention.lengths import ONE, Length, product
 
 Names = Mapping[str, Sequence[Atom]]  # b, h, s, d: the atoms of each, outermost first
 
@@ -32,7 +32,7 @@ class _Group:
     axes: list[int]
 
 
-def layout_of(axes: Axes, given: Sequence[Extent], names: Names, output: bool = False) -> Layout | None:
+def layout_of(axes: Axes, given: Sequence[Length], names: Names, output: bool = False) -> Layout | None:
     """The layout of a tensor of the lengths `given`; None if there is no text for it.
 
     `output`: of Y, which is written whole and whose sizes all are known from Q and V.
@@ -55,7 +55,7 @@ def layout_of(axes: Axes, given: Sequence[Extent], names: Names, output: bool = 
 def _groups(axes: Axes, names: Names) -> list[_Group] | None:
     """The axes with the factors in their order; those that share a name are one."""
     owner = {id(atom): (name, place) for name, atoms in names.items() for place, atom in enumerate(atoms)}
-    order = {name: [place for place, atom in enumerate(atoms) if atom.size != 1] for name, atoms in names.items()}
+    order = {name: [place for place, atom in enumerate(atoms) if atom.size != ONE] for name, atoms in names.items()}
     seen: dict[str, list[int]] = {name: [] for name in names}
     groups: list[_Group] = []
     open_name = ""
@@ -67,13 +67,13 @@ def _groups(axes: Axes, names: Names) -> list[_Group] | None:
             if term.atom is None:
                 if open_name:
                     return None
-                group.factors.append(f"{term.first}/{term.total}")
+                group.factors.append(f"{term.first}/{term.total.known}")
                 group.terms.append(term)
                 continue
             if id(term.atom) not in owner:
                 return None
             name, place = owner[id(term.atom)]
-            if term.size == 1 and term.total == 1:
+            if term.total == ONE:
                 group.terms.append(term)
                 continue
             if open_name and name != open_name:
@@ -96,17 +96,14 @@ def _groups(axes: Axes, names: Names) -> list[_Group] | None:
 
 def _with_ranges(groups: list[_Group], names: Names) -> list[_Group] | None:
     """The factor h with its place in memory, where other heads lie beside these."""
-    inner = 1
-    for atom in names["h"][1:]:
-        if not isinstance(atom.size, int):
-            return None
-        inner *= atom.size
+    inner = size_of(names["h"][1:])
     for group in groups:
         for term in group.terms:
             if term.atom is not None and term.atom in names["h"] and not term.whole:
-                if not isinstance(term.total, int) or term.atom is not names["h"][0]:
+                total = term.total.known
+                if inner is None or total is None or term.atom is not names["h"][0]:
                     return None
-                group.factors[group.factors.index("h")] = f"h:{term.first * inner}/{term.total * inner}"
+                group.factors[group.factors.index("h")] = f"h:{term.first * inner}/{total * inner}"
     return groups
 
 
@@ -134,17 +131,15 @@ def _place_ones(groups: list[_Group], names: Names, output: bool) -> bool:
     return True
 
 
-def _shape(groups: Sequence[_Group], given: Sequence[Extent], output: bool) -> tuple[int, ...] | None:
+def _shape(groups: Sequence[_Group], given: Sequence[Length], output: bool) -> tuple[int, ...] | None:
     """The lengths of the groups as a Reshape takes them: 0 copies, -1 is what is left."""
     shape: list[int] = []
     for index, group in enumerate(groups):
-        lengths = Length(1)
-        for axis in group.axes:
-            lengths = lengths.times(given[axis])
-        if not lengths.known:
-            return None
-        if not lengths.names:
-            shape.append(lengths.known)
+        own = product([given[axis] for axis in group.axes])
+        if own.known is not None:
+            if not own.known:
+                return None
+            shape.append(own.known)
         elif group.axes == [index] and not output:
             shape.append(0)
         else:
@@ -152,15 +147,14 @@ def _shape(groups: Sequence[_Group], given: Sequence[Extent], output: bool) -> t
     return tuple(shape) if shape.count(-1) <= 1 else None
 
 
-def restored_shape(given: Sequence[Extent]) -> tuple[int, ...] | None:
+def restored_shape(given: Sequence[Length]) -> tuple[int, ...] | None:
     """The lengths `given` as a Reshape takes them; None if more than one is unknown."""
-    shape = tuple(each if isinstance(each, int) else -1 for each in given)
+    shape = tuple(-1 if each.known is None else each.known for each in given)
     return shape if shape.count(-1) <= 1 else None
 
 
 def size_of(atoms: Sequence[Atom]) -> int | None:
     """The product of their sizes, where each is a number."""
-    found = length(Term(atom, 0, atom.size) for atom in atoms)
-    return None if found.names else found.known
+    return product([atom.size for atom in atoms]).known
 
 

@@ -18,16 +18,15 @@ import numpy.typing as npt
 import onnx
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.extents import Extent
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.shapes import broadcast
 from ortplugin.passes.attention.axes import Atom, flat
+from ortplugin.passes.attention.lengths import ONE, Length, dims, product
 from ortplugin.passes.attention.scores import LARGE_NEGATIVE, Mask
-from ortplugin.passes.attention.views import dims
 from ortplugin.passes.emit import emit, integers
 
 LOWEST = -3e38  # float32 holds it
-ABSORBING = -6e4  # in float16, what is added to such a number is lost
+ABSORBING = -3e4  # in float16, a score beneath 8 that is added to such a number is lost
 ELEMENTS = 1 << 23  # of constant masks that are looked at, and that one may have once it is repeated for each window
 
 Array = npt.NDArray[Any]
@@ -55,7 +54,21 @@ class Masking:
 
 
 def plan_masks(scope: Scope, masks: Sequence[Mask], names: Names) -> Masking | str:
-    """The masks without any edit, or why they are none that FusedAttention takes."""
+    """The masks without any edit, or why they are none that FusedAttention takes.
+
+    A conjunction of a constant and another mask, such as a triangle and a padding, is two masks if that leaves one
+    operand: all that is false is -inf.
+    """
+    read = [_selecting(scope, mask) for mask in masks]
+    divided = [part for mask in read for part in _conjuncts(scope, mask)]
+    if len(divided) > len(read):
+        masking = _planned(scope, divided, names)
+        if isinstance(masking, Masking) and len(masking.parts) <= len(read):
+            return masking
+    return _planned(scope, read, names)
+
+
+def _planned(scope: Scope, masks: Sequence[Mask], names: Names) -> Masking | str:
     parts: list[Part] = []
     for mask in masks:
         part = _part(scope, mask, names)
@@ -81,31 +94,54 @@ def plan_masks(scope: Scope, masks: Sequence[Mask], names: Names) -> Masking | s
     return Masking(parts=(Part(constant[0].mask, selected), *rest))
 
 
+def _selecting(scope: Scope, mask: Mask) -> Mask:
+    """What is added as Where(bools, 0, number), if the number hides the score that it is added to, as these bools."""
+    node = scope.producer(mask.tensor)
+    if mask.filling is not None or node is None or scope.op(node) != "Where":
+        return mask
+    hides = {"float16": ABSORBING}.get(scope.dtype(mask.tensor) or "", LOWEST / 100)
+    for index, kept in ((2, True), (1, False)):
+        filling = scope.scalar(node.inputs[index])
+        if filling is not None and filling <= hides and scope.scalar(node.inputs[3 - index]) == 0:
+            return Mask(node.inputs[0], mask.axes, filling, kept)
+    return mask
+
+
+def _conjuncts(scope: Scope, mask: Mask) -> list[Mask]:
+    """The bools of an And with a constant, each on its own, where false is -inf."""
+    node = scope.producer(mask.tensor)
+    if mask.filling != -np.inf or not mask.kept or node is None or scope.op(node) != "And":
+        return [mask]
+    if not any(scope.is_constant(each) for each in node.inputs):
+        return [mask]
+    return [Mask(each, mask.axes, mask.filling, True) for each in node.inputs]
+
+
 def _part(scope: Scope, mask: Mask, names: Names) -> Part | str:
     """The mask brought to rank 4."""
     given = dims(scope, mask.tensor)
-    order = [id(leaf) for name in "bhst" for leaf in names[name] if leaf.size != 1]
+    order = [id(leaf) for name in "bhst" for leaf in names[name] if leaf.size != ONE]
     terms = flat(mask.axes)
     if given is None or terms is None or len(given) > len(mask.axes):
         return f"the rank of the mask '{mask.tensor.name}' is unknown"
-    if [id(term.atom) for term in terms if term.size != 1] != order:
+    if [id(term.atom) for term in terms if term.size != ONE] != order:
         return f"the axes of the scores to which '{mask.tensor.name}' is added are not batch, heads, rows and columns"
-    aligned: list[Extent] = [*[1] * (len(mask.axes) - len(given)), *given]
+    aligned: list[Length] = [*[ONE] * (len(mask.axes) - len(given)), *given]
     present = {
-        id(term.atom) for axis, dim in zip(mask.axes, aligned, strict=True) if dim != 1 for term in flat((axis,)) or ()
+        id(term.atom) for axis, dim in zip(mask.axes, aligned, strict=True) if dim != ONE for term in flat((axis,)) or ()
     }
     sizes, final, mixed = [], [], False
     for name in "bhst":
-        leaves = [leaf for leaf in names[name] if leaf.size != 1]
+        leaves = [leaf for leaf in names[name] if leaf.size != ONE]
         own = [leaf for leaf in leaves if id(leaf) in present]
         mixed |= bool(own) and len(own) != len(leaves)
         final.append(_product(leaves) if own else 1)
     for axis, dim in zip(mask.axes, aligned, strict=True):
         leaves = [term.atom for term in axis if term.atom is not None]
-        repeats = mixed and dim == 1 and any(_shares(names, leaf, present) for leaf in leaves)
-        sizes.append(_product(leaves) if repeats else dim if isinstance(dim, int) else -1)
-    whole = [[id(term.atom) for term in axis if term.size != 1] for axis in mask.axes]
-    plain = len(mask.axes) == 4 and whole == [[id(x) for x in names[n] if x.size != 1] for n in "bhst"]
+        repeats = mixed and dim == ONE and any(_shares(names, leaf, present) for leaf in leaves)
+        sizes.append(_product(leaves) if repeats else -1 if dim.known is None else dim.known)
+    whole = [[id(term.atom) for term in flat((axis,)) or () if term.size != ONE] for axis in mask.axes]
+    plain = len(mask.axes) == 4 and whole == [[id(x) for x in names[n] if x.size != ONE] for n in "bhst"]
     values = _values(scope, mask)
     if values is not None:
         values = values.reshape([1] * (len(mask.axes) - values.ndim) + list(values.shape))
@@ -122,7 +158,7 @@ def _part(scope: Scope, mask: Mask, names: Names) -> Part | str:
 
 
 def _trailing(whole: list[list[int]], names: Names) -> bool:
-    return whole[-2:] == [[id(leaf) for leaf in names[name] if leaf.size != 1] for name in "st"]
+    return whole[-2:] == [[id(leaf) for leaf in names[name] if leaf.size != ONE] for name in "st"]
 
 
 def _shares(names: Names, leaf: Atom, present: set[int]) -> bool:
@@ -131,12 +167,8 @@ def _shares(names: Names, leaf: Atom, present: set[int]) -> bool:
 
 
 def _product(leaves: Sequence[Atom]) -> int:
-    result = 1
-    for leaf in leaves:
-        if not isinstance(leaf.size, int):
-            return -1
-        result *= leaf.size
-    return result
+    known = product([leaf.size for leaf in leaves]).known
+    return -1 if known is None else known
 
 
 def _values(scope: Scope, mask: Mask) -> Array | None:
@@ -262,12 +294,11 @@ def _absorbing(scope: Scope, before: gs.Node, tensor: gs.Tensor, smaller: bool) 
     if node is None or scope.op(node) != "Where" or scope.dtype(tensor) != "float16":
         return tensor
     for index, kept in ((2, True), (1, False)):
-        filling, stays = scope.scalar(node.inputs[index]), node.inputs[3 - index]
+        filling, condition = scope.scalar(node.inputs[index]), node.inputs[0]
         if filling is not None and np.isfinite(filling) and filling <= ABSORBING:
-            condition = node.inputs[0]
             if smaller:
                 condition, kept = stripped(scope, condition, kept)
-            return _where(scope, before, condition, None if scope.scalar(stays) == 0 else stays, LOWEST, kept)
+            return _where(scope, before, condition, node.inputs[3 - index], LOWEST, kept)
     return tensor
 
 

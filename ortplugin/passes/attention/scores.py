@@ -18,9 +18,10 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.shapes import show
-from ortplugin.passes.attention.axes import Atom, Axes, flat
+from ortplugin.passes.attention.axes import Atom, Axes, flat, regroup
+from ortplugin.passes.attention.lengths import ONE, Length, agreed, dims
 from ortplugin.passes.attention.products import Product, product_of
-from ortplugin.passes.attention.views import FAR, Read, backward, scalar_operand
+from ortplugin.passes.attention.views import FAR, RESHAPES, Read, backward, scalar_operand
 from ortplugin.passes.driver import Missed
 from ortplugin.program import FLOATING
 
@@ -80,15 +81,79 @@ def softmax_before(scope: Scope, tensor: gs.Tensor, axes: Axes, chain: Chain) ->
         elif op == "Cast" and scope.dtype(node.inputs[0]) in FLOATING:
             tensor = node.inputs[0]
         else:
-            read = backward(scope, Read(tensor, axes))
-            if read is None or read.repeated:
+            read = _viewed(scope, tensor, axes)
+            if read is None:
                 return None
-            tensor, axes = read.tensor, read.axes
+            tensor, axes = read
     return None
+
+
+def _viewed(scope: Scope, tensor: gs.Tensor, axes: Axes) -> tuple[gs.Tensor, Axes] | None:
+    """What a view of the scores reads."""
+    node = scope.producer(tensor)
+    if node is not None and scope.op(node) in RESHAPES:
+        given = score_dims(scope, node.inputs[0])
+        before = None if given is None else regroup(axes, given)
+        return None if before is None else (node.inputs[0], before)
+    read = backward(scope, Read(tensor, axes))
+    return None if read is None or read.repeated else (read.tensor, read.axes)
+
+
+def score_dims(scope: Scope, tensor: gs.Tensor) -> list[Length] | None:
+    """The lengths of scores or probabilities: those of the product, if the masks on the way broadcast to it."""
+    return _score_dims(scope, tensor, FAR) or dims(scope, tensor)
+
+
+def _score_dims(scope: Scope, tensor: gs.Tensor, steps: int) -> list[Length] | None:
+    node = scope.producer(tensor)
+    if node is None or not node.inputs or not steps:
+        return None
+    op = scope.op(node)
+    product = product_of(scope, node)
+    if product is not None:
+        return _product_dims(scope, product)
+    if op in ("Softmax", "Cast", "Tanh", "Identity"):
+        return _score_dims(scope, node.inputs[0], steps - 1)
+    if op in ("Mul", "Div"):
+        scaled = scalar_operand(scope, node)
+        return None if scaled is None else _score_dims(scope, scaled[0], steps - 1)
+    if op in ("Add", "Where"):
+        operands = list(node.inputs[-2:]) if _nan_check(scope, node) is None else [node.inputs[2]]
+        found = (_score_dims(scope, each, steps - 1) for each in operands)
+        return next((each for each in found if each is not None), None)
+    if op in RESHAPES:
+        before = _score_dims(scope, node.inputs[0], steps - 1)
+        return None if before is None else dims(scope, tensor, {id(node.inputs[0]): before})
+    return None
+
+
+def _product_dims(scope: Scope, product: Product) -> list[Length] | None:
+    lengths: dict[str, list[Length]] = {}
+    for tensor, operand in zip(product.node.inputs, product.operands, strict=True):
+        for letter, each in zip(operand, dims(scope, tensor) or (), strict=False):
+            lengths.setdefault(letter, []).append(each)
+    found = [agreed(lengths.get(letter, [])) for letter in product.result]
+    known = dims(scope, product.node.outputs[0])
+    if known is None or len(known) != len(found):
+        return None
+    return [own or each for own, each in zip(found, known, strict=True)]
+
+
+def fits(scope: Scope, mask: gs.Tensor, scores: gs.Tensor) -> bool:
+    """Whether scores with the mask surely have the scores' own shape."""
+    given, target = dims(scope, mask), score_dims(scope, scores)
+    if given is None or target is None or len(given) > len(target):
+        return False
+    return all(
+        dim in (ONE, goal) or (dim.known is None and goal.known not in (None, 1))
+        for dim, goal in zip(reversed(given), reversed(target), strict=False)
+    )
 
 
 def _nan_check(scope: Scope, node: gs.Node) -> gs.Node | None:
     """The IsNaN of Where(IsNaN(p), 0, p), as PyTorch writes it for rows that are masked whole."""
+    if scope.op(node) != "Where":
+        return None
     check = scope.producer(node.inputs[0])
     if check is None or scope.op(check) != "IsNaN" or check.inputs[0] is not node.inputs[2]:
         return None
@@ -125,10 +190,10 @@ def trace_scores(scope: Scope, tensor: gs.Tensor, axes: Axes, chain: Chain) -> S
         return trace_scores(scope, node.inputs[0], axes, replace(chain, factor=1.0, softcap=chain.factor))
     if op in ("Add", "Where"):
         return _masked(scope, node, op, axes, chain)
-    read = backward(scope, Read(tensor, axes))
-    if read is None or read.repeated:
+    read = _viewed(scope, tensor, axes)
+    if read is None:
         return Missed(name, "it stands between the product of queries and keys and the Softmax")
-    return trace_scores(scope, read.tensor, read.axes, chain)
+    return trace_scores(scope, *read, chain)
 
 
 def _masked(scope: Scope, node: gs.Node, op: str, axes: Axes, chain: Chain) -> Scores | Missed:
@@ -140,7 +205,7 @@ def _masked(scope: Scope, node: gs.Node, op: str, axes: Axes, chain: Chain) -> S
         mask = _mask(scope, op, scores, others, axes, kept)
         found = trace_scores(scope, scores, axes, replace(chain, masks=(*chain.masks, mask))) if mask else None
         if isinstance(found, Scores):
-            if all(scope.broadcasts_to(each, scores) for each in others):
+            if all(fits(scope, each, scores) for each in others):
                 return found
             shapes = " and ".join(show(scope.shape(each)) for each in others)
             return Missed(label(node), f"the mask of shape {shapes} may be larger than the scores")

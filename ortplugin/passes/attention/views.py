@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from ortplugin.graph.extents import Extent, extent
 from ortplugin.graph.facts import Scope
 from ortplugin.passes.attention.axes import Atom, Axes, Term, flat, part_of, regroup
+from ortplugin.passes.attention.lengths import ONE, Length, dims
 
 FAR = 32  # operators that are followed, at most
 RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
@@ -32,25 +32,6 @@ class Read:
     factor: float = 1.0
     depth: int = 0
     """How many operators lie between it and where attention read before."""
-
-
-def dims(scope: Scope, tensor: gs.Tensor) -> list[Extent] | None:
-    """The lengths of the tensor's axes, each a number or what is equal where the length is; None without a rank."""
-    rank = scope.rank(tensor)
-    return None if rank is None else [_dim(scope, tensor, axis) for axis in range(rank)]
-
-
-def _dim(scope: Scope, tensor: gs.Tensor, axis: int) -> Extent:
-    """As graph/extents.py tells, and through a Reshape that copies the length and a Transpose."""
-    node = scope.producer(tensor)
-    known = (scope.shape(tensor) or ())[axis]
-    if known is None and node is not None and scope.op(node) == "Reshape" and not node.attrs.get("allowzero", 0):
-        target = scope.constant(node.inputs[1])
-        if target is not None and axis < target.size and target.reshape(-1)[axis] == 0:
-            return _dim(scope, node.inputs[0], axis) if axis < (scope.rank(node.inputs[0]) or 0) else (id(tensor), axis)
-    if known is None and node is not None and scope.op(node) == "Transpose" and "perm" in node.attrs:
-        return _dim(scope, node.inputs[0], int(node.attrs["perm"][axis]))
-    return extent(scope, tensor, axis)
 
 
 def reads(scope: Scope, tensor: gs.Tensor, axes: Axes, scaled: bool) -> list[Read]:
@@ -124,19 +105,19 @@ def _moved(scope: Scope, node: gs.Node, op: str, read: Read) -> Axes | None:
     return None
 
 
-def _gathered(scope: Scope, node: gs.Node, axes: Axes, given: Sequence[Extent]) -> Axes | None:
+def _gathered(scope: Scope, node: gs.Node, axes: Axes, given: Sequence[Length]) -> Axes | None:
     indices, axis = scope.constant(node.inputs[1], 1), int(node.attrs.get("axis", 0)) % max(len(given), 1)
     if indices is None or indices.size != 1 or indices.ndim > 1 or len(axes) != len(given) - 1 + indices.ndim:
         return None
-    total = given[axis]
-    if not isinstance(total, int) or not -total <= int(indices.reshape(-1)[0]) < total:
+    total = given[axis].known
+    if total is None or not -total <= int(indices.reshape(-1)[0]) < total:
         return None
-    taken = Term(None, int(indices.reshape(-1)[0]) % total, total)
+    taken = Term(None, int(indices.reshape(-1)[0]) % total, Length(total))
     beside = axes[axis] if indices.ndim else ()
     return (*axes[:axis], (taken, *beside), *axes[axis + indices.ndim :])
 
 
-def _split(scope: Scope, node: gs.Node, read: Read, given: Sequence[Extent]) -> Axes | None:
+def _split(scope: Scope, node: gs.Node, read: Read, given: Sequence[Length]) -> Axes | None:
     axis = int(node.attrs.get("axis", 0)) % len(given)
     index = [tensor is read.tensor for tensor in node.outputs].index(True)
     start = 0
@@ -146,10 +127,10 @@ def _split(scope: Scope, node: gs.Node, read: Read, given: Sequence[Extent]) -> 
         if not isinstance(count, int):
             return None
         start += count
-    return _with_part(read.axes, axis, start - count, count, given[axis])
+    return _with_part(read.axes, axis, start - count, count, given[axis].known)
 
 
-def _sliced(scope: Scope, node: gs.Node, axes: Axes, given: Sequence[Extent]) -> Axes | None:
+def _sliced(scope: Scope, node: gs.Node, axes: Axes, given: Sequence[Length]) -> Axes | None:
     if len(node.inputs) < 3:
         return None
     operands = [scope.constant(each) if not each.is_empty() else None for each in node.inputs[1:]]
@@ -164,10 +145,10 @@ def _sliced(scope: Scope, node: gs.Node, axes: Axes, given: Sequence[Extent]) ->
         return None
     result: Axes | None = axes
     for start, end, axis in zip(starts.reshape(-1), ends.reshape(-1), along.reshape(-1), strict=True):
-        total = given[int(axis) % len(given)]
+        total = given[int(axis) % len(given)].known
         if result is None:
             return None
-        if not isinstance(total, int):
+        if total is None:
             if start != 0 or end < 2**31 - 1:
                 return None
             continue
@@ -176,8 +157,8 @@ def _sliced(scope: Scope, node: gs.Node, axes: Axes, given: Sequence[Extent]) ->
     return result
 
 
-def _with_part(axes: Axes, axis: int, start: int, count: Extent, total: Extent) -> Axes | None:
-    part = part_of(axes[axis], start, count, total)
+def _with_part(axes: Axes, axis: int, start: int, count: int, total: int | None) -> Axes | None:
+    part = None if total is None else part_of(axes[axis], start, count, total)
     return None if part is None else (*axes[:axis], part, *axes[axis + 1 :])
 
 
@@ -188,7 +169,7 @@ def _unexpanded(scope: Scope, node: gs.Node, read: Read) -> tuple[Axes | None, f
     return unbroadcast(read.axes, given, made)
 
 
-def unbroadcast(axes: Axes, given: Sequence[Extent], made: Sequence[Extent]) -> tuple[Axes | None, frozenset[Atom]]:
+def unbroadcast(axes: Axes, given: Sequence[Length], made: Sequence[Length]) -> tuple[Axes | None, frozenset[Atom]]:
     """The axes of a tensor of lengths `given` that broadcasts to `made`, and the atoms along which it is repeated."""
     missing = len(made) - len(given)
     kept: list[tuple[Term, ...]] = []
@@ -199,10 +180,10 @@ def unbroadcast(axes: Axes, given: Sequence[Extent], made: Sequence[Extent]) -> 
             kept.append(axis)
             continue
         terms = flat((axis,))
-        if own not in (None, 1) or terms is None or any(not term.whole for term in terms):
+        if own not in (None, ONE) or terms is None or any(not term.whole for term in terms):
             return None, frozenset()
         repeated.update(term.atom for term in terms if term.atom is not None)
-        if own == 1:
+        if own == ONE:
             kept.append(())
     return tuple(kept), frozenset(repeated)
 
