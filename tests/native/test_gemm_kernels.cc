@@ -30,6 +30,7 @@ std::vector<ConvCase> Cases() {
       if (filters == 768) cases.push_back({kResidual, Product(kHalf, rows, channels, filters)});
     }
   cases.push_back({kIdentity, Product(kBrain, 25088, 96, 288)});
+  for (const int64_t filters : {50257, 1002, 12}) cases.push_back({kResidual, Product(kHalf, 256, 768, filters)});
   cases.push_back({kMixed, SquareConv(kBrain, false, 3, 14, 72, 200, 1, 1, 0, 14)});
   return WithOperands(cases);
 }

@@ -62,8 +62,7 @@ bool IsPointwise(const Contraction& problem) {
 bool FitsGemm(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   if (!FitsEngines(program, problem) || problem.dtype() == DType::kFloat || problem.groups != 1) return false;
   if (!device.has_wgmma() || problem.transposed || problem.x_channels_first || problem.y_channels_first) return false;
-  if (problem.channels % engine_limits::wgmma_vector != 0 || problem.filters % engine_limits::wgmma_vector != 0)
-    return false;
+  if (problem.channels % engine_limits::wgmma_vector != 0) return false;  // rows begin at multiples of 16 bytes
   return IsPointwise(problem);
 }
 
@@ -115,7 +114,8 @@ std::string GemmSource(const Program& program, const Contraction& problem, const
        << "#define STAGES " << config.stages << "\n"
        << "#define MIN_BLOCKS " << config.min_blocks << "\n"
        << "#define ROWS_FIRST " << config.rows_first << "\n"
-       << "#define COLUMNS " << kColumns << "\n\n"
+       << "#define COLUMNS " << kColumns << "\n"
+       << "#define VECTOR " << std::min<int64_t>(8, problem.filters & -problem.filters) << "\n\n"
        << WgmmaSource(problem.dtype(), config.tile_n) << "\n"
        << kTmaSource << "\n"
        << kGemmSource;
