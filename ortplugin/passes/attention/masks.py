@@ -128,7 +128,10 @@ def _part(scope: Scope, mask: Mask, names: Names) -> Part | str:
         return f"the axes of the scores to which '{mask.tensor.name}' is added are not batch, heads, rows and columns"
     aligned: list[Length] = [*[ONE] * (len(mask.axes) - len(given)), *given]
     present = {
-        id(term.atom) for axis, dim in zip(mask.axes, aligned, strict=True) if dim != ONE for term in flat((axis,)) or ()
+        id(term.atom)
+        for axis, dim in zip(mask.axes, aligned, strict=True)
+        if dim != ONE
+        for term in flat((axis,)) or ()
     }
     sizes, final, mixed = [], [], False
     for name in "bhst":
@@ -178,8 +181,9 @@ def _values(scope: Scope, mask: Mask) -> Array | None:
         return None
     if mask.filling is not None:
         filling = LOWEST if np.isfinite(mask.filling) else mask.filling
-        return np.where(array if mask.kept else ~array, np.float32(0), np.float32(filling))
-    wide = array.astype(np.float32)
+        selected: Array = np.where(array if mask.kept else ~array, np.float32(0), np.float32(filling))
+        return selected
+    wide: Array = array.astype(np.float32)
     if scope.dtype(mask.tensor) == "float16":
         wide = np.where(np.isfinite(wide) & (wide <= ABSORBING), np.float32(LOWEST), wide)
     return wide
