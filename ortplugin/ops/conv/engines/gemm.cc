@@ -43,7 +43,8 @@ int64_t Vector(const Contraction& problem) { return std::min<int64_t>(8, problem
 
 double Cost(const Contraction& problem, const Tile& tile, const cuda::DeviceFacts& device) {
   constexpr int kWide = 160;  // what else a thread has in registers leaves too few for operands one by one
-  if (Vector(problem) < 4 && (tile.tile_n > kWide || tile.min_blocks > 1)) return std::numeric_limits<double>::infinity();
+  if (Vector(problem) < 4 && (tile.tile_n > kWide || tile.min_blocks > 1))
+    return std::numeric_limits<double>::infinity();
   const auto turns =
       static_cast<double>(DivideUp(Tiles(problem, 64 * tile.consumers, tile.tile_n), int64_t{device.multiprocessors}));
   return tile.launch + turns * (tile.step * static_cast<double>(DivideUp(problem.channels, 64)) + tile.tile);
