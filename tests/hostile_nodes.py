@@ -109,6 +109,7 @@ def _floats(*shapes: Shape, dtype: str = "float") -> tuple[Input, ...]:
 
 CONV = {"kernel_shape": [3, 3], "strides": [1, 2], "dilations": [1, 1], "pads": [1, 1, 1, 1], "group": 1,
         "auto_pad": "NOTSET", "algorithm": "auto", "allow_tf32": 0}  # fmt: skip
+PRODUCT = {"trans_b": 1, "algorithm": "auto"}
 GRAD = {"kernel_shape": [3, 3], "strides": [1, 2], "dilations": [1, 1], "pads": [1, 1, 1, 1], "group": 1,
         "output_padding": [0, 0], "transposed": 0, "allow_tf32": 0, "data_algorithm": "auto",
         "weight_algorithm": "auto", "weight_dtype": "float", "gradients": "dX dW dB", "operands": "X W",
@@ -193,6 +194,8 @@ def seeds() -> list[Node]:
             Node(f"transposed, NHWC, {dtype}", "FusedConvTranspose",
                  {**CONV, **last, "output_layout": "NHWC", "output_shape": [5, 9], "pads": [], **program},
                  _floats((1, 4, 5, 6), (6, 3, 3, 4), (4,), dtype=dtype), (dtype,)),
+            Node(f"product, {dtype}", "FusedMatMul", {**PRODUCT, **program},
+                 _floats((2, 5, 6), (8, 6), (8,), dtype=dtype), (dtype,)),
         ]  # fmt: skip
     made += [
         Node("grad, NCHW", "ConvGrad", {**GRAD, **first}, _floats((1, 4, 6, 7), (6, 4, 3, 3), (1, 6, 6, 4)),

@@ -31,6 +31,7 @@ NODES: dict[str, tuple[list[Any], dict[str, Any]]] = {
         [IMAGE, WEIGHTS, GRADIENT],
         {"kernel_shape": [3, 3], "gradients": "dX", "operands": "X W", "program": "(float dz) => (float dz) {}"},
     ),
+    "FusedMatMul": ([IMAGE, (5, 4), (4,)], {"program": CONV["program"]}),
     "FusedPool": ([IMAGE], {"kind": "max", "kernel_shape": [2, 2], "pads": [1, 1, 1, 1]}),
     "FusedResize": ([IMAGE], {"sizes": [7, 8], "mode": "linear"}),
     "FusedAttention": (

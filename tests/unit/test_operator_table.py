@@ -15,6 +15,7 @@ import conv_cases
 import conv_grad_cases
 import conv_transpose_cases
 import layer_norm_cases
+import matmul_cases
 import numpy as np
 import onnx
 import pointwise_cases
@@ -42,6 +43,7 @@ CASES: dict[str, ModuleType] = {
     "ConvGrad": conv_grad_cases,
     "FusedPool": pool_cases,
     "FusedResize": pool_cases,
+    "FusedMatMul": matmul_cases,
     "FusedAttention": attention_cases,
 }
 
@@ -60,6 +62,7 @@ DTYPES: dict[str, set[np.dtype[np.generic]]] = {
     "ConvGrad": FLOATING,
     "FusedPool": FLOATING | {np.dtype("int8"), np.dtype("uint8")},
     "FusedResize": FLOATING | {np.dtype("int8"), np.dtype("uint8"), np.dtype("int32")},
+    "FusedMatMul": FLOATING,
     "FusedAttention": FLOATING | {np.dtype(bool)},
 }
 
@@ -68,6 +71,7 @@ LIBRARIES = {
     "FusedConv": "runtime/cudnn/cudnn.h",
     "FusedConvTranspose": "ops/conv/conv_cuda.h",  # FusedConv's kernel
     "ConvGrad": "runtime/cudnn/cudnn.h",
+    "FusedMatMul": "ops/conv/conv_cuda.h",  # the engines of convolutions
 }
 
 # The kernel's file, where an operator has none of its stem because it has several engines.

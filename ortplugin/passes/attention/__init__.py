@@ -1,0 +1,1 @@
+"""Attention in the forms that exporters write becomes FusedAttention."""

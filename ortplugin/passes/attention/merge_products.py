@@ -1,0 +1,162 @@
+"""The projections of one attention that read the same tensor become one product, which it reads where they lie:
+
+    Q = x Wq + bq,  K = x Wk + bk,  V = x Wv + bv      becomes      P = x [Wq Wk Wv] + [bq bk bv]
+    FusedAttention(Q, K, V)                                         FusedAttention(P, P, P)
+
+with "b s (h:0/24 d)", "b s (h:16/24 d)", "b s (h:20/24 d)" for 16 heads and 4 of K and V. x is read once, and few rows
+are enough to occupy a GPU. So are K and V alone where they come from an encoder. A bias that is missing is zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_graphsurgeon as gs
+
+from ortplugin.graph.channels import ELEMENTS
+from ortplugin.graph.convert import attached
+from ortplugin.graph.facts import Scope
+from ortplugin.graph.labels import label
+from ortplugin.graph.shapes import show
+from ortplugin.passes.attention.node import is_attention
+from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ortplugin.passes.emit import emit
+
+COPY_BYTES = 1 << 24  # weights that something else reads too are copied, at the price of a larger file, up to this size
+OPERANDS = (("q_layout", "heads"), ("k_layout", "kv_heads"), ("v_layout", "kv_heads"))
+TAIL = " (h d)"
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class _Projection:
+    """One operand of an attention as a product with constants: x [.., K] weight [K, heads * d] + bias [heads * d]."""
+
+    index: int
+    heads: int
+    layout: str
+    x: gs.Tensor
+    weight: Array
+    bias: Array | None
+    nodes: tuple[gs.Node, ...]
+
+    @property
+    def key(self) -> tuple[int, str, int]:
+        """Equal of those that may be one product."""
+        return id(self.x), self.layout, self.weight.shape[1] // self.heads
+
+
+def merge(scope: Scope, node: gs.Node) -> Outcome:
+    """Merges projections of one attention; with several tensors those of one after the other."""
+    if not is_attention(scope, node):
+        return None
+    found = [_projection(scope, node, index) for index in range(3)]
+    groups: dict[tuple[int, str, int], list[_Projection]] = {}
+    for each in found:
+        if isinstance(each, _Projection):
+            groups.setdefault(each.key, []).append(each)
+    group = next((each for each in groups.values() if len(each) > 1), None)
+    if group is None:
+        return [each for each in found if isinstance(each, Missed)] or None
+    return _merge(scope, node, group)
+
+
+def _merge(scope: Scope, node: gs.Node, group: Sequence[_Projection]) -> Applied:
+    old = list({id(each): each for one in group for each in one.nodes}.values())
+    labels = tuple(label(each) for each in old)
+    x, total, width = group[0].x, sum(each.heads for each in group), sum(each.weight.shape[1] for each in group)
+    dtype = group[0].weight.dtype
+    weight = scope.add_constant(np.concatenate([each.weight for each in group], axis=1), f"{node.name}/weights")
+    shape = (*(scope.shape(x) or ())[:-1], width)
+    product = emit(scope, node, "MatMul", [x, weight], shape)
+    if any(each.bias is not None for each in group):
+        biases = [np.zeros(each.weight.shape[1], dtype) if each.bias is None else each.bias for each in group]
+        bias = scope.add_constant(np.concatenate(biases), f"{node.name}/bias")
+        product = emit(scope, node, "Add", [product, bias], shape)
+    first = 0
+    for each in group:
+        node.inputs[each.index] = product
+        lead = each.layout.removesuffix(TAIL)
+        node.attrs[OPERANDS[each.index][0]] = f"{lead} (h:{first}/{total} d)"
+        first += each.heads
+    for each in old:
+        scope.remove(each)
+    return Applied(labels, node)
+
+
+def _projection(scope: Scope, node: gs.Node, index: int) -> _Projection | Missed | None:
+    """The operand as a product; None if it is none, Missed if it is one that can't be merged."""
+    name, heads_of = OPERANDS[index]
+    layout, heads = node.attrs.get(name, "b h s d"), int(node.attrs[heads_of])
+    text = layout.decode() if isinstance(layout, bytes) else str(layout)
+    tensor = node.inputs[index]
+    if not text.endswith(TAIL) or sum(each is tensor for each in node.inputs) > 1:
+        return None
+    made, bias, nodes = scope.producer(tensor), None, []
+    if made is not None and scope.op(made) == "Add":
+        vectors = [_vector(scope, each) for each in made.inputs]
+        at = next((i for i, each in enumerate(vectors) if each is not None), None)
+        if at is None:
+            return None
+        nodes, bias, made = [made], vectors[at], scope.producer(made.inputs[1 - at])
+    product = None if made is None else _product(scope, made)
+    if made is None or product is None:
+        return None
+    x, weights, inner, transposed = product
+    if inner is not None and bias is not None:
+        return None
+    nodes.append(made)
+    if attached(weights, "initial") is not None:
+        return Missed(label(made), f"a caller may override '{weights.name}', which is a graph input")
+    used = _used(scope, node, nodes)
+    if used:
+        return Missed(label(made), used)
+    weight = scope.constant(weights, ELEMENTS)
+    if weight is None or weight.ndim != 2:
+        return None
+    weight = weight.T if transposed else weight
+    if scope.used_beyond(weights, [made]) and weight.nbytes > COPY_BYTES:
+        return Missed(label(made), f"its weights, {show(weight.shape)}, are used elsewhere too and would be copied")
+    bias = inner if bias is None else bias
+    if weight.shape[1] % heads or (bias is not None and bias.shape != (weight.shape[1],)):
+        return None
+    return _Projection(index, heads, text, x, weight, bias, tuple(nodes))
+
+
+def _product(scope: Scope, node: gs.Node) -> tuple[gs.Tensor, gs.Tensor, Array | None, bool] | None:
+    """x, weights, bias and whether the weights are transposed, of a MatMul or a plain Gemm."""
+    op = scope.op(node)
+    if op == "MatMul" and scope.is_constant(node.inputs[1]):
+        return node.inputs[0], node.inputs[1], None, False
+    plain = all(node.attrs.get(name, 1.0) == 1.0 for name in ("alpha", "beta")) and not node.attrs.get("transA", 0)
+    if op != "Gemm" or not plain or not scope.is_constant(node.inputs[1]):
+        return None
+    has_bias = len(node.inputs) > 2 and not node.inputs[2].is_empty()
+    bias = _vector(scope, node.inputs[2]) if has_bias else None
+    if has_bias and bias is None:
+        return None
+    return node.inputs[0], node.inputs[1], bias, bool(node.attrs.get("transB", 0))
+
+
+def _vector(scope: Scope, tensor: gs.Tensor) -> Array | None:
+    """A constant with one number for each column, without axes of length 1 before them."""
+    if attached(tensor, "initial") is not None:
+        return None
+    values = scope.constant(tensor, ELEMENTS)
+    if values is None or not values.ndim or values.shape[-1] != values.size:
+        return None
+    return values.reshape(-1)
+
+
+def _used(scope: Scope, node: gs.Node, nodes: Sequence[gs.Node]) -> str:
+    """Who else needs a value that would disappear."""
+    found = (scope.used_beyond(each.outputs[0], [node, *nodes]) for each in nodes)
+    return next((used for used in found if used), "")
+
+
+MERGE_PRODUCTS = RulePass("merge-products", "products of one tensor that one attention reads become one", merge)
