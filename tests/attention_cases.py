@@ -19,7 +19,7 @@ from onnx import helper
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.ops.attention import OPERATOR, attributes_of, scores_of
 from ortplugin.ops.attention.layout import Sizes, parse, shape_of
-from ortplugin.ops.attention.reference import laid_out, scores, softmax, view
+from ortplugin.ops.attention.reference import laid_out, rotated, scores, softmax, view
 from ortplugin.program import FLOATING, NUMPY_DTYPES
 
 Attributes = dict[str, Any]
@@ -48,7 +48,7 @@ class Case:
     """One node with its inputs.
 
     `sizes`: batch, heads, heads of K and V, queries, keys, head size of Q and K, head size of V. `mask`: its dtype and
-    shape. `values` is the row of VALUES that makes Q and K; those of V are normal.
+    shape; `tables`: those of cos and sin. `values` is the row of VALUES that makes Q and K; those of V are normal.
     """
 
     name: str
@@ -58,6 +58,7 @@ class Case:
     attributes: tuple[tuple[str, Any], ...] = ()
     mask: tuple[str, Shape] | None = None
     values: str = "normal"
+    tables: tuple[str, Shape] | None = None
 
     @property
     def layouts(self) -> list[str]:
@@ -83,11 +84,12 @@ class Case:
         ):
             shape = shape_of(parse(text), count, Sizes(batch, s, d))
             made.append(tuple(int(dim) for dim in shape if isinstance(dim, int)))
-        return (*made, *([self.mask[1]] if self.mask else []))
+        return (*made, *([self.mask[1]] if self.mask else []), *([self.tables[1]] * 2 if self.tables else []))
 
     @property
     def names(self) -> list[str]:
-        return [*(["qkv"] * 3 if self.is_packed else "qkv"), *(["mask"] if self.mask else [])]
+        tables = ["cos", "sin"] if self.tables else []
+        return [*(["qkv"] * 3 if self.is_packed else "qkv"), *(["mask"] if self.mask else []), *tables]
 
     def inputs(self) -> list[Array]:
         rng = np.random.default_rng(zlib.crc32(self.name.encode()))
@@ -95,6 +97,10 @@ class Case:
         for name, shape in zip(self.names, self.shapes, strict=True):
             if name == "mask":
                 made[name] = self._mask(rng, shape)
+            elif name in ("cos", "sin") and self.tables:
+                function = np.cos if name == "cos" else np.sin
+                angles = np.random.default_rng(len(self.name)).uniform(-9, 9, shape)  # of both
+                made[name] = np.asarray(function(angles)).astype(NUMPY_DTYPES[self.tables[0]])
             elif name not in made:
                 values = VALUES["normal" if name == "v" else self.values]
                 numbers = values(rng, shape) if np.prod(shape) else np.zeros(shape)
@@ -119,6 +125,8 @@ class Case:
         given: Attributes = {"dtype": self.dtype, "heads": heads, "kv_heads": kv_heads, **dict(self.attributes)}
         if self.mask:
             given["mask_dtype"] = self.mask[0]
+        if self.tables and self.tables[0] != self.dtype:
+            given["rotary_dtype"] = self.tables[0]
         words = dict(zip(("q_layout", "k_layout", "v_layout", "y_layout"), self.layouts, strict=True))
         given.update({key: text for key, text in words.items() if text != "b h s d"})
         return helper.make_node("FusedAttention", self.names, ["y"], name, domain=DOMAIN, **given)
@@ -132,7 +140,9 @@ class Case:
     ) -> bytes:
         """A model of nodes that read the case's inputs and write y."""
         declared = dict(zip(self.names, self.shapes if shapes is None else shapes, strict=True))
-        dtypes = {"mask": self.mask[0] if self.mask else ""}
+        dtypes = {"mask": self.mask[0]} if self.mask else {}
+        if self.tables:
+            dtypes |= dict.fromkeys(("cos", "sin"), self.tables[0])
         inputs = [(name, dtypes.get(name, self.dtype), shape) for name, shape in declared.items()]
         return model_with(nodes, inputs, [("y", self.dtype)], opset=opset)
 
@@ -144,6 +154,7 @@ def case_of(
     layout: str = "standard",
     mask: tuple[str, Shape] | None = None,
     values: str = "normal",
+    tables: tuple[str, Shape] | None = None,
     **attributes: Any,
 ) -> Case:
     """A case with softmax's usual scale, 1 / sqrt(head size). `sizes`: without kv_heads and value size, as heads."""
@@ -153,7 +164,7 @@ def case_of(
         sizes = (batch, heads, heads, queries, keys, head_size, head_size)
     given = {"scale": float(np.float32(sizes[5] ** -0.5)), **attributes}
     assert len(sizes) == 7
-    return Case(name, dtype, tuple(sizes), layout, tuple(given.items()), mask, values)  # type: ignore[arg-type]
+    return Case(name, dtype, tuple(sizes), layout, tuple(given.items()), mask, values, tables)  # type: ignore[arg-type]
 
 
 # --------------------------------------------------------------------------------------------------------- comparison
@@ -172,21 +183,24 @@ def check(
     (`unit`, where that is not the kernel's). A score is off by no more than c d, d of all its products' sizes, whose
     number counts as its root, and of those of its mask and its maximum; as an exponent that is the error of softmax's
     numerator, and the denominator has as much again. e, 16, is what exp and the sums take besides, and p what rounding
-    softmax to the dtype takes: its unit roundoff, and its smallest subnormal number for each key.
+    softmax to the dtype takes: its unit roundoff, and its smallest subnormal number for each key. What is rotated is
+    rounded to the dtype; near the middle of two numbers the kernel may take the other one, about once in 2^13 elements,
+    so that a score may differ by the largest of its products, twice, times 2 u.
     """
     inputs = case.inputs() if inputs is None else inputs
     node = case.node()
     (wide,), (wanted,) = OPERATOR.reference(node, inputs, False), OPERATOR.reference(node, inputs)  # type: ignore[call-arg]
     attention = attributes_of(node)
     c = UNIT_ROUNDOFF["double" if case.dtype == "double" else "float"] if unit is None else unit
-    q = view(inputs[0], attention.q, attention.heads).astype(np.float64)
+    viewed = [view(inputs[0], attention.q, attention.heads), view(inputs[1], attention.k, attention.kv_heads)]
+    if case.tables:
+        viewed = [rotated(x, inputs[-2], inputs[-1], attention.rotary) for x in viewed]
+    q = viewed[0].astype(np.float64)
     group = attention.heads // attention.kv_heads
-    k, v = (
-        np.repeat(np.abs(view(x, layout, attention.kv_heads).astype(np.float64)), group, axis=1)
-        for x, layout in ((inputs[1], attention.k), (inputs[2], attention.v))
-    )
+    signed = np.repeat(viewed[1].astype(np.float64), group, axis=1)
+    k = np.abs(signed)
+    v = np.repeat(np.abs(view(inputs[2], attention.v, attention.kv_heads).astype(np.float64)), group, axis=1)
     mask = inputs[3] if case.mask else None
-    signed = np.repeat(view(inputs[1], attention.k, attention.kv_heads).astype(np.float64), group, axis=1)
     how = scores_of(attention)
     s = scores(q, signed, mask, how)
     with np.errstate(all="ignore"):
@@ -194,6 +208,9 @@ def check(
         size = products * np.sqrt(q.shape[3]) + 2 * np.where(np.isfinite(s), np.abs(s), 0)
         if mask is not None and mask.dtype != np.bool_:
             size = size + np.where(np.isfinite(mask), np.abs(mask.astype(np.float64)), 0)
+        if case.tables and case.dtype in ("float16", "bfloat16"):
+            one = np.max(np.abs(q), axis=3)[..., None] * np.max(k, axis=3)[:, :, None]  # no product is larger
+            size = size + one * (abs(how.scale) * 4 * UNIT_ROUNDOFF[case.dtype] / c)
         off = np.max(np.where(s == -np.inf, 0, size), axis=3, keepdims=True, initial=0)
         weights = np.nan_to_num(softmax(s, True))
         p = (UNIT_ROUNDOFF[case.dtype], SMALLEST[case.dtype]) if case.dtype in ("float16", "bfloat16") else (0.0, 0.0)
@@ -296,7 +313,34 @@ def _empty() -> list[Case]:
     return made
 
 
-CASES: tuple[Case, ...] = (*_sizes(), *_layouts(), *_masks(), *_causal(), *_values(), *_empty())
+def _rotary() -> list[Case]:
+    """Tables of each form and dtype; heads that are rotated whole or in part, by pairs in chunks of 8, 4, 2 and 1."""
+    made = []
+    for rotary in ("half", "interleaved"):
+        for number, (rows, size, pairs) in enumerate(
+            ((70, 64, 32), (197, 64, 16), (130, 40, 20), (33, 24, 6), (65, 33, 5), (1, 2, 1), (9, 128, 64), (67, 256, 128))
+        ):
+            for dtype in FLOATING if number < 3 else (FLOATING[number % 4], "float16"):
+                for kind in dict.fromkeys((dtype, "float")):
+                    shape = ((rows, pairs), (2, rows, pairs), (1, rows, pairs))[(number + len(kind)) % 3]
+                    made.append(case_of(f"rotary {rotary}, {rows} rows, {pairs} pairs of {size}, {kind} for {dtype}", dtype,
+                                        (2, 4, 2, rows, rows, size, size), tables=(kind, shape), rotary=rotary))  # fmt: skip
+        for layout in ("merged", "channels first", "one of two", "packed, fewer heads"):
+            sizes = (2, 4, 2, 37, 37, 16, 16)
+            made.append(case_of(f"rotary {rotary}, {layout}", "float16", sizes, layout, rotary=rotary,
+                                tables=("float16", (37, 8))))  # fmt: skip
+        for dtype in FLOATING:
+            made.append(case_of(f"rotary {rotary}, everything, {dtype}", dtype, (2, 4, 4, 90, 90, 32, 24), rotary=rotary,
+                                mask=("bool", (90, 90)), tables=(dtype, (2, 90, 12)), softcap=2.0, causal="lower_right",
+                                window=50, masked_rows="zero"))  # fmt: skip
+            made.append(case_of(f"rotary {rotary}, special rows, {dtype}", dtype, (2, 2, 70, 70, 16), rotary=rotary,
+                                values="special rows", tables=(dtype, (70, 8))))  # fmt: skip
+        made.append(case_of(f"rotary {rotary}, nothing", "float16", (0, 2, 0, 0, 8), rotary=rotary,
+                            tables=("float16", (0, 4))))  # fmt: skip
+    return list({case.name: case for case in made}.values())
+
+
+CASES: tuple[Case, ...] = (*_sizes(), *_layouts(), *_masks(), *_causal(), *_values(), *_empty(), *_rotary())
 
 # Enough elements for every core and every block.
 LARGE_CASES: tuple[Case, ...] = (
@@ -306,6 +350,14 @@ LARGE_CASES: tuple[Case, ...] = (
     case_of("large: Stable Diffusion, float16", "float16", (2, 8, 8, 1024, 77, 40, 40), "merged"),
     case_of(
         "large: Swin, float", "float", (64, 3, 3, 49, 49, 32, 32), "packed, an axis", mask=("float", (64, 1, 49, 49))
+    ),
+    case_of(
+        "large: Llama rotated, float16", "float16", (2, 16, 4, 300, 300, 64, 64), "packed, fewer heads",
+        tables=("float16", (300, 32)), causal="upper_left", rotary="half",
+    ),
+    case_of(
+        "large: long and rotated, float16", "float16", (4, 16, 16, 1040, 1040, 64, 64), "merged",
+        tables=("float", (1040, 32)), causal="upper_left", rotary="interleaved",
     ),
     case_of("large: decoding, float16", "float16", (8, 32, 8, 1, 2000, 128, 128), causal="lower_right"),
 )

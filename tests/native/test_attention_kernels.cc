@@ -44,6 +44,20 @@ struct Case {
   AttentionProblem problem;
 };
 
+// The problem with the first 2 * `pairs` elements of Q and K rotated, in both ways.
+void AddRotary(Case plain, int64_t pairs, std::vector<Case>& cases) {
+  using Rotary = AttentionProblem::Rotary;
+  for (const Rotary rotary : {Rotary::kHalf, Rotary::kInterleaved}) {
+    Case made = plain;
+    made.problem.rotary = rotary;
+    made.problem.rotary_dtype = rotary == Rotary::kHalf ? DType::kFloat : plain.problem.dtype;
+    made.problem.pairs = pairs;
+    made.name += std::string(rotary == Rotary::kHalf ? ", rotary half, " : ", rotary interleaved, ") +
+                 std::to_string(pairs) + " pairs";
+    cases.push_back(made);
+  }
+}
+
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat, DType::kDouble})
@@ -54,7 +68,14 @@ std::vector<Case> Cases() {
         std::ostringstream name;
         name << NameOf(dtype) << " " << queries << " queries, heads of " << head_size << " and " << value_size;
         cases.push_back({name.str(), problem});
+        if (queries == 197 && head_size > 1) AddRotary(cases.back(), head_size / 2, cases);
         if (head_size != 64) continue;
+        if (queries == 197 && SizeOf(dtype) == 2) {
+          for (const int64_t pairs : {12, 31}) AddRotary({name.str(), problem}, pairs, cases);
+          Case tall{name.str() + ", long", Standard(dtype, {8, 12, 4, 2048, 2048, head_size, value_size})};
+          cases.push_back(tall);
+          AddRotary(tall, 32, cases);
+        }
         problem.causal = AttentionProblem::Causal::kLowerRight;
         cases.push_back({name.str() + ", causal", problem});
         problem.window = 7;

@@ -6,9 +6,13 @@
     s             = -inf                                                        where query i does not see key j
     Y[b, h, i, e] = sum over j of softmax(s)[b, h, i, j] V[b, g(h), j, e]
 
+with rotary position embeddings of Q and K in front where `rotary` says so: of a row x at position i
+
+    x[m], x[n] = x[m] cos[i, p] - x[n] sin[i, p], x[n] cos[i, p] + x[m] sin[i, p]           for each pair p
+
 Domain `ortplugin`, version 1.
-Inputs: Q, K, V, and a mask, which may be left out (not by an empty name: ONNX Runtime gives a library's operators
-    none); Output: Y.
+Inputs: Q, K, V, a mask, which may be left out (not by an empty name: ONNX Runtime gives a library's operators none),
+    and cos and sin, with `rotary`; Output: Y.
 Attributes:
     `dtype` (string, required): of Q, K, V and Y: "float16", "bfloat16", "float" or "double".
     `mask_dtype` (string; required with a mask, absent without): "bool", "float" or that dtype.
@@ -19,9 +23,14 @@ Attributes:
     `window` (int, default 0: none): and of those only the last `window` ones, j > i - window or i + T - S - window. Not
         with causal "none".
     `masked_rows` (string): a row in which every s is -inf is NaN ("nan", default), as Softmax has it, or 0 ("zero").
+    `rotary` (string): "none" (default); of R / 2 pairs, "half": p and p + R / 2, or "interleaved": 2 p and 2 p + 1. The
+        first R elements of a head are rotated.
+    `rotary_dtype` (string, default `dtype`; only with `rotary`): of cos and sin, "float" or `dtype`.
     `q_layout`, `k_layout`, `v_layout`, `y_layout` (string, default "b h s d"): how the tensor lies; see layout.py.
 Shapes: b is the same in Q, K and V; d in Q and K, and s in K and V. The mask broadcasts to [b, heads, S, T] and has at
-    most four dimensions. Head sizes, d of K and d of V, are from 1 to 256.
+    most four dimensions. Head sizes, d of K and d of V, are from 1 to 256. cos and sin are [S, R / 2], [1, S, R / 2] or
+    [b, S, R / 2], R from 2 to d of K, and of K there are S rows too.
+What is rotated is computed in float32, double for double, and rounded to the dtype before the product.
 Scores, softmax and sums are float32, double for double. Of float16 and bfloat16, softmax(s) is rounded to that dtype
     before the second product.
 Without keys (T = 0) Y is 0, whatever `masked_rows` says: the sum over nothing, as in ONNX.
@@ -42,7 +51,7 @@ from ortplugin.errors import ModelError
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.shapes import Dim, Shape, TensorType, show
 from ortplugin.ops.attention import reference as numpy_reference
-from ortplugin.ops.attention.attributes import Attention, attributes_of
+from ortplugin.ops.attention.attributes import Attention, attributes_of, given_inputs
 from ortplugin.ops.attention.decomposition import decomposed
 from ortplugin.ops.attention.layout import Sizes, shape_of, sizes
 from ortplugin.ops.base import Operator
@@ -66,10 +75,11 @@ def _agreed(where: str, dims: Sequence[tuple[str, Dim]]) -> Dim:
 
 def _check_dtypes(attention: Attention, inputs: Sequence[TensorType]) -> None:
     """Raises ModelError where an input has another dtype than the node says."""
-    wanted = [attention.dtype] * 3 + [attention.mask_dtype]
-    for name, x, dtype in zip(("Q", "K", "V", "the mask"), inputs, wanted, strict=False):
-        if dtype and x.dtype is not None and x.dtype != NUMPY_DTYPES[dtype]:
-            attribute = "mask_dtype" if name == "the mask" else "dtype"
+    kinds = {"the mask": "mask_dtype", "cos": "rotary_dtype", "sin": "rotary_dtype"}
+    for name, x in zip(attention.input_names, inputs, strict=True):
+        attribute = kinds.get(name, "dtype")
+        dtype = getattr(attention, attribute)
+        if x.dtype is not None and x.dtype != NUMPY_DTYPES[dtype]:
             raise ModelError(f"{attention.where}: {name} is {x.dtype}, but {attribute} is '{dtype}'; cast it")
 
 
@@ -82,9 +92,28 @@ def _check_mask(where: str, mask: Shape, target: Shape) -> None:
         raise ModelError(f"{where}: the mask's shape {show(mask)} does not broadcast to {show(target)}")
 
 
+def _check_tables(where: str, cos: Shape, sin: Shape, batch: Dim, rows: Dim, head: Dim) -> None:
+    """Raises ModelError where cos and sin are no tables of so many rows for each batch or all, and for this head."""
+
+    def differ(a: Dim, b: Dim) -> bool:
+        return isinstance(a, int) and isinstance(b, int) and a != b
+
+    if len(cos) not in (2, 3) or len(cos) != len(sin) or any(map(differ, cos, sin)):
+        raise ModelError(
+            f"{where}: cos is {show(cos)} and sin {show(sin)}, but both are of one shape, [s, R / 2] or [b, s, R / 2]"
+        )
+    for table in (cos, sin):
+        if differ(table[-2], rows) or (len(table) == 3 and table[0] != 1 and differ(table[0], batch)):
+            raise ModelError(f"{where}: cos is {show(table)}, but b of Q is {batch} and s of Q and K is {rows}")
+        pairs = table[-1]
+        if isinstance(pairs, int) and (pairs < 1 or (isinstance(head, int) and 2 * pairs > head)):
+            raise ModelError(f"{where}: cos has {pairs} columns, but must have from 1 to {head} / 2, half the head size")
+
+
 def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[TensorType]:
     """Y's dtype, which is Q's, and its shape, as far as those of the inputs tell."""
     attention = attributes_of(node)
+    inputs = [inputs[number] for number in given_inputs(node)]
     _check_dtypes(attention, inputs)
     where, found = attention.where, []
     for name, layout, heads, x in zip(
@@ -101,11 +130,17 @@ def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[Ten
     q, k, v = found
     batch = _agreed(where, [("b of Q", q.b), ("b of K", k.b), ("b of V", v.b)])
     keys = _agreed(where, [("s of K", k.s), ("s of V", v.s)])
-    for name, size in (("K", _agreed(where, [("d of Q", q.d), ("d of K", k.d)])), ("V", v.d)):
+    head = _agreed(where, [("d of Q", q.d), ("d of K", k.d)])
+    for name, size in (("K", head), ("V", v.d)):
         if isinstance(size, int) and not 1 <= size <= MOST_HEAD_SIZE:
             raise ModelError(f"{where}: the head size, d of {name}, is {size}, but must be from 1 to {MOST_HEAD_SIZE}")
     if attention.mask_dtype and inputs[3].shape is not None:
         _check_mask(where, inputs[3].shape, (batch, attention.heads, q.s, keys))
+    if attention.rotary_dtype:
+        rows = _agreed(where, [("s of Q", q.s), ("s of K, which is rotated as Q is,", keys)])
+        cos, sin = (x.shape for x in inputs[-2:])
+        if cos is not None and sin is not None:
+            _check_tables(where, cos, sin, batch, rows, head)
     shape: Shape | None = shape_of(attention.y, attention.heads, Sizes(batch, q.s, v.d))
     if all(x.shape is None for x in inputs[:3]):
         shape = None
@@ -117,14 +152,19 @@ def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
 
     Views (Reshape, Gather, Slice, Transpose), MatMul, Softmax, MatMul, all in float32, or double for double.
     """
-    return decomposed(attributes_of(node), node.input, node.output[0], opset)
+    inputs = [node.input[number] for number in given_inputs(node)]
+    return decomposed(attributes_of(node), inputs, node.output[0], opset)
 
 
 def reference(
     node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
 ) -> list[npt.NDArray[np.generic]]:
-    """The output in NumPy, computed in float64; `rounded`: in Q's dtype. See reference.py."""
+    """The output in NumPy, computed in float64; `rounded`: in Q's dtype. See reference.py.
+
+    What is rotated is rounded to Q's dtype in either case.
+    """
     attention = attributes_of(node)
+    inputs = [inputs[number] for number in given_inputs(node)]
     infer_shapes(node, [TensorType(x.dtype, x.shape) for x in inputs])
     q, k, v = (
         numpy_reference.view(x, layout, heads)
@@ -135,6 +175,8 @@ def reference(
             strict=False,
         )
     )
+    if attention.rotary_dtype:
+        q, k = (numpy_reference.rotated(x, inputs[-2], inputs[-1], attention.rotary) for x in (q, k))
     y = numpy_reference.attention(q, k, v, inputs[3] if attention.mask_dtype else None, scores_of(attention))
     laid_out = numpy_reference.laid_out(y, attention.y)
     with np.errstate(over="ignore"):

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kLargest = (int64_t{1} << 31) - 1, kMostHeads = 65536;
 constexpr size_t kMostAtoms = 16, kLongestText = 64 * kMostAtoms;
-constexpr const char* kNames[] = {"Q", "K", "V", "the mask"};
+constexpr const char* kNames[] = {"Q", "K", "V", "the mask", "cos", "sin"};
 
 // ---- layouts --------------------------------------------------------------------------------------------------------
 
@@ -182,6 +182,8 @@ AllSizes Agree(const AttentionAttributes& attributes, const std::array<const std
   for (const auto& [dim, name] : {std::pair{&sizes.head_size, "K"}, {&sizes.value_size, "V"}})
     if (dim->size == 0 || dim->size > kMostHeadSize)
       Fail("the head size, d of ", name, ", is ", dim->size, ", but must be from 1 to ", kMostHeadSize);
+  if (attributes.problem.is_rotary())
+    Agreed(sizes.queries, "s of Q", sizes.keys, "s of K, which is rotated as Q is,");
   return sizes;
 }
 
@@ -253,6 +255,19 @@ AttentionProblem::View MaskView(const Shape& mask, const Shape& target) {
   return {0, steps[0], steps[1], steps[2], steps[3]};
 }
 
+// The columns of cos and sin: of a table of so many rows for each batch or all, and for heads of this size.
+int64_t PairsOf(const Shape& cos, const Shape& sin, int64_t batch, int64_t rows, int64_t head_size) {
+  if (cos != sin || (cos.size() != 2 && cos.size() != 3))
+    Fail("cos is ", ToString(cos), " and sin ", ToString(sin),
+         ", but both are of one shape, [s, R / 2] or [b, s, R / 2]");
+  if (cos[cos.size() - 2] != rows || (cos.size() == 3 && cos[0] != 1 && cos[0] != batch))
+    Fail("cos is ", ToString(cos), ", but b of Q is ", batch, " and s of Q and K is ", rows);
+  const int64_t pairs = cos.back();
+  if (pairs < 1 || pairs > head_size / 2)
+    Fail("cos has ", pairs, " columns, but must have from 1 to ", head_size, " / 2, half the head size");
+  return pairs;
+}
+
 // ---- the node -------------------------------------------------------------------------------------------------------
 
 DType DTypeOf(const char* attribute, const std::string& word, const std::vector<DType>& allowed) {
@@ -299,6 +314,13 @@ AttentionAttributes ParseAttributes(const Source& source) {
       WordOf("causal", source.string_attribute("causal", "none"), {"none", "upper_left", "lower_right"}));
   problem.masked_rows_are_zero =
       WordOf("masked_rows", source.string_attribute("masked_rows", "nan"), {"nan", "zero"}) == 1;
+  problem.rotary = static_cast<AttentionProblem::Rotary>(
+      WordOf("rotary", source.string_attribute("rotary", "none"), {"none", "half", "interleaved"}));
+  const std::string rotary_dtype = source.string_attribute("rotary_dtype", "");
+  if (!problem.is_rotary() && !rotary_dtype.empty())
+    Fail("the attribute 'rotary_dtype' is ", Quoted(rotary_dtype), ", but 'rotary' is none; remove it");
+  problem.rotary_dtype = rotary_dtype.empty() ? attributes.dtype
+                                              : DTypeOf("rotary_dtype", rotary_dtype, {DType::kFloat, attributes.dtype});
   problem.window = NumberOf(source, "window", 0, kLargest);
   if (problem.window > 0 && problem.causal == AttentionProblem::Causal::kNone)
     Fail("window is ", problem.window, " beside causal 'none', of which it takes the last keys; set one");
@@ -318,8 +340,10 @@ AttentionAttributes ParseAttributes(const Source& source) {
 
 void Infer(ShapeContext& context) {
   const AttentionAttributes attributes = AttentionAttributes::Parse(context);
-  const size_t count = context.input_count();
-  if (count < 3 || count > 4) Fail("the node has ", count, " inputs: Q, K, V and perhaps a mask are needed");
+  const size_t count = context.input_count(), tables = 2 * attributes.problem.is_rotary();
+  if (count < 3 + tables || count > 4 + tables)
+    Fail("the node has ", count, " inputs: Q, K, V and perhaps a mask", tables ? ", and cos and sin," : "",
+         " are needed");
   std::array<std::vector<Dim>, 3> dims;
   std::array<const std::vector<Dim>*, 3> known{};
   for (size_t i = 0; i < 3; ++i) {
@@ -357,19 +381,21 @@ AttentionAttributes AttentionAttributes::Parse(const NodeInfo& info) { return Pa
 AttentionAttributes AttentionAttributes::Parse(const ShapeContext& context) { return ParseAttributes(context); }
 
 void CheckAttentionType(const AttentionAttributes& attributes, size_t input, ort::ElementType type) {
-  const bool is_mask = input == 3;
-  const DType wanted = is_mask ? *attributes.mask_dtype : attributes.dtype;
+  const AttentionProblem& problem = attributes.problem;
+  const size_t role = attributes.RoleOf(input);
+  const DType wanted = role > 3 ? problem.rotary_dtype : role == 3 ? problem.mask_dtype : problem.dtype;
   if (type != ToOrt(wanted))
-    Fail(kNames[input], " is ", NameOfOrt(type), ", but the attribute '", is_mask ? "mask_dtype" : "dtype", "' is ",
-         NameOf(wanted), "; cast it");
+    Fail(kNames[role], " is ", NameOfOrt(type), ", but the attribute '",
+         role > 3 ? "rotary_dtype" : role == 3 ? "mask_dtype" : "dtype", "' is ", NameOf(wanted), "; cast it");
 }
 
 std::vector<TensorType> CheckAttentionNode(const AttentionAttributes& attributes, const NodeInfo& info) {
   const size_t count = info.input_count();
-  if (count < 3 || count > 4 || info.output_count() != 1)
-    Fail("the node has ", count, " inputs and ", info.output_count(),
-         " outputs; its inputs are Q, K, V and perhaps a mask, its output is Y");
-  const bool has_mask = count == 4;
+  const size_t tables = 2 * attributes.problem.is_rotary();
+  if (count < 3 + tables || count > 4 + tables || info.output_count() != 1)
+    Fail("the node has ", count, " inputs and ", info.output_count(), " outputs; its inputs are Q, K, V",
+         tables ? ", perhaps a mask, cos and sin" : " and perhaps a mask", ", its output is Y");
+  const bool has_mask = count == 4 + tables;
   if (has_mask && !attributes.mask_dtype) Fail("there is a mask, but the attribute 'mask_dtype' is missing");
   if (!has_mask && attributes.mask_dtype) Fail("the attribute 'mask_dtype' is there, but no mask; remove it");
   std::vector<TensorType> types;
@@ -385,7 +411,7 @@ AttentionShape FitAttention(const AttentionAttributes& attributes, const std::ve
   std::array<const std::vector<Dim>*, 3> known{};
   for (size_t i = 0; i < inputs.size(); ++i) {
     ElementCount(inputs[i]);
-    if (i == 3) break;
+    if (i >= 3) continue;
     dims[i] = Known(inputs[i]);
     known[i] = &dims[i];
   }
@@ -404,6 +430,11 @@ AttentionShape FitAttention(const AttentionAttributes& attributes, const std::ve
   problem.v = ViewOf(attributes.v, problem.kv_heads, b, problem.keys, problem.value_size);
   problem.y = ViewOf(attributes.y, problem.heads, b, problem.queries, problem.value_size);
   if (problem.has_mask) problem.mask = MaskView(inputs[3], {b, problem.heads, problem.queries, problem.keys});
+  if (problem.is_rotary()) {
+    const Shape &cos = inputs[inputs.size() - 2], &sin = inputs.back();
+    problem.pairs = PairsOf(cos, sin, b, problem.queries, problem.head_size);
+    problem.rotary_batch = cos.size() == 3 && cos[0] != 1 ? problem.queries * problem.pairs : 0;
+  }
   return shape;
 }
 

@@ -33,7 +33,14 @@ struct AttentionProblem {
   enum class Causal { kNone, kUpperLeft, kLowerRight } causal = Causal::kNone;
   int64_t window = 0;
   bool masked_rows_are_zero = false;
+  // The first 2 * pairs elements of each row of Q and K are rotated by cos and sin [queries, pairs], which are those of
+  // all batches (rotary_batch 0) or begin so many elements after those of the batch before. There are as many keys as
+  // queries then.
+  enum class Rotary { kNone, kHalf, kInterleaved } rotary = Rotary::kNone;
+  DType rotary_dtype = DType::kFloat;
+  int64_t pairs = 0, rotary_batch = 0;
 
+  bool is_rotary() const { return rotary != Rotary::kNone; }
   int64_t group() const { return heads / kv_heads; }  // the heads of Q that share one of K and V
   // Query i sees no key behind i + last_seen(), with any `causal` but kNone.
   int64_t last_seen() const { return causal == Causal::kLowerRight ? keys - queries : 0; }
@@ -63,7 +70,9 @@ struct AttentionAttributes {
   // The attributes that it has as they are; sizes and views are those of no tensors yet.
   AttentionProblem problem;
 
-  size_t input_count() const { return mask_dtype ? 4 : 3; }
+  size_t input_count() const { return 3 + problem.has_mask + 2 * problem.is_rotary(); }
+  // Of an input: 0 to 3 are Q, K, V and the mask, 4 and 5 cos and sin.
+  size_t RoleOf(size_t input) const { return input < 3 || problem.has_mask ? input : input + 1; }
 
   static AttentionAttributes Parse(const NodeInfo& info);
   static AttentionAttributes Parse(const ShapeContext& context);
@@ -74,7 +83,7 @@ struct AttentionShape {
   Shape output;
 };
 
-// Of the shapes of Q, K, V and the mask. Throws Error where they do not fit the attributes or each other.
+// Of the shapes of the inputs. Throws Error where they do not fit the attributes or each other.
 AttentionShape FitAttention(const AttentionAttributes& attributes, const std::vector<Shape>& inputs);
 // Throws Error where an input has another dtype than the node says.
 void CheckAttentionType(const AttentionAttributes& attributes, size_t input, ort::ElementType type);

@@ -88,7 +88,7 @@ template <typename T>
 class Block {
  public:
   struct Tensors {
-    const char *q, *k, *v, *mask;
+    const char *q, *k, *v, *mask, *cos, *sin;
     char* y;
   };
   Block(const AttentionProblem& problem, const Tensors& tensors, const Function<T>& exp, const Function<T>& tanh)
@@ -109,14 +109,11 @@ class Block {
     first_ = first;
     rows_ = std::min(kQueries, p_.queries - first);
     pitch_ = rows_ <= kFew ? rows_ : RoundUp(rows_, kColumns);
-    if (rows_ <= kFew) {
-      LoadMatrix(p_.dtype, At(tensors_.q, p_.q, head, first), p_.q.row, p_.q.column, rows_, p_.head_size, q_.data(),
-                 p_.head_size, 1, line_);
-    } else {
-      std::fill(q_.begin(), q_.end(), T(0));
-      LoadMatrix(p_.dtype, At(tensors_.q, p_.q, head, first), p_.q.row, p_.q.column, rows_, p_.head_size, q_.data(), 1,
-                 pitch_, line_);
-    }
+    const int64_t row = rows_ <= kFew ? p_.head_size : 1, column = rows_ <= kFew ? 1 : pitch_;
+    if (rows_ > kFew) std::fill(q_.begin(), q_.end(), T(0));
+    LoadMatrix(p_.dtype, At(tensors_.q, p_.q, head, first), p_.q.row, p_.q.column, rows_, p_.head_size, q_.data(), row,
+               column, line_);
+    if (p_.is_rotary()) Rotate(q_.data(), row, column, rows_, first);
     std::fill(y_.begin(), y_.end(), T(0));
     std::fill(std::begin(most_), std::end(most_), -kInfinity);
     std::fill(std::begin(sum_), std::end(sum_), T(0));
@@ -141,13 +138,49 @@ class Block {
                         static_cast<int64_t>(SizeOf(p_.dtype));
   }
 
+  // Rotates rows of Q or K, lanes, the first of which is at the position `first`, and rounds them to the dtype.
+  void Rotate(T* x, int64_t row_step, int64_t column_step, int64_t rows, int64_t first) {
+    const int64_t pairs = p_.pairs;
+    const bool is_half = p_.rotary == AttentionProblem::Rotary::kHalf;
+    line_.resize(static_cast<size_t>(4 * pairs));
+    T *const cos = line_.data(), *const sin = cos + pairs, *const y = sin + pairs;
+    uint16_t rounded[kMostHeadSize];
+    for (int64_t i = 0; i < rows; ++i, x += row_step) {
+      const int64_t at = batch_ * p_.rotary_batch + (first + i) * pairs;
+      LoadTable(tensors_.cos, at, cos);
+      LoadTable(tensors_.sin, at, sin);
+      for (int64_t pair = 0; pair < pairs; ++pair) {
+        const int64_t a = is_half ? pair : 2 * pair, b = is_half ? pair + pairs : a + 1;
+        const T left = x[a * column_step], right = x[b * column_step];
+        y[a] = left * cos[pair] - right * sin[pair];
+        y[b] = right * cos[pair] + left * sin[pair];
+      }
+      if (SizeOf(p_.dtype) == 2) {
+        StoreLanes(p_.dtype, y, static_cast<size_t>(2 * pairs), rounded);
+        LoadLanes(p_.dtype, rounded, static_cast<size_t>(2 * pairs), y);
+      }
+      for (int64_t d = 0; d < 2 * pairs; ++d) x[d * column_step] = y[d];
+    }
+  }
+
+  // `pairs` elements of cos or sin from an offset on.
+  void LoadTable(const char* table, int64_t at, T* lanes) const {
+    const char* const elements = table + at * static_cast<int64_t>(SizeOf(p_.rotary_dtype));
+    if (std::is_same_v<T, double> && p_.rotary_dtype == DType::kFloat) {
+      std::copy_n(reinterpret_cast<const float*>(elements), p_.pairs, lanes);
+    } else {
+      LoadLanes(p_.rotary_dtype, elements, static_cast<size_t>(p_.pairs), lanes);
+    }
+  }
+
   // s_[j, i]: of key `key` + j and query `first_` + i, in rows of pitch_.
   void Scores(int64_t key, int64_t count) {
     const char* const elements = At(tensors_.k, p_.k, head_ / p_.group(), key);
-    const bool in_place = SizeOf(p_.dtype) == sizeof(T);
+    const bool in_place = SizeOf(p_.dtype) == sizeof(T) && !p_.is_rotary();
     const T* k = in_place ? reinterpret_cast<const T*>(elements) : k_.data();
     const int64_t row = in_place ? p_.k.row : p_.head_size, column = in_place ? p_.k.column : 1;
     if (!in_place) LoadMatrix(p_.dtype, elements, p_.k.row, p_.k.column, count, p_.head_size, k_.data(), row, 1, line_);
+    if (p_.is_rotary()) Rotate(k_.data(), row, 1, count, key);
     if (rows_ <= kFew) {
       for (int64_t j = 0; j < count; ++j)
         for (int64_t i = 0; i < rows_; ++i)
@@ -305,20 +338,20 @@ class CpuAttention : public Kernel {
 
   void Compute(Run& run) const override {
     std::vector<Shape> shapes;
-    const char* data[4] = {};
+    const char* data[6] = {};
     for (size_t i = 0; i < attributes_.input_count(); ++i) {
       Tensor input = run.input(i);
       CheckAttentionType(attributes_, i, input.type);
-      data[i] = static_cast<const char*>(input.data);
+      data[attributes_.RoleOf(i)] = static_cast<const char*>(input.data);
       shapes.push_back(std::move(input.shape));
     }
     const AttentionShape shape = FitAttention(attributes_, shapes);
     auto* const y = static_cast<char*>(run.output(0, shape.output, SizeOf(attributes_.dtype)));
     if (ElementCount(shape.output) == 0) return;
     if (attributes_.dtype == DType::kDouble) {
-      Attend<double>(run, shape.problem, {data[0], data[1], data[2], data[3], y});
+      Attend<double>(run, shape.problem, {data[0], data[1], data[2], data[3], data[4], data[5], y});
     } else {
-      Attend<float>(run, shape.problem, {data[0], data[1], data[2], data[3], y});
+      Attend<float>(run, shape.problem, {data[0], data[1], data[2], data[3], data[4], data[5], y});
     }
   }
 

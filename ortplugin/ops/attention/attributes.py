@@ -15,6 +15,7 @@ from ortplugin.program import FLOATING
 
 CAUSAL = ("none", "upper_left", "lower_right")
 MASKED_ROWS = ("nan", "zero")
+ROTARY = ("none", "half", "interleaved")
 MOST_HEADS = 65536
 
 _LAYOUTS = ("q_layout", "k_layout", "v_layout", "y_layout")
@@ -28,6 +29,8 @@ _TYPES = {
     "causal": AttributeProto.STRING,
     "window": AttributeProto.INT,
     "masked_rows": AttributeProto.STRING,
+    "rotary": AttributeProto.STRING,
+    "rotary_dtype": AttributeProto.STRING,
     **dict.fromkeys(_LAYOUTS, AttributeProto.STRING),
 }
 
@@ -46,28 +49,50 @@ class Attention:
     causal: str
     window: int
     masked_rows: str
+    rotary: str
+    rotary_dtype: str  # of cos and sin; "" where there are none
     q: Layout
     k: Layout
     v: Layout
     y: Layout
 
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """What the inputs are, in their order."""
+        mask = ("the mask",) if self.mask_dtype else ()
+        return ("Q", "K", "V", *mask, *(("cos", "sin") if self.rotary_dtype else ()))
+
+
+def given_inputs(node: onnx.NodeProto) -> list[int]:
+    """The numbers of the node's inputs, without an empty name in the mask's place."""
+    return [number for number, name in enumerate(node.input) if name or number != 3]
+
 
 def attributes_of(node: onnx.NodeProto) -> Attention:
     """The attributes of a FusedAttention. Raises ModelError that names the node where they are wrong."""
     where = nodes.where_is(node)
-    if not 3 <= len(node.input) <= 4 or not all(node.input[:3]) or len(node.output) != 1:
-        raise ModelError(
-            f"{where}: its inputs are Q, K, V and perhaps a mask, its output is Y, but it has "
-            f"{[*node.input[:5]]} and {len(node.output)} outputs"
-        )
     given = nodes.read(node, _TYPES)
+    nodes.check_word(where, given, "rotary", ROTARY)
+    rotary = given.get("rotary", ROTARY[0])
+    inputs = [node.input[number] for number in given_inputs(node)]
+    tables = 0 if rotary == "none" else 2
+    if len(inputs) - tables not in (3, 4) or not all(inputs) or len(node.output) != 1:
+        others = " and perhaps a mask" if not tables else f", perhaps a mask, and with rotary '{rotary}' cos and sin"
+        raise ModelError(
+            f"{where}: its inputs are Q, K, V{others}, its output is Y, but it has "
+            f"{[*node.input[:7]]} and {len(node.output)} outputs"
+        )
     dtype, mask_dtype = given.get("dtype", ""), given.get("mask_dtype", "")
     if dtype not in FLOATING:
         raise ModelError(f"{where}: dtype, that of Q, K, V and Y, is {dtype[:40]!r}, but must be one of {FLOATING}")
-    masks = tuple(dict.fromkeys(("bool", "float", dtype))) if len(node.input) == 4 and node.input[3] else ("",)
+    masks = tuple(dict.fromkeys(("bool", "float", dtype))) if len(inputs) - tables == 4 else ("",)
     if mask_dtype not in masks:
         said = f"must be one of {masks}" if masks != ("",) else "there is no mask; remove it"
         raise ModelError(f"{where}: mask_dtype is {mask_dtype[:40]!r}, but {said}")
+    rotary_dtype = given.get("rotary_dtype", dtype if tables else "")
+    if rotary_dtype not in (("float", dtype) if tables else ("",)):
+        said = f"must be 'float' or {dtype!r}" if tables else "rotary is 'none'; remove it"
+        raise ModelError(f"{where}: rotary_dtype is {rotary_dtype[:40]!r}, but {said}")
     for name in ("heads", "kv_heads"):
         if not 1 <= given.get(name, 0) <= MOST_HEADS:
             raise ModelError(f"{where}: {name} is {given.get(name)}, but must be from 1 to {MOST_HEADS}")
@@ -100,6 +125,8 @@ def attributes_of(node: onnx.NodeProto) -> Attention:
         causal,
         window,
         given.get("masked_rows", MASKED_ROWS[0]),
+        rotary,
+        rotary_dtype,
         *layouts,
     )
 

@@ -65,6 +65,31 @@ class _Attention(Builder):
                 lengths.append(dim if others == 1 else self.op("Div", dim, self.integers(others)))
         return lengths
 
+    def rotate(self, x: str, cos: str, sin: str, rotary: str) -> str:
+        """x [b, h, s, d] with its first 2 * pairs elements rotated; cos, sin [s, pairs] or [b, s, pairs], of its dtype."""
+        pairs, zero, one, axis = self.dim(cos, -1), self.integers(0), self.integers(1), self.integers(3)
+        both = self.op("Add", pairs, pairs)
+        if rotary == "half":
+            first, second = self.op("Slice", x, zero, pairs, axis), self.op("Slice", x, pairs, both, axis)
+        else:
+            first, second = (self.op("Slice", x, start, both, axis, self.integers(2)) for start in (zero, one))
+        c, s = (self.unsqueeze(each, -3) for each in (cos, sin))
+        made = [
+            self.op("Sub", self.op("Mul", first, c), self.op("Mul", second, s)),
+            self.op("Add", self.op("Mul", second, c), self.op("Mul", first, s)),
+        ]
+        if rotary == "interleaved":
+            stacked = self.op("Concat", *(self.unsqueeze(each, 4) for each in made), axis=4)
+            leading = self.op("Slice", self.op("Shape", x), zero, axis)
+            made = [self.reshape(stacked, self.op("Concat", leading, both, axis=0))]
+        rest = self.op("Slice", x, both, self.integers(np.iinfo(np.int64).max), axis)
+        return self.op("Concat", *made, rest, axis=3)
+
+    def unsqueeze(self, x: str, axis: int) -> str:
+        if self.opset >= 13:
+            return self.op("Unsqueeze", x, self.integers(axis))
+        return self.op("Unsqueeze", x, axes=[axis])
+
     def laid_out(self, y: str, layout: Layout, output: str) -> None:
         """y [b, h, s, d] as the layout says, under the name of the output."""
         perm = ["bhsd".index(name) for name in layout.order]
@@ -105,7 +130,7 @@ class _Attention(Builder):
 
 
 def decomposed(attention: Attention, inputs: Sequence[str], output: str, opset: int) -> list[onnx.NodeProto]:
-    """The nodes that read `inputs`, Q, K, V and perhaps a mask, and write `output`."""
+    """The nodes that read `inputs`, Q, K, V, perhaps a mask, cos and sin, and write `output`."""
     b = _Attention(opset, f"{output}/unfused")
     wide = "double" if attention.dtype == "double" else "float"
     is_narrow = attention.dtype != wide
@@ -113,16 +138,26 @@ def decomposed(attention: Attention, inputs: Sequence[str], output: str, opset: 
     def widened(value: str, dtype: str) -> str:
         return value if dtype == wide else b.cast(value, wide)
 
-    def head(x: str, layout: Layout) -> str:
+    if attention.rotary_dtype:
+        cos, sin = (widened(each, attention.rotary_dtype) for each in inputs[-2:])
+
+    def rotated(x: str) -> str:
+        """Q or K, widened, rotated and rounded before that."""
+        x = widened(x, attention.dtype)
+        if not attention.rotary_dtype:
+            return x
+        x = b.rotate(x, cos, sin, attention.rotary)
+        return widened(b.cast(x, attention.dtype), attention.dtype) if is_narrow else x
+
+    def shared(viewed: str) -> str:
         """K or V with as many heads as Q."""
-        viewed = b.view(x, layout, attention.kv_heads)
         if attention.heads == attention.kv_heads:
             return viewed
         group = attention.heads // attention.kv_heads
         return b.op("Gather", viewed, b.constant(np.arange(attention.heads) // group, _INTEGER), axis=1)
 
-    q = widened(b.view(inputs[0], attention.q, attention.heads), attention.dtype)
-    k = widened(head(inputs[1], attention.k), attention.dtype)
+    q = rotated(b.view(inputs[0], attention.q, attention.heads))
+    k = shared(rotated(b.view(inputs[1], attention.k, attention.kv_heads)))
     s = b.op("MatMul", q, b.op("Transpose", k, perm=[0, 1, 3, 2]))
     if attention.scale != 1:
         s = b.op("Mul", s, b.constant(attention.scale, wide))
@@ -142,6 +177,7 @@ def decomposed(attention: Attention, inputs: Sequence[str], output: str, opset: 
         p = b.op("Where", b.cast(alive, "bool"), p, b.constant(0, wide))
     if is_narrow:
         p = widened(b.cast(p, attention.dtype), attention.dtype)
-    y = b.op("MatMul", p, widened(head(inputs[2], attention.v), attention.dtype))
+    v = shared(b.view(inputs[2], attention.v, attention.kv_heads))
+    y = b.op("MatMul", p, widened(v, attention.dtype))
     b.laid_out(b.cast(y, attention.dtype) if is_narrow else y, attention.y, output)
     return b.nodes

@@ -74,6 +74,20 @@ def softmax(s: Array, zero: bool) -> Array:
     return np.where((s == -np.inf).all(axis=-1, keepdims=True), 0.0, p) if zero else p
 
 
+def rotated(x: Array, cos: Array, sin: Array, rotary: str) -> Array:
+    """x [b, h, s, d] with its first elements rotated, in x's dtype; cos, sin [s, pairs] or [b, s, pairs]."""
+    pairs = cos.shape[-1]
+    first, second = (slice(0, pairs), slice(pairs, 2 * pairs)) if rotary == "half" else (
+        slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2))  # fmt: skip
+    c, s = (each.astype(np.float64)[..., None, :, :] for each in (cos, sin))
+    a, b = x[..., first].astype(np.float64), x[..., second].astype(np.float64)
+    y = x.copy()
+    with np.errstate(all="ignore"):
+        y[..., first] = (a * c - b * s).astype(x.dtype)
+        y[..., second] = (b * c + a * s).astype(x.dtype)
+    return y
+
+
 def attention(q: Array, k: Array, v: Array, mask: Array | None, how: Scores) -> Array:
     """softmax(scores) v, in float64: of tensors [b, h, s, d], k and v with the heads that they have.
 

@@ -97,6 +97,81 @@ __device__ __forceinline__ float sum_of_row(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
+#if ROTARY
+// The first 2 * PAIRS elements of TILE_ROWS rows in shared memory, rotated by cos and sin [row, pair] and rounded. Each
+// thread has some chunks of neighbouring pairs. It loads its part of the tables before the rows are there, where it has
+// the registers.
+template <int TILE_ROWS>
+struct Rotation {
+  static constexpr int kMost = IS_INTERLEAVED ? 4 : 8;  // so that elements are read in 16 bytes at most
+  static constexpr int kPairs = PAIRS % 8 == 0 ? kMost : PAIRS % 4 == 0 ? 4 : PAIRS % 2 == 0 ? 2 : 1;
+  static constexpr int kChunks = PAIRS / kPairs;  // of a row
+  static constexpr int kOwn = (TILE_ROWS * kChunks + THREADS - 1) / THREADS;
+  static constexpr bool kIsEarly = HEAD_SIZE <= 128;
+  const table_t *const cosines, *const sines;
+  const int count;
+  Vector<table_t, kPairs> cos[kIsEarly ? kOwn : 1], sin[kIsEarly ? kOwn : 1];
+
+  // Of the rows of a tile from the first position on, of which so many exist.
+  __device__ __forceinline__ Rotation(const table_t* cosines, const table_t* sines, long long first, int count)
+      : cosines(cosines + first * PAIRS), sines(sines + first * PAIRS), count(count) {
+#pragma unroll
+    for (int i = 0; kIsEarly && i < kOwn; ++i) load(i, i);
+  }
+
+  __device__ __forceinline__ void load(int i, int to) {
+    const int at = i * THREADS + threadIdx.x;
+    const bool exists = at / kChunks < count;
+    load_if(exists, cos[to], cosines + (exists ? at * kPairs : 0));
+    load_if(exists, sin[to], sines + (exists ? at * kPairs : 0));
+  }
+
+  __device__ __forceinline__ void apply(storage_t* rows) {
+#pragma unroll(kIsEarly ? kOwn : 1)
+    for (int i = 0; i < kOwn; ++i) {
+      const int at = i * THREADS + threadIdx.x;
+      if (TILE_ROWS * kChunks % THREADS != 0 && at >= TILE_ROWS * kChunks) break;
+      if (!kIsEarly) load(i, 0);
+      storage_t* const row = rows + at / kChunks * QK_PITCH;
+#if IS_INTERLEAVED
+      Vector<storage_t, 2 * kPairs> x;
+      storage_t* const to = row + at % kChunks * (2 * kPairs);
+      load_shared(x, to);
+#pragma unroll
+      for (int p = 0; p < kPairs; ++p) {
+        storage_t first, second;
+        rotate(kIsEarly ? i : 0, p, x[2 * p], x[2 * p + 1], first, second);
+        x.set(2 * p, first);
+        x.set(2 * p + 1, second);
+      }
+      x.store(to);
+#else
+      Vector<storage_t, kPairs> x, y;
+      storage_t* const to = row + at % kChunks * kPairs;
+      load_shared(x, to);
+      load_shared(y, to + PAIRS);
+#pragma unroll
+      for (int p = 0; p < kPairs; ++p) {
+        storage_t first, second;
+        rotate(kIsEarly ? i : 0, p, x[p], y[p], first, second);
+        x.set(p, first);
+        y.set(p, second);
+      }
+      x.store(to);
+      y.store(to + PAIRS);
+#endif
+    }
+  }
+
+  __device__ __forceinline__ void rotate(int i, int p, storage_t first, storage_t second, storage_t& x,
+                                         storage_t& y) const {
+    const float c = to_compute(cos[i][p]), s = to_compute(sin[i][p]), a = to_compute(first), b = to_compute(second);
+    from_compute(a * c - b * s, x);
+    from_compute(b * c + a * s, y);
+  }
+};
+#endif
+
 // Which keys a query sees: from first(row) to before last(row).
 struct Keys {
   int keys, behind, window;  // behind: query i sees the keys up to i + behind
@@ -327,8 +402,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash(const Ar
   commit_copies();
   if (begin < end) copy_tile(begin, 0);
   commit_copies();
+#if ROTARY
+  const table_t *const cos = a.cos + batch * a.rotary_batch, *const sin = a.sin + batch * a.rotary_batch;
+  Rotation<ROWS> of_queries(cos, sin, first_row, queries - first_row);
+#endif
   wait_copies<1>();
   __syncthreads();
+#if ROTARY
+  of_queries.apply(rows);
+  __syncthreads();
+#endif
 
   unsigned of_q[M_TILES][QK_PADDED / 16][4];
   const int lane = threadIdx.x % 32;
@@ -342,11 +425,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash(const Ar
   int stage = 0;
 #pragma unroll 1
   for (int key = begin; key < end; key += BLOCK_N) {
+#if ROTARY
+    Rotation<BLOCK_N> of_keys(cos, sin, key, seen.keys - key);
+#endif
     wait_copies<0>();
     __syncthreads();  // this stage is there, and nobody reads the other one any more
     if (key + BLOCK_N < end) copy_tile(key + BLOCK_N, stage ^ 1);
     commit_copies();
-    const storage_t* const from = stages + stage * STAGE_ELEMENTS;
+    storage_t* const from = stages + stage * STAGE_ELEMENTS;
+#if ROTARY
+    of_keys.apply(from);
+    __syncthreads();
+#endif
     if (key >= seen.first(last_row) && key + BLOCK_N <= seen.last(first_row))
       warp.take<false>(of_q, from, seen, key);
     else

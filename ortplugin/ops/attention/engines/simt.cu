@@ -20,15 +20,44 @@ __device__ __forceinline__ double hyperbolic_tangent(double x) { return tanh(x);
 
 typedef compute_t Tile[KEYS][CHUNK + 1];  // a column more, so that lanes side by side read from other banks
 
+// The rows of one head of Q, K or V.
+struct Rows {
+  const storage_t* head;
+  const View& view;
+  __device__ __forceinline__ compute_t operator()(long long row, int d) const {
+    return to_compute(head[row * view.row + d * view.column]);
+  }
+};
+
+#if ROTARY
+// Those of Q or K: element d is rotated in the plane that it has with another element, and rounded.
+struct RotatedRows {
+  Rows rows;
+  const table_t *cos, *sin;  // [row, pair] of the batch
+  __device__ __forceinline__ compute_t operator()(long long row, int d) const {
+    const compute_t x = rows(row, d);
+    if (d >= 2 * PAIRS) return x;
+    const bool is_second = IS_INTERLEAVED ? d % 2 : d >= PAIRS;
+    const int step = IS_INTERLEAVED ? 1 : PAIRS;
+    const long long at = row * PAIRS + (IS_INTERLEAVED ? d / 2 : d % PAIRS);
+    const compute_t other = rows(row, is_second ? d - step : d + step), sine = (compute_t)to_compute(sin[at]);
+    storage_t stored;
+    from_compute(x * (compute_t)to_compute(cos[at]) + other * (is_second ? sine : -sine), stored);
+    return to_compute(stored);
+  }
+};
+#else
+typedef Rows RotatedRows;
+#endif
+
 // Columns [first, first + CHUNK) of the keys from `key` on, 0 beyond the tensor.
-template <int SIZE>
-__device__ __forceinline__ void load_tile(Tile& tile, const storage_t* head, const View& view, long long key,
-                                          long long keys, int first) {
+template <int SIZE, typename Loaded>
+__device__ __forceinline__ void load_tile(Tile& tile, const Loaded& rows, long long key, long long keys, int first) {
   __syncthreads();
   for (int i = threadIdx.x; i < KEYS * CHUNK; i += THREADS) {
     const int j = i / CHUNK, d = first + i % CHUNK;
     compute_t x = 0;
-    if (key + j < keys && d < SIZE) x = to_compute(head[(key + j) * view.row + d * view.column]);
+    if (key + j < keys && d < SIZE) x = rows(key + j, d);
     tile[j][i % CHUNK] = x;
   }
   __syncthreads();
@@ -88,23 +117,22 @@ typedef compute_t Queries[ROWS][HEAD_SIZE];
 typedef compute_t Results[ROWS_OF_WARP][COLUMNS];
 
 // 0 beyond the tensor.
-__device__ __forceinline__ void load_queries(Queries& queries, const storage_t* head, const View& view, long long first,
-                                             long long count) {
+__device__ __forceinline__ void load_queries(Queries& queries, const RotatedRows& rows, long long first, long long count) {
   for (int i = threadIdx.x; i < ROWS * HEAD_SIZE; i += THREADS) {
     const int row = i / HEAD_SIZE, d = i % HEAD_SIZE;
     compute_t x = 0;
-    if (first + row < count) x = to_compute(head[(first + row) * view.row + d * view.column]);
+    if (first + row < count) x = rows(first + row, d);
     queries[row][d] = x;
   }
 }
 
 // s[r] = the product of query `own` + r and the lane's key.
 __device__ __forceinline__ void multiply(compute_t (&s)[ROWS_OF_WARP], const Queries& queries, int own, Tile& tile,
-                                         const storage_t* head, const View& view, long long key, long long keys) {
+                                         const RotatedRows& rows, long long key, long long keys) {
 #pragma unroll
   for (int r = 0; r < ROWS_OF_WARP; ++r) s[r] = 0;
   for (int at = 0; at < HEAD_SIZE; at += CHUNK) {
-    load_tile<HEAD_SIZE>(tile, head, view, key, keys, at);
+    load_tile<HEAD_SIZE>(tile, rows, key, keys, at);
     const int size = HEAD_SIZE - at < CHUNK ? HEAD_SIZE - at : CHUNK;
 #pragma unroll 4
     for (int d = 0; d < size; ++d)
@@ -115,10 +143,10 @@ __device__ __forceinline__ void multiply(compute_t (&s)[ROWS_OF_WARP], const Que
 
 // results[r] += the lanes' weights times their keys' rows of V.
 __device__ __forceinline__ void add(Results& results, const compute_t (&weights)[ROWS_OF_WARP], Tile& tile,
-                                    const storage_t* head, const View& view, long long key, long long keys) {
+                                    const Rows& rows, long long key, long long keys) {
 #pragma unroll
   for (int at = 0; at < VALUE_SIZE; at += CHUNK) {
-    load_tile<VALUE_SIZE>(tile, head, view, key, keys, at);
+    load_tile<VALUE_SIZE>(tile, rows, key, keys, at);
 #pragma unroll 4
     for (int j = 0; j < KEYS; ++j)
 #pragma unroll
@@ -155,11 +183,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_simt(const Argum
   const int lane = threadIdx.x % 32, own = threadIdx.x / 32 * ROWS_OF_WARP;
   const long long blocks = (a.queries + ROWS - 1) / ROWS, first = blockIdx.x % blocks * ROWS;
   const long long head = blockIdx.x / blocks % a.heads, batch = blockIdx.x / blocks / a.heads;
-  const storage_t* const q = a.q + a.q_view.offset + batch * a.q_view.batch + head * a.q_view.head;
-  const storage_t* const k = a.k + a.k_view.offset + batch * a.k_view.batch + head / a.group * a.k_view.head;
-  const storage_t* const v = a.v + a.v_view.offset + batch * a.v_view.batch + head / a.group * a.v_view.head;
+  const long long kv_head = head / a.group;
+  const Rows q{a.q + a.q_view.offset + batch * a.q_view.batch + head * a.q_view.head, a.q_view};
+  const Rows k{a.k + a.k_view.offset + batch * a.k_view.batch + kv_head * a.k_view.head, a.k_view};
+  const Rows v{a.v + a.v_view.offset + batch * a.v_view.batch + kv_head * a.v_view.head, a.v_view};
+#if ROTARY
+  const table_t *const cos = a.cos + batch * a.rotary_batch, *const sin = a.sin + batch * a.rotary_batch;
+  const RotatedRows rotated_q{q, cos, sin}, rotated_k{k, cos, sin};
+#else
+  const Rows &rotated_q = q, &rotated_k = k;
+#endif
   const long long mask_row = batch * a.mask_view.batch + head * a.mask_view.head;
-  load_queries(queries, q, a.q_view, first, a.queries);
+  load_queries(queries, rotated_q, first, a.queries);
 
   compute_t most[ROWS_OF_WARP], sum[ROWS_OF_WARP];
   Results results;
@@ -179,7 +214,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_simt(const Argum
 #endif
   for (; key < last; key += KEYS) {
     compute_t s[ROWS_OF_WARP], weights[ROWS_OF_WARP];
-    multiply(s, queries, own, tile, k, a.k_view, key, a.keys);
+    multiply(s, queries, own, tile, rotated_k, key, a.keys);
 #pragma unroll
     for (int r = 0; r < ROWS_OF_WARP; ++r) {
       compute_t factor;
@@ -187,7 +222,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_simt(const Argum
 #pragma unroll
       for (int c = 0; c < COLUMNS; ++c) results[r][c] *= factor;
     }
-    add(results, weights, tile, v, a.v_view, key, a.keys);
+    add(results, weights, tile, v, key, a.keys);
   }
   store(a, a.y + a.y_view.offset + batch * a.y_view.batch + head * a.y_view.head, first + own, results, sum);
 }

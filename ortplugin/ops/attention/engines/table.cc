@@ -36,17 +36,24 @@ std::string AttentionPreamble(const AttentionProblem& problem) {
        << "#define HEAD_SIZE " << problem.head_size << "\n#define VALUE_SIZE " << problem.value_size
        << "\n#define MASK " << problem.has_mask << "\n#define IS_BOOL_MASK " << (problem.mask_dtype == DType::kBool)
        << "\n#define IS_CAUSAL " << (problem.causal != AttentionProblem::Causal::kNone) << "\n#define HAS_WINDOW "
-       << (problem.window > 0) << "\n#define HAS_SOFTCAP " << (problem.softcap > 0) << "\n\n"
-       << "struct View {\n  long long offset, batch, head, row, column;\n};\n"
+       << (problem.window > 0) << "\n#define HAS_SOFTCAP " << (problem.softcap > 0) << "\n#define ROTARY "
+       << problem.is_rotary() << "\n";
+  if (problem.is_rotary())
+    text << "#define PAIRS " << problem.pairs << "\n#define IS_INTERLEAVED "
+         << (problem.rotary == AttentionProblem::Rotary::kInterleaved) << "\ntypedef "
+         << StorageType(problem.rotary_dtype) << " table_t;\n";
+  text << "\nstruct View {\n  long long offset, batch, head, row, column;\n};\n"
        << "struct Arguments {\n  const storage_t *q, *k, *v;\n"
-       << (problem.has_mask ? "  const mask_t* mask;\n" : "") << "  storage_t* y;\n"
+       << (problem.has_mask ? "  const mask_t* mask;\n" : "")
+       << (problem.is_rotary() ? "  const table_t *cos, *sin;\n" : "") << "  storage_t* y;\n"
        << "  long long queries, keys, heads, group, last_seen, window, zero_where_nothing_is_seen;\n"
-       << "  double scale, softcap;\n  View q_view, k_view, v_view, mask_view, y_view;\n};\n\n";
+       << "  double scale, softcap;\n  View q_view, k_view, v_view, mask_view, y_view;\n"
+       << (problem.is_rotary() ? "  long long rotary_batch;\n" : "") << "};\n\n";
   return text.str();
 }
 
 std::vector<uint64_t> AttentionArguments(const AttentionProblem& problem) {
-  std::vector<uint64_t> block(problem.has_mask ? 5 : 4);  // the addresses
+  std::vector<uint64_t> block(4 + problem.has_mask + 2 * problem.is_rotary());  // the addresses
   for (const int64_t number : {problem.queries, problem.keys, problem.heads, problem.group(), problem.last_seen(),
                                problem.window, static_cast<int64_t>(problem.zero_where_nothing_is_seen())})
     block.push_back(static_cast<uint64_t>(number));
@@ -58,6 +65,7 @@ std::vector<uint64_t> AttentionArguments(const AttentionProblem& problem) {
   for (const AttentionProblem::View& view : {problem.q, problem.k, problem.v, problem.mask, problem.y})
     for (const int64_t number : {view.offset, view.batch, view.head, view.row, view.column})
       block.push_back(static_cast<uint64_t>(number));
+  if (problem.is_rotary()) block.push_back(static_cast<uint64_t>(problem.rotary_batch));
   return block;
 }
 
