@@ -182,8 +182,7 @@ AllSizes Agree(const AttentionAttributes& attributes, const std::array<const std
   for (const auto& [dim, name] : {std::pair{&sizes.head_size, "K"}, {&sizes.value_size, "V"}})
     if (dim->size == 0 || dim->size > kMostHeadSize)
       Fail("the head size, d of ", name, ", is ", dim->size, ", but must be from 1 to ", kMostHeadSize);
-  if (attributes.problem.is_rotary())
-    Agreed(sizes.queries, "s of Q", sizes.keys, "s of K, which is rotated as Q is,");
+  if (attributes.problem.is_rotary()) Agreed(sizes.queries, "s of Q", sizes.keys, "s of K, which is rotated as Q is,");
   return sizes;
 }
 
@@ -319,8 +318,9 @@ AttentionAttributes ParseAttributes(const Source& source) {
   const std::string rotary_dtype = source.string_attribute("rotary_dtype", "");
   if (!problem.is_rotary() && !rotary_dtype.empty())
     Fail("the attribute 'rotary_dtype' is ", Quoted(rotary_dtype), ", but 'rotary' is none; remove it");
-  problem.rotary_dtype = rotary_dtype.empty() ? attributes.dtype
-                                              : DTypeOf("rotary_dtype", rotary_dtype, {DType::kFloat, attributes.dtype});
+  problem.rotary_dtype = rotary_dtype.empty()
+                             ? attributes.dtype
+                             : DTypeOf("rotary_dtype", rotary_dtype, {DType::kFloat, attributes.dtype});
   problem.window = NumberOf(source, "window", 0, kLargest);
   if (problem.window > 0 && problem.causal == AttentionProblem::Causal::kNone)
     Fail("window is ", problem.window, " beside causal 'none', of which it takes the last keys; set one");
@@ -386,7 +386,10 @@ void CheckAttentionType(const AttentionAttributes& attributes, size_t input, ort
   const DType wanted = role > 3 ? problem.rotary_dtype : role == 3 ? problem.mask_dtype : problem.dtype;
   if (type != ToOrt(wanted))
     Fail(kNames[role], " is ", NameOfOrt(type), ", but the attribute '",
-         role > 3 ? "rotary_dtype" : role == 3 ? "mask_dtype" : "dtype", "' is ", NameOf(wanted), "; cast it");
+         role > 3    ? "rotary_dtype"
+         : role == 3 ? "mask_dtype"
+                     : "dtype",
+         "' is ", NameOf(wanted), "; cast it");
 }
 
 std::vector<TensorType> CheckAttentionNode(const AttentionAttributes& attributes, const NodeInfo& info) {

@@ -54,6 +54,9 @@ typedef Rows RotatedRows;
 template <int SIZE, typename Loaded>
 __device__ __forceinline__ void load_tile(Tile& tile, const Loaded& rows, long long key, long long keys, int first) {
   __syncthreads();
+#if ROTARY  // of few registers
+#pragma unroll 2
+#endif
   for (int i = threadIdx.x; i < KEYS * CHUNK; i += THREADS) {
     const int j = i / CHUNK, d = first + i % CHUNK;
     compute_t x = 0;
@@ -118,6 +121,9 @@ typedef compute_t Results[ROWS_OF_WARP][COLUMNS];
 
 // 0 beyond the tensor.
 __device__ __forceinline__ void load_queries(Queries& queries, const RotatedRows& rows, long long first, long long count) {
+#if ROTARY
+#pragma unroll 2
+#endif
   for (int i = threadIdx.x; i < ROWS * HEAD_SIZE; i += THREADS) {
     const int row = i / HEAD_SIZE, d = i % HEAD_SIZE;
     compute_t x = 0;
