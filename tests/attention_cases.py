@@ -313,26 +313,31 @@ def _empty() -> list[Case]:
     return made
 
 
+# Rows, head size and pairs.
+ROTATED = (
+    (70, 64, 32), (130, 40, 20), (197, 64, 16), (33, 24, 6), (65, 33, 5), (1, 2, 1), (9, 128, 64), (67, 256, 128),
+)  # fmt: skip
+
+
 def _rotary() -> list[Case]:
     """Tables of each form and dtype; heads that are rotated whole or in part, by pairs in chunks of 8, 4, 2 and 1."""
     made = []
     for rotary in ("half", "interleaved"):
-        for number, (rows, size, pairs) in enumerate(
-            ((70, 64, 32), (197, 64, 16), (130, 40, 20), (33, 24, 6), (65, 33, 5), (1, 2, 1), (9, 128, 64), (67, 256, 128))
-        ):
-            for dtype in FLOATING if number < 3 else (FLOATING[number % 4], "float16"):
+        for number, (rows, size, pairs) in enumerate(ROTATED):
+            for dtype in FLOATING if number < 2 else (FLOATING[number % 4], "float16"):
                 for kind in dict.fromkeys((dtype, "float")):
+                    name = f"rotary {rotary}, {rows} rows, {pairs} pairs of {size}, {kind} for {dtype}"
                     shape = ((rows, pairs), (2, rows, pairs), (1, rows, pairs))[(number + len(kind)) % 3]
-                    made.append(case_of(f"rotary {rotary}, {rows} rows, {pairs} pairs of {size}, {kind} for {dtype}", dtype,
-                                        (2, 4, 2, rows, rows, size, size), tables=(kind, shape), rotary=rotary))  # fmt: skip
+                    made.append(case_of(name, dtype, (2, 4, 2, rows, rows, size, size), tables=(kind, shape),
+                                        rotary=rotary))  # fmt: skip
         for layout in ("merged", "channels first", "one of two", "packed, fewer heads"):
             sizes = (2, 4, 2, 37, 37, 16, 16)
             made.append(case_of(f"rotary {rotary}, {layout}", "float16", sizes, layout, rotary=rotary,
                                 tables=("float16", (37, 8))))  # fmt: skip
         for dtype in FLOATING:
-            made.append(case_of(f"rotary {rotary}, everything, {dtype}", dtype, (2, 4, 4, 90, 90, 32, 24), rotary=rotary,
-                                mask=("bool", (90, 90)), tables=(dtype, (2, 90, 12)), softcap=2.0, causal="lower_right",
-                                window=50, masked_rows="zero"))  # fmt: skip
+            made.append(case_of(f"rotary {rotary}, everything, {dtype}", dtype, (2, 4, 4, 90, 90, 32, 24),
+                                mask=("bool", (90, 90)), tables=(dtype, (2, 90, 12)), softcap=2.0, rotary=rotary,
+                                causal="lower_right", window=50, masked_rows="zero"))  # fmt: skip
             made.append(case_of(f"rotary {rotary}, special rows, {dtype}", dtype, (2, 2, 70, 70, 16), rotary=rotary,
                                 values="special rows", tables=(dtype, (70, 8))))  # fmt: skip
         made.append(case_of(f"rotary {rotary}, nothing", "float16", (0, 2, 0, 0, 8), rotary=rotary,
@@ -352,12 +357,22 @@ LARGE_CASES: tuple[Case, ...] = (
         "large: Swin, float", "float", (64, 3, 3, 49, 49, 32, 32), "packed, an axis", mask=("float", (64, 1, 49, 49))
     ),
     case_of(
-        "large: Llama rotated, float16", "float16", (2, 16, 4, 300, 300, 64, 64), "packed, fewer heads",
-        tables=("float16", (300, 32)), causal="upper_left", rotary="half",
+        "large: Llama rotated, float16",
+        "float16",
+        (2, 16, 4, 300, 300, 64, 64),
+        "packed, fewer heads",
+        tables=("float16", (300, 32)),
+        causal="upper_left",
+        rotary="half",
     ),
     case_of(
-        "large: long and rotated, float16", "float16", (4, 16, 16, 1040, 1040, 64, 64), "merged",
-        tables=("float", (1040, 32)), causal="upper_left", rotary="interleaved",
+        "large: long and rotated, float16",
+        "float16",
+        (4, 16, 16, 1040, 1040, 64, 64),
+        "merged",
+        tables=("float", (1040, 32)),
+        causal="upper_left",
+        rotary="interleaved",
     ),
     case_of("large: decoding, float16", "float16", (8, 32, 8, 1, 2000, 128, 128), causal="lower_right"),
 )

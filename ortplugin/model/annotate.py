@@ -39,11 +39,12 @@ LIKE_FIRST_INPUT: dict[tuple[str, str], tuple[int, ...]] = {
     ("com.microsoft", "FastGelu"): (0,),
     ("com.microsoft", "Gelu"): (0,),
     ("com.microsoft", "QuickGelu"): (0,),
+    ("com.microsoft", "RotaryEmbedding"): (0,),
 }
 
 # Others of ONNX Runtime whose first output has the dtype of the first input.
 _SAME_DTYPE = """
-    Attention FusedConv FusedGemm FusedMatMul GroupQueryAttention MultiHeadAttention RotaryEmbedding TransposeMatMul
+    Attention FusedConv FusedGemm FusedMatMul GroupQueryAttention MultiHeadAttention TransposeMatMul
 """
 SAME_DTYPE = frozenset(_SAME_DTYPE.split())
 

@@ -107,7 +107,7 @@ def _check_tables(where: str, cos: Shape, sin: Shape, batch: Dim, rows: Dim, hea
             raise ModelError(f"{where}: cos is {show(table)}, but b of Q is {batch} and s of Q and K is {rows}")
         pairs = table[-1]
         if isinstance(pairs, int) and (pairs < 1 or (isinstance(head, int) and 2 * pairs > head)):
-            raise ModelError(f"{where}: cos has {pairs} columns, but must have from 1 to {head} / 2, half the head size")
+            raise ModelError(f"{where}: cos has {pairs} columns, but must have 1 to {head} / 2, half the head size")
 
 
 def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[TensorType]:

@@ -263,7 +263,7 @@ int64_t PairsOf(const Shape& cos, const Shape& sin, int64_t batch, int64_t rows,
     Fail("cos is ", ToString(cos), ", but b of Q is ", batch, " and s of Q and K is ", rows);
   const int64_t pairs = cos.back();
   if (pairs < 1 || pairs > head_size / 2)
-    Fail("cos has ", pairs, " columns, but must have from 1 to ", head_size, " / 2, half the head size");
+    Fail("cos has ", pairs, " columns, but must have 1 to ", head_size, " / 2, half the head size");
   return pairs;
 }
 

@@ -66,7 +66,7 @@ class _Attention(Builder):
         return lengths
 
     def rotate(self, x: str, cos: str, sin: str, rotary: str) -> str:
-        """x [b, h, s, d] with its first 2 * pairs elements rotated; cos, sin [s, pairs] or [b, s, pairs], of its dtype."""
+        """x [b, h, s, d] with its first 2 * pairs elements rotated by cos, sin [s, pairs] or [b, s, pairs]."""
         pairs, zero, one, axis = self.dim(cos, -1), self.integers(0), self.integers(1), self.integers(3)
         both = self.op("Add", pairs, pairs)
         if rotary == "half":

@@ -81,7 +81,7 @@ def rotated(x: Array, cos: Array, sin: Array, rotary: str) -> Array:
         slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2))  # fmt: skip
     c, s = (each.astype(np.float64)[..., None, :, :] for each in (cos, sin))
     a, b = x[..., first].astype(np.float64), x[..., second].astype(np.float64)
-    y = x.copy()
+    y: Array = x.copy()
     with np.errstate(all="ignore"):
         y[..., first] = (a * c - b * s).astype(x.dtype)
         y[..., second] = (b * c + a * s).astype(x.dtype)

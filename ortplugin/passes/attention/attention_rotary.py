@@ -183,6 +183,4 @@ def _remove_unused(scope: Scope, nodes: dict[int, gs.Node]) -> None:
             scope.remove(each)
 
 
-ATTENTION_ROTARY = RulePass(
-    "attention-rotary", "rotary embeddings of Q and K become part of FusedAttention", draw_in
-)
+ATTENTION_ROTARY = RulePass("attention-rotary", "rotary embeddings of Q and K become part of FusedAttention", draw_in)

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
@@ -77,7 +76,7 @@ def _operator(scope: Scope, node: gs.Node, is_contrib: bool) -> Rotation | None:
     if pairs is None:
         return None
     interleaved = bool(node.attrs.get("interleaved", 0))
-    return Rotation(node.inputs[0], *caches, interleaved, pairs, nodes=(node,), operator=node)
+    return Rotation(node.inputs[0], caches[0], caches[1], interleaved, pairs, nodes=(node,), operator=node)
 
 
 def _partial(scope: Scope, node: gs.Node, width: int) -> Rotation | None:
@@ -112,10 +111,10 @@ def _whole(scope: Scope, node: gs.Node, width: int) -> Rotation | None:
 
 def _full(scope: Scope, node: gs.Node, width: int) -> Rotation | None:
     """x cos + turned(x) sin"""
-    products = [scope.producer(each) for each in node.inputs]
-    if any(each is None or scope.op(each) != "Mul" for each in products):
+    one, other = (_product(scope, each) for each in node.inputs)
+    if one is None or other is None:
         return None
-    for left, right in (products, products[::-1]):
+    for left, right in ((one, other), (other, one)):
         for swapped, sin in _either(right):
             made = scope.producer(swapped)
             halves = None if made is None else _halves(scope, made)
@@ -142,10 +141,9 @@ def _split(scope: Scope, values: Sequence[gs.Tensor], width: int, interleaved: b
     minus, plus = (scope.producer(each) for each in values)
     if minus is None or plus is None or (scope.op(minus), scope.op(plus)) != ("Sub", "Add"):
         return None
-    products = [scope.producer(each) for each in (*minus.inputs, *plus.inputs)]
-    if any(each is None or scope.op(each) != "Mul" for each in products):
+    a, b, c, d = (_product(scope, each) for each in (*minus.inputs, *plus.inputs))
+    if a is None or b is None or c is None or d is None:
         return None
-    a, b, c, d = products
     for x1, cos in _either(a):
         for x2, sin in _either(b):
             for third, fourth in ((c, d), (d, c)):
@@ -170,7 +168,7 @@ def _pair(
 
 
 def _halves(scope: Scope, node: gs.Node) -> tuple[list[gs.Tensor], bool, tuple[gs.Node, ...]] | None:
-    """The values of both elements of each pair, whether these are neighbours, and the nodes that bring them together."""
+    """The values of both elements of each pair, whether these are neighbours, and what brings them together."""
     parts = _joined(scope, node)
     if len(parts) == 2:
         return parts, False, (node,)
@@ -178,10 +176,10 @@ def _halves(scope: Scope, node: gs.Node) -> tuple[list[gs.Tensor], bool, tuple[g
     width, parts = _width(scope, node.outputs[0]), [] if stack is None else _joined(scope, stack)
     if stack is None or width is None or len(parts) != 2:
         return None
-    apart = [scope.producer(each) for each in parts]
-    if any(each is None or scope.op(each) != "Unsqueeze" for each in apart):
-        return None
+    apart = [each for each in map(scope.producer, parts) if each is not None and scope.op(each) == "Unsqueeze"]
     values = [each.inputs[0] for each in apart]
+    if len(apart) != 2:
+        return None
     shape = scope.shape(stack.outputs[0])
     if shape is None or shape[-2:] != (width // 2, 2) or any(_width(scope, each) != width // 2 for each in values):
         return None
@@ -204,9 +202,12 @@ def _joined(scope: Scope, node: gs.Node) -> list[gs.Tensor]:
     return list(node.inputs) if int(node.attrs.get("axis", 0)) % rank == rank - 1 else []
 
 
-def _either(product: gs.Node | None) -> list[tuple[gs.Tensor, gs.Tensor]]:
-    if product is None:
-        return []
+def _product(scope: Scope, tensor: gs.Tensor) -> gs.Node | None:
+    node = scope.producer(tensor)
+    return node if node is not None and scope.op(node) == "Mul" else None
+
+
+def _either(product: gs.Node) -> list[tuple[gs.Tensor, gs.Tensor]]:
     a, b = product.inputs
     return [(a, b), (b, a)]
 
@@ -242,10 +243,11 @@ def _part(scope: Scope, node: gs.Node, tensor: gs.Tensor) -> tuple[int, int] | N
         return None if None in before else (sum(each or 0 for each in before), 1)
     if scope.op(node) != "Slice" or len(node.inputs) < 4:
         return None
-    numbers = [scope.constant(each) for each in node.inputs[1:] if not each.is_empty()]
-    if len(numbers) != len(node.inputs) - 1 or any(each is None or np.size(each) != 1 for each in numbers):
+    held = [None if each.is_empty() else scope.constant(each) for each in node.inputs[1:]]
+    numbers = [int(each.reshape(())) for each in held if each is not None and each.size == 1]
+    if len(numbers) != len(held):
         return None
-    start, end, axis, step = (int(np.reshape(each, ())) for each in (*numbers, 1)[:4])
+    start, end, axis, step = (*numbers, 1)[:4]
     if axis % rank != rank - 1 or step < 1:
         return None
     return slice(start, end).indices(width)[0], step

@@ -13,9 +13,8 @@ import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.channels import ELEMENTS
-from ortplugin.graph.extents import unsqueezed_axes
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.shapes import show
+from ortplugin.graph.shapes import Dim, show
 from ortplugin.passes.attention.lengths import ONE, Length, dims
 from ortplugin.passes.attention.node import is_attention
 from ortplugin.passes.attention.rotations import CONTRIB, Rotation
@@ -37,9 +36,7 @@ class Place:
     s: Length
 
 
-def make_tables(
-    scope: Scope, node: gs.Node, found: Rotation, place: Place
-) -> tuple[gs.Tensor, gs.Tensor] | str:
+def make_tables(scope: Scope, node: gs.Node, found: Rotation, place: Place) -> tuple[gs.Tensor, gs.Tensor] | str:
     """cos and sin of a node that stands behind the rotation; or why they are none."""
     made = []
     for table in (found.cos, found.sin):
@@ -89,36 +86,33 @@ def _is_doubled(scope: Scope, table: gs.Tensor, interleaved: bool, depth: int = 
     if node is None or not rank or depth > FAR:
         return False
     op, x = scope.op(node), node.inputs[0]
-    width, own = (scope.shape(each)[-1:] if scope.shape(each) else () for each in (table, x))  # type: ignore[index]
+    width, own = ((scope.shape(each) or (None,))[-1] for each in (table, x))
     if op in UNARY:
         return _is_doubled(scope, x, interleaved, depth + 1)
     if op in BINARY:
-        others = [each for each in node.inputs if (scope.shape(each) or (1,))[-1] != 1]
+        others = [each for each in node.inputs if scope.shape(each) != () and (scope.shape(each) or (0,))[-1] != 1]
         return bool(others) and all(_is_doubled(scope, each, interleaved, depth + 1) for each in others)
     if op == "Concat" and not interleaved:
         last = int(node.attrs.get("axis", 0)) % rank == rank - 1
         return last and len(node.inputs) == 2 and node.inputs[0] is node.inputs[1]
     if op == "Reshape" and interleaved and _repeats(scope, node, width):
         return True
-    keeps = {
-        "Unsqueeze": lambda: rank - 1 not in (unsqueezed_axes(scope, node) or [rank - 1]),
-        "Reshape": lambda: width == own and isinstance(width[0], int),
-        "Squeeze": lambda: width == own and isinstance(width[0], int),
-        "Expand": lambda: width == own and isinstance(width[0], int),
-        "Gather": lambda: int(node.attrs.get("axis", 0)) % (scope.rank(x) or 1) != (scope.rank(x) or 1) - 1,
-        "Slice": lambda: width == own and isinstance(width[0], int),
-        "Transpose": lambda: (node.attrs.get("perm") or [0])[-1] == rank - 1,
-    }
-    return op in keeps and keeps[op]() and _is_doubled(scope, x, interleaved, depth + 1)
+    if op == "Transpose":
+        keeps = (node.attrs.get("perm") or [0])[-1] == rank - 1
+    elif op == "Gather":
+        keeps = int(node.attrs.get("axis", 0)) % (scope.rank(x) or 1) != (scope.rank(x) or 1) - 1
+    else:  # of the last axis all or nothing, in its order
+        keeps = op in ("Expand", "Reshape", "Slice", "Squeeze", "Unsqueeze") and width == own and width is not None
+    return keeps and _is_doubled(scope, x, interleaved, depth + 1)
 
 
-def _repeats(scope: Scope, node: gs.Node, width: tuple[object, ...]) -> bool:
+def _repeats(scope: Scope, node: gs.Node, width: Dim) -> bool:
     """Whether a Reshape makes [.., R] of [.., R / 2, 2], whose last axis repeats one element."""
     before = scope.shape(node.inputs[0])
     if before is None or len(before) < 2 or before[-1] != 2 or not isinstance(before[-2], int):
         return False
     made = scope.producer(node.inputs[0])
-    if made is None or width != (2 * before[-2],):
+    if made is None or width != 2 * before[-2]:
         return False
     if scope.op(made) == "Expand":
         given = scope.shape(made.inputs[0])
@@ -168,9 +162,9 @@ def _shared(scope: Scope, values: npt.NDArray[np.generic], name: str) -> gs.Tens
             continue
         for tensor in each.inputs[-2:]:
             held = scope.constant(tensor, ELEMENTS)
-            if held is not None and (held.dtype, held.shape) == (values.dtype, values.shape):
-                if held.tobytes() == values.tobytes():
-                    return tensor
+            same = held is not None and (held.dtype, held.shape) == (values.dtype, values.shape)
+            if same and held is not None and held.tobytes() == values.tobytes():
+                return tensor
     return scope.add_constant(values, name)
 
 
