@@ -83,8 +83,8 @@ void Compile(const cuda::DeviceFacts& gpu, const std::string& architecture, cons
            << " spilled " << test::Spilled(log) << " local " << test::Local(log) << " " << failure;
       test::CheckCompiled(text.str(), code, log);
       CHECK_WITH(test::Spilled(log) == 0 && test::Local(log) == 0, text.str());
-      const std::string lacking = test::Lacking(gpu, log, kernel->entry, kernel->launch.threads,
-                                                kernel->launch.shared_bytes);
+      const std::string lacking =
+          test::Lacking(gpu, log, kernel->entry, kernel->launch.threads, kernel->launch.shared_bytes);
       CHECK_WITH(lacking.empty(), lacking + text.str());
       CHECK_WITH(kernel->launch.blocks > 0 && kernel->launch.shared_bytes <= gpu.shared_per_block, text.str());
       if (architecture == "sm_90")

@@ -40,7 +40,7 @@ CASES = {
         "K transposed, double",
         "one of two, float",
         "channels first, float16",
-        "mask of keys, float of float16, nan",
+        "mask of keys, float of float16, zero",
         "mask all, bool of float, zero",
         "window, 20 by 90, float, alone",
         "softcap and mask, float16",
