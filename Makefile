@@ -106,6 +106,8 @@ gpu-bench: install
 	$(BIN)/python benchmarks/conv_transpose.py --readme
 	$(BIN)/python benchmarks/mnist.py --readme
 	$(BIN)/python benchmarks/pool.py --readme
+	$(BIN)/python benchmarks/attention.py --readme
+	$(BIN)/python benchmarks/matmul.py --readme
 	$(BIN)/python benchmarks/models.py --readme
 
 # The library with warnings as errors. Incremental.

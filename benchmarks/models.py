@@ -1,24 +1,32 @@
-"""Whole convolutional networks in float16: ONNX Runtime, PyTorch's compiler and ortplugin, in one run.
+"""Whole networks in float16: ONNX Runtime, PyTorch's compiler and ortplugin, in one run.
 
-    python benchmarks/models.py                                  # all of them
-    python benchmarks/models.py --models resnet50:8,dcgan:64     # some; their rows replace earlier ones
+    python benchmarks/models.py                                           # all of them
+    python benchmarks/models.py --models resnet50:8,bert_base:8x128       # some; their rows replace earlier ones
+    python benchmarks/models.py --models transformers --dtype bf16        # a group
 
-Every contender computes the same network, with the same weights rounded to float16, on the same image. The ONNX model
-is PyTorch's export of the float16 module. Columns:
+A case is NAME:SIZES or NAME:SIZES:DTYPE. Sizes are those of the inputs that the network leaves open: the batch, and for
+texts the number of tokens; for a step of decoding, the number of those in the cache. Convolutional networks and
+transformers are two groups, each with a record and a table of its own.
+
+Every contender computes the same network, with the same weights rounded to the dtype, on the same inputs. The ONNX
+model is PyTorch's export of the module in that dtype: by TorchScript for convolutional networks, by dynamo for
+transformers, and by the other where that fails, which the row says. In fp32, TF32 is allowed to all. Columns:
 
     default    ONNX Runtime as it comes: one synchronous Run with inputs and outputs on the GPU, by the host's clock
     nchw, nhwc ONNX Runtime with its CUDA graph, and with prefer_nhwc
     ours       the optimized model, with ONNX Runtime's CUDA graph
     tuned      the same, optimized with --tune
-    compile    torch.compile in its default mode under a CUDA graph; contiguous and channels last
+    compile    torch.compile in its default mode under a CUDA graph; contiguous and, for images, channels last
     COLUMN     with --against COLUMN=LIBRARY: the optimized model run by another build of the library
 
 But for `default`, a time is the GPU's from the first to the last of many replays, divided by their number. Contenders
-take turns. The error is the largest difference from the float32 network, over its output's largest magnitude.
+take turns. The error of an output is the largest difference from the float32 network, over the output's largest
+magnitude; that of a network, its outputs' largest.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import json
@@ -28,7 +36,8 @@ import tempfile
 import time
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,90 +52,161 @@ HERE = Path(__file__).resolve().parent
 sys.path[:] = [*(entry for entry in sys.path if Path(entry or ".").resolve() != HERE), str(HERE.parent)]
 
 import ortplugin  # noqa: E402
-from models import networks  # noqa: E402
+from models import networks, transformers  # noqa: E402
 from ortplugin.graph.messages import walk_nodes  # noqa: E402
 
-CASES = ("resnet50:1", "resnet50:8", "resnet50:64", "densenet121:8", "efficientnet_b0:8", "mobilenet_v3_large:1",
-         "convnext_tiny:8", "fcn_resnet50:4", "dcgan:64", "unet:8", "unet_up:8")  # fmt: skip
-TITLES = {
-    "resnet50": "ResNet-50", "densenet121": "DenseNet-121", "efficientnet_b0": "EfficientNet-B0",
-    "mobilenet_v3_large": "MobileNet-v3 large", "convnext_tiny": "ConvNeXt-tiny", "fcn_resnet50": "FCN-ResNet50",
-    "dcgan": "DCGAN generator", "unet": "U-Net 256 x 256", "unet_up": "U-Net with up-convolutions",
+NETWORKS = {**networks.NETWORKS, **transformers.NETWORKS}
+GROUPS = {
+    "models": ("resnet50:1", "resnet50:8", "resnet50:64", "densenet121:8", "efficientnet_b0:8", "mobilenet_v3_large:1",
+               "convnext_tiny:8", "fcn_resnet50:4", "dcgan:64", "unet:8", "unet_up:8"),
+    "transformers": ("bert_base:1x128", "bert_base:8x128", "vit_b_16:8", "swin_t:8", "maxvit_t:8", "gpt2:1x256",
+                     "llama:1x256", "t5_encoder:8x128", "whisper_encoder:1", "gpt2_decode:1x1024",
+                     "llama_decode:1x1024"),
 }  # fmt: skip
+EXPORTERS = ("dynamo", "torchscript")
+DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 REPLAYS = 20
 ROUNDS = 15
 WAIT_CYCLES = 4_000_000  # two milliseconds, in which the host queues the replays
 
 Replay = Callable[[], Any]
+Tensors = Mapping[str, Any]
 
 
-def parse_case(text: str) -> tuple[str, int]:
-    """'resnet50:8' is ('resnet50', 8)."""
-    name, _, batch = text.partition(":")
-    if name not in networks.NETWORKS or not batch.isdecimal() or not int(batch):
-        raise SystemExit(f"'{text}' is not NAME:BATCH with one of {', '.join(networks.NETWORKS)}")
-    return name, int(batch)
+@dataclass(frozen=True)
+class Case:
+    """A network, the sizes of its inputs and its dtype."""
+
+    name: str
+    sizes: tuple[int, ...]
+    dtype: str = "fp16"
+
+    @classmethod
+    def parse(cls, text: str, dtype: str = "fp16") -> Case:
+        """'bert_base:8x128' or 'bert_base:8x128:bf16'; `dtype`: what is meant without one."""
+        name, _, rest = text.partition(":")
+        sizes, _, given = rest.partition(":")
+        if name not in NETWORKS:
+            raise SystemExit(f"'{text}' has no name of {', '.join(NETWORKS)}")
+        form = NETWORKS[name].sizes
+        numbers = sizes.split("x")
+        if len(numbers) != len(form.split("x")) or not all(each.isdecimal() and int(each) for each in numbers):
+            raise SystemExit(f"'{text}' is not {name}:{form}")
+        if (given or dtype) not in DTYPES:
+            raise SystemExit(f"'{text}' ends in none of {', '.join(DTYPES)}")
+        return cls(name, tuple(map(int, numbers)), given or dtype)
+
+    @property
+    def network(self) -> networks.Network:
+        return NETWORKS[self.name]
+
+    @property
+    def group(self) -> str:
+        return "transformers" if self.name in transformers.NETWORKS else "models"
+
+    def __str__(self) -> str:
+        sizes = "x".join(map(str, self.sizes))
+        return f"{self.name}:{sizes}" + ("" if self.dtype == "fp16" else f":{self.dtype}")
+
+    def title(self, exporter: str) -> str:
+        """What a table calls it. `exporter`: the one that wrote it."""
+        sizes = "x".join(map(str, self.sizes))
+        parts = [self.network.title, sizes if len(self.sizes) > 1 else f"batch {sizes}"]
+        parts += [self.dtype] if self.dtype != "fp16" else []
+        return ", ".join(parts + ([f"by {exporter}"] if exporter != self.network.exporter else []))
+
+
+def grouped(text: str, dtype: str) -> dict[str, list[Case]]:
+    """The cases of a list such as 'transformers,resnet50:8', by group."""
+    found: dict[str, list[Case]] = {}
+    for each in filter(None, text.split(",")):
+        for case in (Case.parse(one, dtype) for one in GROUPS.get(each, (each,))):
+            found.setdefault(case.group, []).append(case)
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------- contenders
 
 
 def session_replay(
-    model: bytes, image: Any, stream: Any, *, library: str | None, graph: bool = True, nhwc: bool = False
-) -> tuple[Replay, Any]:
-    """A function that runs the model on the stream without waiting for it, and the array that its output goes to.
+    model: bytes,
+    inputs: Tensors,
+    like: Sequence[Any],
+    stream: Any,
+    *,
+    library: str | None,
+    graph: bool = True,
+    nhwc: bool = False,
+) -> tuple[Replay, list[Any]]:
+    """A function that runs the model on the stream without waiting for it, and the tensors that its outputs go to.
 
-    `library`: the path of the libortplugin.so to register.
+    `like`: tensors of the shapes of the outputs. `library`: the path of the libortplugin.so to register.
     """
-    import cupy
     import onnxruntime
+    import torch
+
+    from ortplugin.session import element_type
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     if library is not None:
         options.register_custom_ops_library(library)
-    gpu = cupy.cuda.Device().id
+    gpu = torch.cuda.current_device()
     provider = {"user_compute_stream": str(stream.ptr), "enable_cuda_graph": str(int(graph)),
                 "prefer_nhwc": str(int(nhwc)), "device_id": str(gpu)}  # fmt: skip
     session = onnxruntime.InferenceSession(model, options, providers=[("CUDAExecutionProvider", provider)])
-    (output,) = session.get_outputs()
-    result = cupy.empty(output.shape, image.dtype)
     binding = session.io_binding()
-    binding.bind_input(networks.INPUT, "cuda", gpu, image.dtype, image.shape, image.data.ptr)
-    binding.bind_output(output.name, "cuda", gpu, result.dtype, result.shape, result.data.ptr)
+
+    def bind(bound: Callable[..., None], value: Any, tensor: Any) -> None:
+        element = element_type(value.type)
+        assert element is not None
+        bound(value.name, "cuda", gpu, element[0], list(tensor.shape), tensor.data_ptr())
+
+    for value in session.get_inputs():
+        bind(binding.bind_input, value, inputs[value.name])
+    results = []
+    for value, tensor in zip(session.get_outputs(), like, strict=True):
+        element = element_type(value.type)
+        assert element is not None
+        results.append(torch.empty(tensor.shape, dtype=getattr(torch, element[1].name), device=tensor.device))
+        bind(binding.bind_output, value, results[-1])
     run_options = onnxruntime.RunOptions()
     run_options.add_run_config_entry("disable_synchronize_execution_providers", "1")
     for _ in range(3):  # compiles, allocates, captures
         session.run_with_iobinding(binding)
         stream.synchronize()
-    return lambda: session.run_with_iobinding(binding, run_options), result
+    return lambda _kept=inputs: session.run_with_iobinding(binding, run_options), results
 
 
-def torch_replay(model: Any, image: Any, stream: Any, *, channels_last: bool) -> tuple[Replay, Any]:
-    """A function that replays the compiled module's CUDA graph on the stream, and the tensor of its output."""
+def torch_replay(model: Any, inputs: Tensors, stream: Any, *, channels_last: bool) -> tuple[Replay, list[Any]]:
+    """A function that replays the compiled module's CUDA graph on the stream, and the tensors of its outputs."""
     import torch
 
     model = copy.deepcopy(model)  # another layout would move its parameters away from under an earlier graph
-    if channels_last:
-        model, image = model.to(memory_format=torch.channels_last), image.to(memory_format=torch.channels_last)
-    else:
-        model = model.to(memory_format=torch.contiguous_format)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    model = model.to(memory_format=layout)
+    given = tuple(each.to(memory_format=layout) if each.ndim == 4 else each for each in inputs.values())
     torch._dynamo.reset()
     compiled = torch.compile(model, dynamic=False)
     outer = torch.cuda.ExternalStream(stream.ptr)
     with torch.no_grad(), torch.cuda.stream(outer):
         for _ in range(3):
-            compiled(image)
+            compiled(*given)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=outer):
-            result = compiled(image)
+            results = outputs_of(compiled(*given))
 
-    def replay(_kept: Any = (image, compiled)) -> None:
+    def replay(_kept: Any = (given, compiled)) -> None:
         with torch.cuda.stream(outer):
             graph.replay()
 
-    return replay, result
+    return replay, results
+
+
+def outputs_of(found: Any) -> list[Any]:
+    """What a module returns, as a list of tensors."""
+    return list(found) if isinstance(found, tuple) else [found]
 
 
 def gpu_microseconds(replays: Mapping[str, Replay], stream: Any, rounds: int = ROUNDS) -> dict[str, float]:
@@ -174,97 +254,186 @@ def operators(model: onnx.ModelProto) -> dict[str, int]:
     return dict(Counter(f"{n.domain}::{n.op_type}".removeprefix("::") for n in walk_nodes(model)).most_common())
 
 
+@dataclass(frozen=True)
+class Subject:
+    """What all contenders of a case compute: the module and its export, inputs, and the outputs of the module itself.
+
+    `expected`: in float32. `exporter`: the one that wrote the model.
+    """
+
+    module: Any
+    model: onnx.ModelProto
+    inputs: Tensors
+    eager: list[Any]
+    expected: list[Any]
+    exporter: str
+
+    def error(self, results: Sequence[Any]) -> float:
+        """The largest difference from what is expected, over the magnitude of each output."""
+        pairs = zip(results, self.expected, strict=True)
+        return max(float((found.float() - wanted).abs().max() / wanted.abs().max()) for found, wanted in pairs)
+
+    def on_host(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Inputs and expected outputs as NumPy's arrays by name."""
+        feeds = {name: host(each) for name, each in self.inputs.items()}
+        names = [output.name for output in self.model.graph.output]
+        return feeds, {name: host(each) for name, each in zip(names, self.expected, strict=True)}
+
+
+def host(tensor: Any) -> Any:
+    """A tensor as NumPy's array, for which bfloat16 is a dtype of ml_dtypes."""
+    import torch
+
+    if tensor.dtype != torch.bfloat16:
+        return tensor.cpu().numpy()
+    import ml_dtypes
+
+    return tensor.view(torch.int16).cpu().numpy().view(ml_dtypes.bfloat16)
+
+
+def prepare(case: Case) -> Subject:
+    """The case on the GPU, exported by the first exporter that can."""
+    import torch
+
+    # Without TF32, until the expected outputs are there.
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    dtype = getattr(torch, DTYPES[case.dtype])
+    network = case.network
+    module = networks.module(network, "cuda").to(dtype)
+    inputs = networks.draw(network, case.sizes, "cuda", dtype)
+    model, exporter = exported(module, inputs, network.exporter)
+    with torch.no_grad():
+        eager = outputs_of(module(*inputs.values()))
+        wide = [each.float() if each.is_floating_point() else each for each in inputs.values()]
+        expected = outputs_of(module.float()(*wide))
+        module = module.to(dtype)
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = case.dtype == "fp32"
+    return Subject(module, model, inputs, eager, expected, exporter)
+
+
+def exported(module: Any, inputs: Tensors, first: str) -> tuple[onnx.ModelProto, str]:
+    """The module as ONNX, and the exporter that wrote it: the other one where the first fails."""
+    failures = []
+    for exporter in (first, *(each for each in EXPORTERS if each != first)):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.onnx"
+            try:
+                networks.export(module, dict(inputs), path, exporter)
+                return onnx.load(path), exporter
+            except Exception as error:  # exporters raise what they like
+                failures.append(f"{exporter}: {type(error).__name__}: {str(error)[:300]}")
+                print(f"  {failures[-1]}", flush=True)
+    raise RuntimeError("; ".join(failures))
+
+
+def optimized_variants(
+    case: Case, subject: Subject, *, tune: bool, seconds: dict[str, float]
+) -> tuple[dict[str, onnx.ModelProto], Any]:
+    """The optimized models by column, and the report of the first."""
+    given = {"precision": "tf32"} if case.dtype == "fp32" else {}
+    begun = time.perf_counter()
+    ours, report = ortplugin.optimize(subject.model, **given)
+    seconds["optimize"] = time.perf_counter() - begun
+    variants = {"ours": ours}
+    if tune:
+        begun = time.perf_counter()
+        feeds, _ = subject.on_host()
+        variants["tuned"], _ = ortplugin.optimize(subject.model, tune=True, providers=["cuda"], inputs=feeds, **given)
+        seconds["tune"] = time.perf_counter() - begun
+    return variants, report
+
+
+def contenders(
+    case: Case, subject: Subject, models: Mapping[str, tuple[bytes, str]], stream: Any, *, compiled: bool
+) -> dict[str, Callable[[], tuple[Replay, list[Any]]]]:
+    """What makes the replay of each column but the first. `models`: of ours, with the library that runs it."""
+    original = subject.model.SerializeToString()
+
+    def session(model: bytes, library: str | None = None, **given: bool) -> Callable[[], tuple[Replay, list[Any]]]:
+        return lambda: session_replay(model, subject.inputs, subject.expected, stream, library=library, **given)
+
+    makers = {"nchw": session(original), "nhwc": session(original, nhwc=True)}
+    makers |= {column: session(*pair) for column, pair in models.items()}
+    layouts = {"compile": False, "compile_last": True} if case.network.channels_last else {"compile": False}
+    for column, last in layouts.items() if compiled else ():
+        makers[column] = lambda last=last: torch_replay(subject.module, subject.inputs, stream, channels_last=last)  # type: ignore[misc]
+    return makers
+
+
 def measure(
-    case: str, *, compiled: bool, tune: bool, profile: Path | None, against: Mapping[str, str]
+    case: Case, *, compiled: bool, tune: bool, profile: Path | None, against: Mapping[str, str]
 ) -> dict[str, Any]:
     """All contenders of one model: microseconds and errors. `against`: column to the path of another libortplugin.so,
     which runs the same optimized model."""
     import cupy
     import torch
 
-    name, batch = parse_case(case)
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    half = networks.module(name, "cuda").half()
-    tensor = torch.randn(batch, *networks.NETWORKS[name].shape, device="cuda").half()
-    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        path = Path(folder) / "model.onnx"
-        networks.export(half, tensor, path)
-        original = onnx.load(path)
-        eager = half(tensor)
-        expected = half.float()(tensor.float())
-        half = half.half()
-    model = original.SerializeToString()
-    begun = time.perf_counter()
-    optimized, report = ortplugin.optimize(original)
-    seconds = {"optimize": time.perf_counter() - begun}
-    variants = {"ours": optimized}
-    image = cupy.from_dlpack(tensor.contiguous())
-    if tune:
-        begun = time.perf_counter()
-        feeds = {networks.INPUT: cupy.asnumpy(image)}
-        variants["tuned"], _ = ortplugin.optimize(original, tune=True, providers=["cuda"], inputs=feeds)
-        seconds["tune"] = time.perf_counter() - begun
-
-    stream = cupy.cuda.Stream(non_blocking=True)
-    replays: dict[str, Replay] = {}
-    results: dict[str, Any] = {"torch": eager}
-    makers: dict[str, Callable[[], tuple[Replay, Any]]] = {
-        "nchw": lambda: session_replay(model, image, stream, library=None),
-        "nhwc": lambda: session_replay(model, image, stream, library=None, nhwc=True),
-    }
-    libraries = {**dict.fromkeys(variants, ortplugin.library_path()), **against}
-    for key, library in libraries.items():
-        serialized = variants.get(key, optimized).SerializeToString()
-        makers[key] = lambda serialized=serialized, library=library: session_replay(
-            serialized, image, stream, library=library
-        )
-    if compiled:
-        makers["compile"] = lambda: torch_replay(half, tensor, stream, channels_last=False)
-        makers["compile_last"] = lambda: torch_replay(half, tensor, stream, channels_last=True)
+    subject = prepare(case)
+    seconds: dict[str, float] = {}
     failures: dict[str, str] = {}
-    for key, make in makers.items():
+
+    @contextlib.contextmanager
+    def attempt(column: str) -> Iterator[None]:
+        """One that does not run must not hide the others."""
         begun = time.perf_counter()
         try:
-            replays[key], results[key] = make()
-        except Exception as error:  # one that does not run must not hide the others
-            failures[key] = f"{type(error).__name__}: {error}"[:500]
-            print(f"  {key}: {failures[key]}", flush=True)
-            continue
-        seconds[key] = time.perf_counter() - begun
-    default, _ = session_replay(model, image, stream, library=None, graph=False)
-    times = {"default": host_microseconds(default, stream), **gpu_microseconds(replays, stream)}
-    stream.synchronize()
-    scale = float(expected.abs().max())
-    errors = {
-        key: float((torch.as_tensor(value, device="cuda").float() - expected).abs().max()) / scale
-        for key, value in results.items()
+            yield
+            seconds[column] = time.perf_counter() - begun
+        except Exception as error:
+            failures[column] = f"{type(error).__name__}: {error}"[:500]
+            print(f"  {column}: {failures[column]}", flush=True)
+
+    variants, report = optimized_variants(case, subject, tune=tune, seconds=seconds)
+    libraries = {**dict.fromkeys(variants, ortplugin.library_path()), **against}
+    models = {
+        column: (variants.get(column, variants["ours"]).SerializeToString(), library)
+        for column, library in libraries.items()
     }
-    del replays, default, results  # their sessions' memory
+    stream = cupy.cuda.Stream(non_blocking=True)
+    torch.cuda.synchronize()
+    replays: dict[str, Replay] = {}
+    results: dict[str, list[Any]] = {"torch": subject.eager}
+    for column, make in contenders(case, subject, models, stream, compiled=compiled).items():
+        with attempt(column):
+            replays[column], results[column] = make()
+    times: dict[str, float] = {}
+    with attempt("default"):
+        original = subject.model.SerializeToString()
+        default, _ = session_replay(original, subject.inputs, subject.expected, stream, library=None, graph=False)
+        times["default"] = host_microseconds(default, stream)
+        del default
+    times |= gpu_microseconds(replays, stream)
+    stream.synchronize()
+    errors = {column: subject.error(found) for column, found in results.items()}
+    replays.clear()  # their sessions' memory
+    results.clear()
     gc.collect()
     graphs = {}
-    (output,) = original.graph.output
-    feeds, wanted = {networks.INPUT: cupy.asnumpy(image)}, {output.name: expected.cpu().numpy()}
-    for key, variant in variants.items():
-        graphs[key] = timing.replayed_outputs(variant.SerializeToString(), feeds, wanted, plugin=True)
-        problem = graphs[key].get("refused") or graphs[key]["wrong"]
+    feeds, wanted = subject.on_host()
+    for column, variant in variants.items():
+        graphs[column] = timing.replayed_outputs(variant.SerializeToString(), feeds, wanted, plugin=True)
+        problem = graphs[column].get("refused") or graphs[column]["wrong"]
         if problem:
-            failures[f"{key}, replayed"] = problem
-            print(f"  {key}, replayed: {problem}", flush=True)
+            failures[f"{column}, replayed"] = problem
+            print(f"  {column}, replayed: {problem}", flush=True)
     if profile is not None:
-        write_profile(variants[list(variants)[-1]].SerializeToString(), image, profile / f"{name}_{batch}.json")
+        last = variants[list(variants)[-1]].SerializeToString()
+        write_profile(last, subject, profile / f"{str(case).replace(':', '_')}.json")
+    other = {} if subject.exporter == case.network.exporter else {"exporter": subject.exporter}
     return {
-        "case": case,
+        "case": str(case),
         "microseconds": {key: round(value, 1) for key, value in times.items()},
         "errors": errors,
         "graphs": graphs,
-        "operators": operators(optimized),
+        "operators": operators(variants["ours"]),
         "rewrites": report.rewrites,
         "seconds": {key: round(value, 1) for key, value in seconds.items()},
         "failures": failures,
+        **other,
     }
 
 
-def write_profile(model: bytes, image: Any, path: Path) -> None:
+def write_profile(model: bytes, subject: Subject, path: Path) -> None:
     """What each node of the optimized model costs: kernel times of the CUDA graph's kernels, by CUPTI through PyTorch.
 
     Kernels of one run without a graph, in order, with the GPU's microseconds of each (the median of several runs).
@@ -273,7 +442,8 @@ def write_profile(model: bytes, image: Any, path: Path) -> None:
     from torch.profiler import ProfilerActivity, profile
 
     stream = cupy.cuda.Stream(non_blocking=True)
-    replay, _ = session_replay(model, image, stream, library=ortplugin.library_path(), graph=False)
+    library = ortplugin.library_path()
+    replay, _ = session_replay(model, subject.inputs, subject.expected, stream, library=library, graph=False)
     runs = 5
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
         for _ in range(runs):
@@ -316,6 +486,15 @@ def best(times: Mapping[str, float], *columns: str) -> float | None:
     return min((times[column] for column in columns if column in times), default=None)
 
 
+def titles(record: Mapping[str, Any]) -> list[str]:
+    """What the table calls its rows."""
+    found = []
+    for row in record["rows"]:
+        case = Case.parse(row["case"])
+        found.append(case.title(row.get("exporter", case.network.exporter)))
+    return found
+
+
 def table(record: Mapping[str, Any]) -> str:
     """The record as a Markdown table."""
     is_tuned = any("tuned" in row["microseconds"] for row in record["rows"])
@@ -325,9 +504,8 @@ def table(record: Mapping[str, Any]) -> str:
         + "times ORT best | times compile | error, plain | error, graph | replays that differ | error of PyTorch |",
         "|---|" + "---:|" * (11 if is_tuned else 10),
     ]
-    for row in record["rows"]:
+    for row, title in zip(record["rows"], titles(record), strict=True):
         times, errors = row["microseconds"], row["errors"]
-        name, batch = parse_case(row["case"])
         ort, torch = best(times, "nchw", "nhwc"), best(times, "compile", "compile_last")
         ours = best(times, "ours", "tuned")
 
@@ -340,9 +518,8 @@ def table(record: Mapping[str, Any]) -> str:
         cells = [cell(times.get("default")), cell(ort), cell(torch), cell(times.get("ours")),
                  *([cell(times.get("tuned"))] if is_tuned else []),
                  ratio(ort), ratio(torch), *replay_cells(row["graphs"]["ours"]), f"{errors['torch']:.1e}"]  # fmt: skip
-        lines.append(f"| {TITLES[name]}, batch {batch} | " + " | ".join(cells) + " |")
-    titles = [f"{TITLES[name]}, batch {batch}" for name, batch in (parse_case(row["case"]) for row in record["rows"])]
-    note = timing.older(record["rows"], titles)
+        lines.append(f"| {title} | " + " | ".join(cells) + " |")
+    note = timing.older(record["rows"], titles(record))
     lines += ["", timing.footer("models", "Microseconds", record["environment"], note)]
     return "\n".join(lines)
 
@@ -354,33 +531,51 @@ def replay_cells(graph: Mapping[str, Any]) -> list[str]:
     return [f"{graph['error_plain']:.1e}", f"{graph['error']:.1e}", f"{graph['differed']} of {graph['replays']}"]
 
 
-def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
-    cases = [case for case in args.models.split(",") if case]
-    for case in cases:
-        parse_case(case)
+def measure_group(group: str, cases: Sequence[Case], args: Namespace, record: dict[str, Any]) -> Iterator[str]:
+    """Adds the cases to the group's rows, one by one, and yields what to print of each."""
     against = dict(each.split("=", 1) for each in args.against)
     rows: list[Mapping[str, Any]] = []
     for case in cases:
         begun = time.perf_counter()
         row = measure(case, compiled=not args.no_compile, tune=args.tune, profile=args.profile, against=against)
         rows.append(row)
-        known = timing.merged(rows, args.out / "models.json", record["environment"], "case")
-        record["rows"] = sorted(known, key=lambda row: CASES.index(row["case"]) if row["case"] in CASES else len(CASES))
+        known = timing.merged(rows, args.out / f"{group}.json", record["environment"], "case")
+        order = GROUPS[group]
+        record["rows"] = sorted(known, key=lambda row: order.index(row["case"]) if row["case"] in order else len(order))
         errors = f"error {row['errors'].get('ours', float('nan')):.1e}, torch {row['errors']['torch']:.1e}"
         yield f"{case} ({time.perf_counter() - begun:.0f} s): {timing.shown(row)}; {errors}"
 
 
+def main() -> None:
+    args = timing.arguments(__doc__, OPTIONS)
+    records: dict[str, dict[str, Any]] = {}
+    if args.source:
+        record = timing.read(args.source)
+        records[Case.parse(record["rows"][0]["case"]).group] = record
+    for group, cases in {} if args.source else grouped(args.models, args.dtype).items():
+        records[group] = {"environment": timing.environment(args.commit), "rows": []}
+        for line in measure_group(group, cases, args, records[group]):
+            print(line, flush=True)
+            timing.write(group, records[group], args.out, columns=True)
+    for group, record in records.items():
+        print(table(record))
+        if args.readme:
+            timing.fill_readme(group, table(record))
+
+
+OPTIONS: timing.Options = {
+    "--models": {"default": ",".join(GROUPS), "help": "NAME:SIZES,... or the name of a group"},
+    "--dtype": {"default": "fp16", "choices": DTYPES, "help": "of the cases that name none"},
+    "--no-compile": {"action": "store_true", "help": "leave torch.compile out"},
+    "--tune": {"action": "store_true", "help": "also optimize with --tune"},
+    "--against": {
+        "action": "append",
+        "default": [],
+        "metavar": "COLUMN=LIBRARY",
+        "help": "another libortplugin.so, which runs the same optimized model, beside this one",
+    },
+    "--profile": {"type": Path, "help": "a folder for the kernels of each optimized model"},
+}
+
 if __name__ == "__main__":
-    options = {
-        "--models": {"default": ",".join(CASES), "help": "NAME:BATCH,..."},
-        "--no-compile": {"action": "store_true", "help": "leave torch.compile out"},
-        "--tune": {"action": "store_true", "help": "also optimize with --tune"},
-        "--against": {
-            "action": "append",
-            "default": [],
-            "metavar": "COLUMN=LIBRARY",
-            "help": "another libortplugin.so, which runs the same optimized model, beside this one",
-        },
-        "--profile": {"type": Path, "help": "a folder for the kernels of each optimized model"},
-    }
-    timing.run("models", __doc__, measure_all, table, options)
+    main()

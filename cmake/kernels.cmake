@@ -14,6 +14,8 @@ set(kernel_files
   kDepthwiseSource=${root}/ortplugin/ops/conv/engines/depthwise.cu
   kStemSource=${root}/ortplugin/ops/conv/engines/stem.cu
   kConv1x1Source=${root}/ortplugin/ops/conv/engines/conv_1x1.cu
+  kGemmSource=${root}/ortplugin/ops/conv/engines/gemm.cu
+  kTmaSource=${root}/ortplugin/device/tma.cuh
   kWgmmaSource=${root}/ortplugin/device/wgmma.cuh
   kSplitKSource=${root}/ortplugin/ops/conv/engines/split_k.cu
   kGemvSource=${root}/ortplugin/ops/conv/engines/gemv.cu
@@ -24,6 +26,7 @@ set(kernel_files
   kWeightGradSource=${root}/ortplugin/ops/conv_grad/weight_grad.cu
   kPoolSource=${root}/ortplugin/ops/pool/pool.cu
   kResizeSource=${root}/ortplugin/ops/pool/pool_resize.cu
+  kFlashSource=${root}/ortplugin/ops/attention/engines/flash.cu
   kAttentionSimtSource=${root}/ortplugin/ops/attention/engines/simt.cu)
 set(embedded ${CMAKE_CURRENT_BINARY_DIR}/kernel_sources.cc)
 list(JOIN kernel_files "," kernel_inputs)

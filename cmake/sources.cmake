@@ -13,6 +13,7 @@ set(sources
   ${root}/ortplugin/runtime/gpu/engine_kernel.cc
   ${root}/ortplugin/runtime/gpu/kernel_cache.cc
   ${root}/ortplugin/runtime/gpu/launch.cc
+  ${root}/ortplugin/runtime/gpu/packed_kernel.cc
   ${root}/ortplugin/runtime/ort/node_text.cc
   ${root}/ortplugin/runtime/ort/ort.cc
   ${root}/ortplugin/runtime/ort/registry.cc
@@ -30,6 +31,7 @@ set(sources
   ${root}/ortplugin/ops/attention/attention.cc
   ${root}/ortplugin/ops/attention/attention_cpu.cc
   ${root}/ortplugin/ops/attention/attention_cuda.cc
+  ${root}/ortplugin/ops/attention/engines/flash.cc
   ${root}/ortplugin/ops/attention/engines/simt.cc
   ${root}/ortplugin/ops/attention/engines/table.cc
   ${root}/ortplugin/ops/conv/algorithm.cc
@@ -51,6 +53,7 @@ set(sources
   ${root}/ortplugin/ops/conv/engines/pixel_shuffle.cc
   ${root}/ortplugin/ops/conv/engines/polyphase.cc
   ${root}/ortplugin/ops/conv/engines/stem.cc
+  ${root}/ortplugin/ops/conv/engines/gemm.cc
   ${root}/ortplugin/ops/conv/engines/gemv.cc
   ${root}/ortplugin/ops/conv/engines/table.cc
   ${root}/ortplugin/ops/conv_grad/cpu_gemm.cc
@@ -63,6 +66,9 @@ set(sources
   ${root}/ortplugin/ops/conv_transpose/conv_transpose_cuda.cc
   ${root}/ortplugin/ops/layer_norm/layer_norm.cc
   ${root}/ortplugin/ops/layer_norm/layer_norm_cuda.cc
+  ${root}/ortplugin/ops/matmul/matmul.cc
+  ${root}/ortplugin/ops/matmul/matmul_cpu.cc
+  ${root}/ortplugin/ops/matmul/matmul_cuda.cc
   ${root}/ortplugin/ops/pointwise/pointwise.cc
   ${root}/ortplugin/ops/pointwise/pointwise_cuda.cc
   ${root}/ortplugin/ops/pool/pool.cc

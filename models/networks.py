@@ -17,15 +17,42 @@ from pathlib import Path
 from typing import Any
 
 SEED = 20240701
-INPUT, OUTPUT = "image", "output"
+OPSETS = {"dynamo": 20, "torchscript": 17}
+Tensors = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Network:
-    """A model and the shape of its input, without the batch."""
+    """A model and its inputs.
 
+    Attributes:
+        title: its name in tables.
+        build: makes the module, which takes the inputs in order and returns one tensor, or several.
+        inputs: makes random inputs by name, floating ones in float32, from the sizes that a case says.
+        sizes: what those are, such as "BATCHxLENGTH".
+        channels_last: whether this layout makes sense for it.
+        exporter: the one that is tried first.
+        settle: changes parameters of the module that say nothing as they are initialised.
+    """
+
+    title: str
     build: Callable[[], Any]
-    shape: tuple[int, ...] = (3, 224, 224)
+    inputs: Callable[[tuple[int, ...]], Tensors]
+    sizes: str = "BATCH"
+    channels_last: bool = True
+    exporter: str = "torchscript"
+    settle: Callable[[Any], None] | None = None
+
+
+def images(shape: tuple[int, ...]) -> Callable[[tuple[int, ...]], Tensors]:
+    """Inputs of a network of images of this shape."""
+
+    def make(sizes: tuple[int, ...]) -> Tensors:
+        import torch
+
+        return {"image": torch.randn(*sizes, *shape)}
+
+    return make
 
 
 def _torchvision(name: str) -> Callable[[], Any]:
@@ -111,25 +138,28 @@ def _unet(*, transposed: bool = False) -> Any:
     return UNet()
 
 
+def _image(title: str, build: Callable[[], Any], shape: tuple[int, ...] = (3, 224, 224)) -> Network:
+    return Network(title, build, images(shape))
+
+
 NETWORKS: dict[str, Network] = {
-    "resnet50": Network(_torchvision("resnet50")),
-    "densenet121": Network(_torchvision("densenet121")),
-    "efficientnet_b0": Network(_torchvision("efficientnet_b0")),
-    "mobilenet_v3_large": Network(_torchvision("mobilenet_v3_large")),
-    "convnext_tiny": Network(_torchvision("convnext_tiny")),
-    "fcn_resnet50": Network(_fcn),
-    "dcgan": Network(_generator, (100, 1, 1)),
-    "unet": Network(_unet, (3, 256, 256)),
-    "unet_up": Network(partial(_unet, transposed=True), (3, 256, 256)),
+    "resnet50": _image("ResNet-50", _torchvision("resnet50")),
+    "densenet121": _image("DenseNet-121", _torchvision("densenet121")),
+    "efficientnet_b0": _image("EfficientNet-B0", _torchvision("efficientnet_b0")),
+    "mobilenet_v3_large": _image("MobileNet-v3 large", _torchvision("mobilenet_v3_large")),
+    "convnext_tiny": _image("ConvNeXt-tiny", _torchvision("convnext_tiny")),
+    "fcn_resnet50": _image("FCN-ResNet50", _fcn),
+    "dcgan": _image("DCGAN generator", _generator, (100, 1, 1)),
+    "unet": _image("U-Net 256 x 256", _unet, (3, 256, 256)),
+    "unet_up": _image("U-Net with up-convolutions", partial(_unet, transposed=True), (3, 256, 256)),
 }
 
 
-def module(name: str, device: str = "cpu") -> Any:
+def module(network: Network, device: str = "cpu") -> Any:
     """The network in float32, for inference, on the device. The same weights in every run on one device."""
     import torch
 
     torch.manual_seed(SEED)
-    network = NETWORKS[name]
     model = network.build().to(device)
     norms = [each for each in model.modules() if isinstance(each, torch.nn.BatchNorm2d)]
     with torch.no_grad():
@@ -139,6 +169,8 @@ def module(name: str, device: str = "cpu") -> Any:
             if isinstance(each, torch.nn.Dropout):
                 each.p = 0.0
         model.eval()  # whole blocks are left out at random in training
+        if network.settle is not None:
+            network.settle(model)
         for norm in norms:
             norm.weight.uniform_(0.8, 1.25)
             norm.bias.normal_(0, 0.1)
@@ -146,18 +178,29 @@ def module(name: str, device: str = "cpu") -> Any:
             norm.momentum = None  # averages what it sees
             norm.train()
         if norms:
-            model(torch.randn(8, *network.shape, device=device))
+            model(*draw(network, (8,), device).values())
         for norm in norms:
             norm.running_mean += 0.02 * torch.randn_like(norm.running_mean) * norm.running_var.sqrt()
             norm.running_var *= torch.empty_like(norm.running_var).uniform_(0.95, 1.05)
     return model.eval()
 
 
-def export(model: Any, image: Any, path: Path) -> None:
-    """Writes the module to `path` with PyTorch's TorchScript exporter, for inputs of this one shape and dtype."""
+def draw(network: Network, sizes: tuple[int, ...], device: str = "cpu", dtype: Any = None) -> Tensors:
+    """Random inputs on the device, floating ones in the dtype."""
+    import torch
+
+    with torch.device(device):
+        made = network.inputs(sizes)
+    return {name: each.to(dtype) if each.is_floating_point() else each for name, each in made.items()}
+
+
+def export(model: Any, inputs: Tensors, path: Path, exporter: str) -> None:
+    """Writes the module to `path` with one of PyTorch's exporters, for inputs of these names, shapes and dtypes."""
     import torch
 
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        names = {"input_names": [INPUT], "output_names": [OUTPUT]}
-        torch.onnx.export(model, (image,), path, dynamo=False, opset_version=17, **names)
+        given: dict[str, Any] = {"input_names": list(inputs), "opset_version": OPSETS[exporter]}
+        if exporter == "dynamo":
+            given |= {"external_data": False, "verbose": False}
+        torch.onnx.export(model, tuple(inputs.values()), path, dynamo=exporter == "dynamo", **given)

@@ -72,8 +72,8 @@ class Case:
         x, w, *operands = self.shapes
         value, *others = self.program.parameters
         scale = 1 / np.sqrt(max(1, int(np.prod(w[1:]))))
-        arrays = [_made(rng, value.dtype, x, self.values), _made(rng, value.dtype, w, "normal", scale)]
-        return arrays + [_made(rng, p.dtype, shape, "normal") for p, shape in zip(others, operands, strict=True)]
+        arrays = [made_array(rng, value.dtype, x, self.values), made_array(rng, value.dtype, w, "normal", scale)]
+        return arrays + [made_array(rng, p.dtype, shape, "normal") for p, shape in zip(others, operands, strict=True)]
 
     def feeds(self) -> dict[str, Array]:
         """What a run is given, by name."""
@@ -111,7 +111,7 @@ class Case:
         )
 
 
-def _made(rng: np.random.Generator, dtype: str, shape: Shape, values: str, scale: float = 1.0) -> Array:
+def made_array(rng: np.random.Generator, dtype: str, shape: Shape, values: str, scale: float = 1.0) -> Array:
     if dtype == "bool":
         return np.asarray(rng.random(shape) < 0.5)
     if dtype in INTEGERS:
@@ -159,18 +159,24 @@ def expect(case: Case, inputs: Sequence[Array] | None = None, unit: float | None
     walk, sqrt(K) of them; a product that is missing or taken twice is about 1/K of the sum and shows. Where the program
     computes with the value, results may be off by what that error makes of them, beside what each statement adds.
     """
-    program = case.program
     x, w, *operands = case.inputs() if inputs is None else inputs
     attributes = read_attributes(case.node())
     value = convolution(attributes, x, w)
+    with np.errstate(invalid="ignore"):
+        size = convolution(attributes, *(np.nan_to_num(np.abs(each.astype(np.float64)), posinf=0) for each in (x, w)))
+    return expect_of(case, value, size, int(np.prod(w.shape)) // max(1, w.shape[0]), operands, unit)
+
+
+def expect_of(
+    case: Any, value: Array, size: Array, products: int, operands: Sequence[Array], unit: float | None = None
+) -> Expectation:
+    """`expect` of any product: its value, the sum of its terms' sizes, and how many they are."""
+    program = case.program
     arrays = [value, *operands]
     given = pointwise_cases.Case(case.name, case.text, tuple(each.shape for each in arrays))
     expected = pointwise_cases.expect(given, arrays, unit)
     in_double = program.parameters[0].dtype == "double"
     compute = UNIT_ROUNDOFF["double" if in_double else "float"] if unit is None else unit
-    with np.errstate(invalid="ignore"):
-        size = convolution(attributes, *(np.nan_to_num(np.abs(each.astype(np.float64)), posinf=0) for each in (x, w)))
-    products = int(np.prod(w.shape)) // max(1, w.shape[0])
     error = compute * (UNITS + 2 * np.sqrt(products)) * size
     exact = pointwise_reference.values(program, arrays)
     slack = list(expected.slack)

@@ -8,6 +8,7 @@
 #include "ortplugin/ops/conv/conv_cuda.h"
 #include "ortplugin/ops/conv_grad/grad_engines.h"
 #include "ortplugin/ops/conv_transpose/conv_transpose.h"
+#include "ortplugin/ops/matmul/matmul.h"
 #include "ortplugin/runtime/ort/node_text.h"
 #include "ortplugin/runtime/text.h"
 
@@ -37,6 +38,14 @@ std::vector<std::string> List(const NodeText& text, int device) {
     const GradNode node = GradNode::Read(text);
     CheckInputs(text, node.operands(), node.program);
     return ListGradAlgorithms(node, text.shapes(), cuda::Device(device));
+  }
+  if (op == kFusedMatMul.name) {
+    MatMulNode node(text);
+    CheckInputs(text, kMatMulInputs - 1, *node.program);
+    node.constant_weights = text.constant()[1];
+    node.constant_operands.assign(text.constant().begin() + kMatMulInputs, text.constant().end());
+    const MatMulProblem problem = node.Fit(text.shapes());
+    return ListConvAlgorithms(problem.contraction, cuda::Device(device));
   }
   const bool transposed = op == kFusedConvTranspose.name;
   if (transposed || op == kFusedConv.name) {

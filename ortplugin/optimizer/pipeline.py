@@ -31,6 +31,9 @@ from ortplugin.passes.layout.image_input import IMAGE_INPUT
 from ortplugin.passes.layout.image_output import IMAGE_OUTPUT
 from ortplugin.passes.layout.pool_precision import POOL_PRECISION
 from ortplugin.passes.layout.transpose_views import TRANSPOSE_VIEWS
+from ortplugin.passes.matmul.matmul_epilogue import MATMUL_EPILOGUE
+from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED
+from ortplugin.passes.matmul.matmul_views import MATMUL_VIEWS
 from ortplugin.passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
 from ortplugin.passes.norm.fuse_rms_norm import FUSE_RMS_NORM
 from ortplugin.passes.norm.norm_epilogue import NORM_EPILOGUE
@@ -118,8 +121,7 @@ TABLE: tuple[Step, ...] = (
     Step(CHANNEL_SHUFFLE, EVERY_ROUND, "before the layout is chosen, which knows a Gather's axis"),
     Step(FUSE_LAYER_NORM, BEFORE_PRECISION, "before RMS normalisation, whose pattern is a part of this one"),
     Step(FUSE_RMS_NORM, BEFORE_PRECISION, "after layer normalisation, of whose pattern its own is a part"),
-    Step(NORM_PROLOGUE, EVERY_ROUND, "after the norms, into which it draws bias and residual adds"),
-    Step(NORM_EPILOGUE, EVERY_ROUND, "after the prologue, so that a sum it shares with the norm is an output already"),
+    Step(NORM_EPILOGUE, EVERY_ROUND, "after the norms, into which it draws what follows them"),
     Step(MASKED_FILL, EVERY_ROUND, "before the scatters are ours: what becomes a Where needs no operator of ours"),
     Step(UPDATE_SLICE, EVERY_ROUND, "before the other scatters, whose indices shed what shows how long a slice is"),
     Step(FUSE_SCATTER, EVERY_ROUND, "after the slices, which are scatters too"),
@@ -143,6 +145,10 @@ TABLE: tuple[Step, ...] = (
     Step(TURN_CONV_TRANSPOSE, EVERY_ROUND, "with its epilogue, which decides; after what knows a better form of it"),
     Step(IMAGE_OUTPUT, QUIET_ROUND, "with its epilogue, which it ends"),
     Step(TRANSPOSE_VIEWS, QUIET_ROUND, "what is left of vectors after the layout is chosen"),
+    Step(MATMUL_TO_FUSED, QUIET_ROUND, "once all that looks for a MatMul or Gemm has had it, convolutions included"),
+    Step(MATMUL_VIEWS, EVERY_ROUND, "before the epilogues, which views keep away"),
+    Step(MATMUL_EPILOGUE, EVERY_ROUND, "before norms and FusedPointwise take what it draws in"),
+    Step(NORM_PROLOGUE, QUIET_ROUND, "after products and convolutions, whose result is the sum then, written once"),
     Step(FUSE_CONV_GRAD, EVERY_ROUND, "before sums and pointwise operators take what makes a gradient"),
     Step(FUSE_SUM_TO, QUIET_ROUND, "before other pointwise operators take what makes the summands"),
     Step(POINTWISE_VIEWS, QUIET_ROUND, "before what it brings together is fused"),

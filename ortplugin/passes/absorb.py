@@ -3,13 +3,16 @@
     s = Add(x, r); n = FusedLayerNorm(s); y = Relu(n)      becomes      y = FusedLayerNorm(x, r)
 
 A Core says what an operator is and which neighbours it takes. Reading it, trying its neighbours one after another,
-keeping the graph free of cycles, composing the programs and replacing the nodes are the same for all. A convolution
-alone looks further ahead than one neighbour, for a place where it leaves one value (conv/chain.py); the rest it shares.
+keeping the graph free of cycles, composing the programs and replacing the nodes are the same for all. Convolutions and
+matrix products look further ahead than one neighbour: Gelu written out reads a value twice, and only whole leaves one
+value again. `chain_of` walks on from what they make, `drawn` reads what it meets, and they say where it may end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -21,7 +24,17 @@ from ortplugin.graph.pointwise import NotPointwiseError
 from ortplugin.graph.shapes import show
 from ortplugin.passes.driver import Applied, Missed, Outcome
 from ortplugin.passes.members import Member, compose, member_of, read_fused
-from ortplugin.program import Program, ProgramError
+from ortplugin.program import (
+    FLOATING,
+    MAX_PARAMETERS,
+    MAX_STATEMENTS,
+    Program,
+    ProgramError,
+    fresh_name,
+)
+
+FAR = 64  # operators that a chain looks at, at most, for a place where it may end
+DTYPES = (*FLOATING, "bool")  # of what an epilogue reads and makes
 
 
 class Core:
@@ -150,3 +163,102 @@ def needed(scope: Scope, members: Sequence[Member]) -> list[gs.Tensor]:
     """What the members make and something else needs."""
     nodes = [member.node for member in members]
     return [tensor for member in members for tensor in member.outputs if scope.used_beyond(tensor, nodes)]
+
+
+# What looks further ahead than one neighbour.
+
+
+def chain_of(
+    scope: Scope,
+    first: Member,
+    draw: Callable[[gs.Node, list[Member]], Member | None],
+    may_end: Callable[[list[gs.Tensor], list[gs.Tensor]], bool],
+) -> tuple[list[Member], list[gs.Tensor], list[Missed]]:
+    """`first` and what it draws in, in order; what they make for others; why there is no more.
+
+    `draw`: a node as one more member behind those before it, None if it has no business there; raises NotPointwiseError
+    or ProgramError with the reason where it is a near miss. `may_end`: whether a chain may leave values for
+    others, the first list, where a shorter one could leave those of the second. The longest that may end is taken.
+    """
+    members, misses = [first], []
+    best, outputs = 1, needed(scope, members)
+    queue: list[int] = []  # the places of what reads the chain's values; topological order, so makers come first
+    seen: set[int] = set()
+
+    def follow(tensors: tuple[gs.Tensor, ...]) -> None:
+        for place in (scope.position[id(node)] for tensor in tensors for node in scope.consumers(tensor)):
+            if place not in seen:
+                seen.add(place)
+                heapq.heappush(queue, place)
+
+    follow(first.outputs)
+    while queue and len(members) < FAR:
+        node = scope.slots[heapq.heappop(queue)]
+        assert node is not None
+        try:
+            member = draw(node, members)
+        except (NotPointwiseError, ProgramError) as reason:
+            misses.append(Missed(label(node), str(reason)))
+            continue
+        if member is None:
+            continue
+        members.append(member)
+        left = needed(scope, members)
+        if member.program.statements and left and may_end(left, outputs) and _fits(members):
+            best, outputs = len(members), left
+        follow(member.outputs)
+    left_out = [member for member in members[best:] if member.program.statements]
+    if left_out:
+        kept = [member.node for member in (*members[:best], left_out[0])]
+        used = next((u for each in members[:best] for t in each.outputs if (u := scope.used_beyond(t, kept))), "")
+        misses.append(Missed(label(kept[-1]), used or "together with what is before it, it exceeds a program's limits"))
+    return members[:best], outputs, misses
+
+
+def drawn(
+    scope: Scope,
+    core: Core,
+    node: gs.Node,
+    members: list[Member],
+    fit: Callable[[gs.Tensor, list[gs.Tensor]], tuple[bool, bool]],
+) -> Member | None:
+    """The node as one more member of a chain; None if it is not pointwise.
+
+    `fit`: of an operand, and of what the node reads of the chain, whether the operand does not enlarge the value, and
+    whether it has its shape. Raises NotPointwiseError or ProgramError with the reason why the node can't be one.
+    """
+    if scope.op(node) == "Identity":  # remove-identities takes it; here it would be a Cast, a program of its own
+        return None
+    member = member_of(scope, node)
+    if member is None:
+        return None
+    # A program has no value that nothing reads, and dead-nodes may be left out: ask before a value is one of a program.
+    unread = next((each for each in node.outputs if not each.outputs and not scope.is_output(each)), None)
+    if unread is not None:
+        raise NotPointwiseError(f"nothing reads '{unread.name}'")
+    first = members[0].node
+    made = {id(tensor) for each in members for tensor in each.outputs}
+    inside = [tensor for tensor in member.inputs if id(tensor) in made]
+    names: dict[str, str] = {}
+    for parameter, tensor in zip(member.program.parameters, member.inputs, strict=True):
+        if id(tensor) in made:
+            if parameter.name in member.rounded:
+                raise NotPointwiseError(f"'{tensor.name}' has to be rounded to {parameter.dtype} before it")
+            continue
+        fits, same = fit(tensor, inside)
+        core.check_operand(scope, first, tensor, first.outputs[0], fits)
+        if same:
+            names[parameter.name] = fresh_name("residual", [*member.program.dtypes, *names.values()])
+    program = member.program.renamed(names)
+    for each in (*program.parameters, *program.results):
+        if each.dtype not in DTYPES:
+            raise NotPointwiseError(f"it has a value of {each.dtype}; an epilogue knows {', '.join(DTYPES)}")
+    return replace(member, program=program)
+
+
+def _fits(members: list[Member]) -> bool:
+    """Whether one program can hold them."""
+    made = {id(tensor) for member in members for tensor in member.outputs}
+    read = {id(tensor) for member in members for tensor in member.inputs} - made
+    statements = sum(len(member.program.statements) for member in members)
+    return len(read) <= MAX_PARAMETERS and statements <= MAX_STATEMENTS

@@ -12,9 +12,9 @@ from ortplugin.precision.roles import Slots, is_floating
 from ortplugin.program import DTYPE_NAMES, NUMPY_DTYPES, Parameter, Program, ProgramError, Statement, parse
 
 # Our own operators that take any dtype, where no program says which.
-CONVOLUTIONS = ("FusedConv", "FusedConvTranspose")
+PRODUCTS = ("FusedConv", "FusedConvTranspose", "FusedMatMul")
 CONV_GRAD = "ConvGrad"
-FUSED_CHAINS = ("FusedPointwise", "FusedSumTo")  # of which parts may have to stay
+FUSED_CHAINS = ("FusedPointwise", "FusedSumTo", "FusedAttention")  # of which parts may have to stay
 ANY_DTYPE = ("ScatterND", "ScatterElements", "UpdateSlice", "FusedPool", "FusedResize")
 
 
@@ -50,8 +50,8 @@ def _formals(node: gs.Node, program: Program) -> tuple[list[str], list[str]]:
     has such belongs here.
     """
     taken, given = ([each.name for each in formals] for formals in (program.parameters, program.results))
-    if node.op in CONVOLUTIONS:
-        return taken[:1] + taken, given  # X and W, of which the first parameter is made
+    if node.op in PRODUCTS:
+        return taken[:1] + taken, given  # its two own inputs, of which the first parameter is made
     if node.op == CONV_GRAD:
         operands, gradients = (str(node.attrs.get(name, "")).split() for name in ("operands", "gradients"))
         return given[:1] * len(operands) + taken, given[:1] * len(gradients) + given[1:]

@@ -51,4 +51,4 @@ def holds(wide: str, narrow: str) -> bool:
     if wide in INTEGERS:
         lowest, highest = integer_range(wide)
         return lowest <= low and high <= highest
-    return high <= {"float": 2**24, "double": 2**53}.get(wide, 0)
+    return high <= {"bfloat16": 2**8, "float16": 2**11, "float": 2**24, "double": 2**53}.get(wide, 0)

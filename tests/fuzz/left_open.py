@@ -19,7 +19,7 @@ from ortplugin.graph.messages import walk_nodes
 
 from .evaluate import OURS
 
-CONVOLUTIONS = ("FusedConv", "FusedConvTranspose", "ConvGrad")
+CONVOLUTIONS = ("FusedConv", "FusedConvTranspose", "ConvGrad", "FusedMatMul")  # on cuDNN
 
 
 def has_convolution(model: onnx.ModelProto) -> bool:

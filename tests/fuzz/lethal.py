@@ -1,15 +1,16 @@
-"""Faults of ONNX Runtime itself that end the process (1.31.1, CPU provider): what random graphs leave out.
+"""Faults of ONNX Runtime itself that end the process (1.32, CPU provider): what random graphs leave out.
 
 Each was found as a worker that died before the optimizer had run, and is made small here. A worker that dies so of
 anything else is always printed (`worker.ALONE`), with its seed: explain it, and add it.
 
-    GRU, X of no steps, [0, 4, 1]: std::terminate
+    GRU, X of no steps, batch or columns, [0, 4, 1]: std::terminate
+    LSTM, X of no batch, [4, 0, 1]: std::terminate
     ConvTranspose in three dimensions, of which the first or second has no element, [1, 2, 1, 0, 1]: segmentation fault
     InstanceNormalization in fp16 of no pixels, [1, 1, 1, 0]: segmentation fault
     RoiAlign of no pixels, [1, 1, 1, 0]: it reads what is not there, which ends some processes
     MatMul in fp16 of what a Transpose rotates, perm=[1, 2, 0] or [1, 0, 2], under its own optimizations
 
-LSTM and RNN take the first, FusedConvTranspose the second.
+RNN takes the first two, FusedConvTranspose the third.
 
 Two more end only a run. It draws a Transpose through a cubic Resize to one row, [1, C, 1, W] by sizes, since Transposes
 of that are free, and its kernel refuses what has its channels last. It draws one through the Shape and Gather that a
@@ -27,7 +28,8 @@ import onnx
 from ortplugin.graph.messages import walk_nodes
 
 _FAULTS = {
-    "GRU": "a GRU of no steps",
+    "GRU": "a GRU of no elements",
+    "LSTM": "an LSTM of no batch",
     "ConvTranspose": "a ConvTranspose of an empty volume",
     "InstanceNormalization": "an InstanceNormalization of no pixels in fp16",
     "RoiAlign": "a RoiAlign of no pixels",
@@ -39,21 +41,59 @@ def of_node(op: str, inputs: Sequence[Any]) -> str:
     if op not in _FAULTS or not inputs or not isinstance(inputs[0], np.ndarray):
         return ""
     x = inputs[0]
-    fatal = {
-        "GRU": x.shape[:1],
-        "ConvTranspose": x.shape[2:4] if x.ndim == 5 else (),
-        "InstanceNormalization": x.shape[2:] if x.dtype == np.float16 else (),
-        "RoiAlign": x.shape[2:],
-    }
-    return f"ONNX Runtime dies of {_FAULTS[op]}" if 0 in fatal[op] else ""
+    taken = op != "InstanceNormalization" or x.dtype == np.float16
+    return _words(op) if taken and 0 in _fatal(op, x.shape) else ""
 
 
 def of_model(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> str:
-    """Why it may die of a model with these feeds: one of the operators is in it, and some feed is empty."""
+    """Why it may die of a model with these feeds: what one of the operators takes is empty, or may be: some feed is."""
     if all(np.size(each) for each in feeds.values()):
         return ""
-    ops = sorted({node.op_type for node in walk_nodes(model) if node.op_type in _FAULTS and not _is_flat(node)})
-    return f"ONNX Runtime dies of {_FAULTS[ops[0]]}" if ops else ""
+    nodes = [node for node in walk_nodes(model) if node.op_type in _FAULTS and not _is_flat(node)]
+    shapes = _shapes(model, feeds) if nodes else {}
+    outermost = {node.output[0] for node in model.graph.node if node.output}  # names in bodies may be others' again
+    for node in nodes:
+        shape = shapes.get(node.input[0]) if node.output[0] in outermost else None
+        if shape is None or not {0, None}.isdisjoint(_fatal(node.op_type, shape)):
+            return _words(node.op_type)
+    return ""
+
+
+def _fatal(op: str, shape: Sequence[int | None]) -> Sequence[int | None]:
+    """The lengths of the first input of which none may be 0."""
+    return {
+        "GRU": shape,
+        "LSTM": shape[1:2],
+        "ConvTranspose": shape[2:4] if len(shape) == 5 else (),
+        "InstanceNormalization": shape[2:],
+        "RoiAlign": shape[2:],
+    }[op]
+
+
+def _words(op: str) -> str:
+    return f"ONNX Runtime dies of {_FAULTS[op]}"
+
+
+def _shapes(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> dict[str, list[int | None]]:
+    """Of the outermost graph's values, as far as they follow from those of the feeds."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    del made.graph.value_info[:]
+    for value in made.graph.input:
+        kind = value.type.tensor_type
+        if value.name in feeds and value.type.HasField("tensor_type"):
+            dims = [onnx.TensorShapeProto.Dimension(dim_value=n) for n in np.shape(feeds[value.name])]
+            kind.shape.CopyFrom(onnx.TensorShapeProto(dim=dims))
+    try:
+        graph = onnx.shape_inference.infer_shapes(made, data_prop=True).graph
+    except Exception:  # onnx raises several classes here
+        return {}
+    kinds = {each.name: each.type.tensor_type for each in [*graph.input, *graph.value_info]}
+    return {
+        name: [dim.dim_value if dim.HasField("dim_value") else None for dim in kind.shape.dim]
+        for name, kind in kinds.items()
+        if kind.HasField("shape")
+    }
 
 
 def of_rotation(model: onnx.ModelProto) -> bool:

@@ -17,7 +17,12 @@ from fuzz.worker import Worker
 
 GRU = "y = GRU <hidden_size = 1> (x, w, r)"
 CONV = "y = ConvTranspose (x, w)"
-NODES = {"gru": (GRU, "S, 4, 1", "1, 3, 1"), "conv": (CONV, "1, 2, A, B, C", "2, 1, 2, 2, 2")}
+LSTM = "y = LSTM <hidden_size = 1> (x, w, r)"
+NODES = {
+    "gru": (GRU, "S, A, C", "1, 3, 1"),
+    "lstm": (LSTM, "S, A, 1", "1, 4, 1"),
+    "conv": (CONV, "1, 2, A, B, C", "2, 1, 2, 2, 2"),
+}
 
 
 def model_of(name: str) -> onnx.ModelProto:
@@ -33,7 +38,13 @@ def model_of(name: str) -> onnx.ModelProto:
     ("name", "shape", "dies"),
     [
         ("gru", (0, 4, 1), True),
+        ("gru", (4, 0, 1), True),
+        ("gru", (2, 4, 0), True),
         ("gru", (2, 4, 1), False),
+        ("lstm", (4, 0, 1), True),
+        ("lstm", (0, 0, 1), True),
+        ("lstm", (0, 4, 1), False),
+        ("lstm", (2, 4, 1), False),
         ("conv", (1, 2, 1, 0, 1), True),
         ("conv", (1, 2, 0, 1, 1), True),
         ("conv", (1, 2, 1, 1, 1), False),
@@ -43,16 +54,18 @@ def model_of(name: str) -> onnx.ModelProto:
 def test_nodes(library: Any, name: str, shape: tuple[int, ...], dies: bool) -> None:
     x, w = np.ones(shape, np.float32), np.ones([int(each) for each in NODES[name][2].split(", ")], np.float32)
     op = NODES[name][0].split()[2]
-    attributes = {"hidden_size": 1} if op == "GRU" else {}
-    inputs = [x, w, w] if op == "GRU" else [x, w]
+    attributes = {"hidden_size": 1} if "hidden" in NODES[name][0] else {}
+    inputs = [x, w, w] if attributes else [x, w]
     if dies:
         with pytest.raises(UnfitError, match="ONNX Runtime dies of"):
             Evaluator().node(op, "", inputs, 1, attributes, 17)
     else:
-        assert Evaluator().node(op, "", inputs, 1, attributes, 17)[0].size
+        assert Evaluator().node(op, "", inputs, 1, attributes, 17)[0].ndim > 3
 
 
-@pytest.mark.parametrize(("name", "shape"), [("gru", (0, 4, 1)), ("conv", (1, 2, 1, 0, 1))])
+@pytest.mark.parametrize(("name", "shape"), [
+    ("gru", (0, 4, 1)), ("lstm", (2, 0, 1)), ("conv", (1, 2, 1, 0, 1))
+])  # fmt: skip
 def test_a_case_is_unfit_and_its_other_feeds_are_judged(library: Any, name: str, shape: tuple[int, ...]) -> None:
     empty = {"x": np.ones(shape, np.float32)}
     full = {"x": np.ones([max(1, size) for size in shape], np.float32)}
@@ -62,6 +75,28 @@ def test_a_case_is_unfit_and_its_other_feeds_are_judged(library: Any, name: str,
         .message.startswith("ONNX Runtime dies of")
     )
     assert Judge().judge(Case(0, "fp32", model_of(name), None, frozenset(), [full, empty])).what == "same"
+
+
+@pytest.mark.parametrize(("x", "other", "words"), [
+    ((2, 3, 1), 0, ""), ((0, 3, 1), 1, ""), ((2, 0, 1), 1, "ONNX Runtime dies of an LSTM of no batch")
+])  # fmt: skip
+def test_what_is_empty_beside_it_does_not_count(library: Any, x: tuple[int, ...], other: int, words: str) -> None:
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[S,A,1] x, float[N] z) => (float[?,?,?,?] y, float[?] n) <float[1,4,1] w = {1, 2, 3, 4}> {
+        a = Transpose<perm = [1, 0, 2]>(x)  b = Transpose<perm = [1, 0, 2]>(a)  y = LSTM<hidden_size = 1>(b, w, w)
+        n = Neg(z) }""")
+    feeds = {"x": np.ones(x, np.float32), "z": np.ones(other, np.float32)}
+    assert lethal.of_model(model, feeds) == words
+    if not words:
+        assert Judge().judge(Case(0, "fp32", model, None, frozenset(), [feeds])).what == "same"
+
+
+def test_a_shape_that_is_not_known_may_be_what_it_dies_of() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[S,A,1] x, bool[A] c) => (float[?,?,?,?] y) <float[1,4,1] w = {1, 2, 3, 4}> {
+        b = Compress<axis = 1>(x, c)  y = LSTM<hidden_size = 1>(b, w, w) }""")
+    feeds = {"x": np.ones((0, 2, 1), np.float32), "c": np.zeros(2, np.bool_)}
+    assert lethal.of_model(model, feeds)
 
 
 def test_no_pixels_in_half(library: Any) -> None:
@@ -158,7 +193,7 @@ def test_an_empty_feed_alone_is_judged() -> None:
     for dimensions in (2, 3):
         whole = model_of("conv")
         whole.graph.node[0].attribute.append(onnx.helper.make_attribute("kernel_shape", [2] * dimensions))
-        assert bool(lethal.of_model(whole, {"x": np.ones(0, np.float32)})) == (dimensions == 3)
+        assert bool(lethal.of_model(whole, {"x": np.ones((1, 2, 1, 0, 1), np.float32)})) == (dimensions == 3)
 
 
 def test_ours_takes_an_empty_volume(library: Any) -> None:

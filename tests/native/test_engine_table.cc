@@ -40,6 +40,7 @@ std::vector<Case> Cases() {
                              {"gemv", Square(kHalf, 8, 1, 512, 1000, 1), false},
                              {"split_k", Square(kHalf, 1, 14, 256, 256, 3), false},
                              {"conv_1x1", Square(kHalf, 8, 56, 64, 64, 1), false},
+                             {"gemm", Square(kHalf, 1024, 1, 768, 3072, 1), false},
                              {"polyphase", Square(kHalf, 8, 28, 128, 128, 4, 2, true), false},
                              {"direct", Square(kFloat, 100, 28, 1, 16, 3), false}};
   cases[2].problem.groups = 96;

@@ -26,6 +26,13 @@ def device_variants(
     """
     read_attributes(node, transposed)
     read_epilogue(node, own_inputs=2)
+    return variants_of(node, inputs, constant, device_id)
+
+
+def variants_of(
+    node: onnx.NodeProto, inputs: Sequence[TensorType], constant: Sequence[bool], device_id: int
+) -> Sequence[Mapping[str, Any]]:
+    """The same of a node that has been checked."""
     text = text_of(node, inputs, constant)
     if text is None:
         return ()

@@ -2,80 +2,39 @@
 
 A set of operators that follow from the convolution's value, in the graph's order, as long as it leaves one value for
 the others: HardSwish written as x * Clip(x + 3, 0, 6) / 6 reads the value twice, and only whole is it one value again.
-So a convolution does not join one neighbour after another as passes/absorb.py has it; all else is from there.
+So a convolution does not join one neighbour after another: passes/absorb.py has the walk.
 Every result has the shape S of the convolution, so no operand may enlarge it; and what else an operator reads must not
 depend on the convolution: a squeeze-excite's gate does. A view of one pixel, [N, 1, 1, M] to [N, M], is passed.
 """
 
 from __future__ import annotations
 
-import heapq
-from dataclasses import replace
-
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
-from ortplugin.graph.labels import label
 from ortplugin.graph.pointwise import NotPointwiseError
-from ortplugin.passes.absorb import needed
+from ortplugin.passes.absorb import DTYPES, chain_of, drawn, needed
 from ortplugin.passes.conv.extents import same_lengths
 from ortplugin.passes.conv.fused import CONV, is_channels_last
 from ortplugin.passes.driver import Missed
-from ortplugin.passes.members import Member, member_of
-from ortplugin.program import (
-    FLOATING,
-    MAX_PARAMETERS,
-    MAX_STATEMENTS,
-    Parameter,
-    Program,
-    ProgramError,
-    fresh_name,
-)
+from ortplugin.passes.members import Member
+from ortplugin.program import Parameter, Program
 
-FAR = 64  # operators that are looked at, at most, for a place where one value is left
 VIEWS = ("Reshape", "Flatten", "Squeeze")
-DTYPES = (*FLOATING, "bool")  # of what an epilogue reads and makes
 
 
-def chain_of(scope: Scope, conv: gs.Node) -> tuple[list[Member], list[gs.Tensor], list[Missed]]:
+def conv_chain(scope: Scope, conv: gs.Node) -> tuple[list[Member], list[gs.Tensor], list[Missed]]:
     """The convolution and what it draws in, in order; what they make for others; why there is no more."""
     first = CONV.read(scope, conv)
     if first is None:
         return [], [], []
-    members, misses = [first], []
-    best, outputs = 1, needed(scope, members)
-    allowed = max(1, len(outputs))
-    queue: list[int] = []  # the places of what reads the chain's values; topological order, so makers come first
-    seen: set[int] = set()
-
-    def follow(tensors: tuple[gs.Tensor, ...]) -> None:
-        for place in (scope.position[id(node)] for tensor in tensors for node in scope.consumers(tensor)):
-            if place not in seen:
-                seen.add(place)
-                heapq.heappush(queue, place)
-
-    follow(first.outputs)
-    while queue and len(members) < FAR:
-        node = scope.slots[heapq.heappop(queue)]
-        assert node is not None
-        try:
-            member = _view(scope, node, conv) or _drawable(scope, node, conv, members)
-        except (NotPointwiseError, ProgramError) as reason:
-            misses.append(Missed(label(node), str(reason)))
-            continue
-        if member is None:
-            continue
-        members.append(member)
-        left = needed(scope, members)
-        if member.program.statements and 0 < len(left) <= allowed and _fits(members):
-            best, outputs = len(members), left
-        follow(member.outputs)
-    left_out = [member for member in members[best:] if member.program.statements]
-    if left_out:
-        kept = [member.node for member in (*members[:best], left_out[0])]
-        used = next((u for each in members[:best] for t in each.outputs if (u := scope.used_beyond(t, kept))), "")
-        misses.append(Missed(label(kept[-1]), used or "together with what is before it, it exceeds a program's limits"))
-    return members[:best], outputs, misses
+    allowed = max(1, len(needed(scope, [first])))
+    return chain_of(
+        scope,
+        first,
+        lambda node, members: _view(scope, node, conv) or _drawable(scope, node, conv, members),
+        lambda left, _: len(left) <= allowed,
+    )
 
 
 def _view(scope: Scope, node: gs.Node, conv: gs.Node) -> Member | None:
@@ -106,43 +65,17 @@ def _drawable(scope: Scope, node: gs.Node, conv: gs.Node, members: list[Member])
 
     Raises NotPointwiseError or ProgramError with the reason why it can't be one.
     """
-    if scope.op(node) == "Identity":  # remove-identities takes it; here it would be a Cast, a program of its own
-        return None
-    member = member_of(scope, node)
-    if member is None:
-        return None
-    # A program has no value that nothing reads, and dead-nodes may be left out: ask before a value is one of a program.
-    unread = next((each for each in node.outputs if not each.outputs and not scope.is_output(each)), None)
-    if unread is not None:
-        raise NotPointwiseError(f"nothing reads '{unread.name}'")
-    whole = conv.outputs[0]
-    made = {id(tensor) for each in members for tensor in each.outputs}
-    flat = flat_of(scope, members)
-    inside = [id(tensor) in flat for tensor in member.inputs if id(tensor) in made]
-    names: dict[str, str] = {}
-    for parameter, tensor in zip(member.program.parameters, member.inputs, strict=True):
-        if id(tensor) in made:
-            if parameter.name in member.rounded:
-                raise NotPointwiseError(f"'{tensor.name}' has to be rounded to {parameter.dtype} before it")
-            continue
+    whole, flat = conv.outputs[0], flat_of(scope, members)
+
+    def fit(tensor: gs.Tensor, inside: list[gs.Tensor]) -> tuple[bool, bool]:
         same = scope.same_shape(tensor, whole) or same_lengths(scope, tensor, whole)
-        flattens = any(inside) and scope.rank(tensor) not in (0, 1)
-        fits = (same or scope.broadcasts_to(tensor, whole)) and not flattens
-        CONV.check_operand(scope, conv, tensor, whole, fits)
-        if same:
-            names[parameter.name] = fresh_name("residual", [*member.program.dtypes, *names.values()])
-    if any(inside) != all(inside):
-        raise NotPointwiseError("it reads the convolution's value and a view of it")
-    program = member.program.renamed(names)
-    for each in (*program.parameters, *program.results):
-        if each.dtype not in DTYPES:
-            raise NotPointwiseError(f"it has a value of {each.dtype}; an epilogue knows {', '.join(DTYPES)}")
-    return replace(member, program=program)
+        flattens = any(id(each) in flat for each in inside) and scope.rank(tensor) not in (0, 1)
+        return (same or scope.broadcasts_to(tensor, whole)) and not flattens, same
 
-
-def _fits(members: list[Member]) -> bool:
-    """Whether one program can hold them."""
-    made = {id(tensor) for member in members for tensor in member.outputs}
-    read = {id(tensor) for member in members for tensor in member.inputs} - made
-    statements = sum(len(member.program.statements) for member in members)
-    return len(read) <= MAX_PARAMETERS and statements <= MAX_STATEMENTS
+    member = drawn(scope, CONV, node, members, fit)
+    if member is not None:
+        made = {id(tensor) for each in members for tensor in each.outputs}
+        flattened = {id(tensor) in flat for tensor in member.inputs if id(tensor) in made}
+        if len(flattened) > 1:
+            raise NotPointwiseError("it reads the convolution's value and a view of it")
+    return member

@@ -13,7 +13,7 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.facts import Scope, scopes
 from ortplugin.graph.labels import label
 from ortplugin.passes.base import Change, NearMiss, PassResult
-from ortplugin.passes.conv.chain import chain_of, flat_of
+from ortplugin.passes.conv.chain import conv_chain, flat_of
 from ortplugin.passes.conv.fused import CONV, is_fused_conv
 from ortplugin.passes.driver import Missed
 from ortplugin.passes.emit import integers
@@ -36,7 +36,7 @@ class ConvEpilogue:
                 for node in [each for each in reversed(scope.slots) if each is not None and is_fused_conv(scope, each)]:
                     if limit is not None and len(changes) >= limit:
                         break
-                    members, outputs, reasons = chain_of(scope, node)
+                    members, outputs, reasons = conv_chain(scope, node)
                     missed += reasons
                     if len(members) > 1:
                         changes.append(self._draw(scope, members, outputs))

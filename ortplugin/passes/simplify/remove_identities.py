@@ -1,5 +1,10 @@
 """Nodes that give back their input are removed: Identity, Dropout in inference, a Cast to the same dtype, a Reshape,
-Expand or Transpose that changes nothing, a Concat, Sum, Mean, Max or Min of one input.
+Expand or Transpose that changes nothing, a Concat, Sum, Mean, Max or Min of one input; and of a Cast to a dtype that
+holds every value, and back, the Cast back.
+
+ONNX Runtime (1.32) takes such a Cast back out as well, whatever its level of optimization, but only where nodes of the
+same graph read it: a body that does finds no value, and the run fails. So it may not stay, and what a pass or a
+conversion of precision puts between two Casts must not be nothing.
 
 Arithmetic such as x + 0 or x * 1 stays: it may broadcast, and x + 0 turns -0 into 0.
 """
@@ -13,13 +18,15 @@ from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.shapes import equal
 from ortplugin.passes.driver import Applied, Outcome, RulePass
+from ortplugin.program.dtypes import holds
 
 
 def remove_identity(scope: Scope, node: gs.Node) -> Outcome:
     """Lets what reads the node's output read its input; a graph output keeps its name."""
-    if not is_identity(scope, node):
+    x = _given_back(scope, node)
+    if x is None:
         return None
-    x, y = node.inputs[0], node.outputs[0]
+    y = node.outputs[0]
     producer = scope.producer(x)
     name = label(node)
     if not scope.is_output(y):
@@ -35,14 +42,26 @@ def remove_identity(scope: Scope, node: gs.Node) -> Outcome:
     return Applied((name,), None)
 
 
-def is_identity(scope: Scope, node: gs.Node) -> bool:
-    """Whether the first output is the first input, and no other output is used."""
+def _given_back(scope: Scope, node: gs.Node) -> gs.Tensor | None:
+    """The value that is the first output, where no other output is used: the first input, or what that is a Cast of."""
     op = scope.op(node)
     if op not in _TESTS or not node.inputs or node.inputs[0].is_empty():
-        return False
+        return None
     if any(scope.used_beyond(tensor, []) for tensor in node.outputs[1:] if not tensor.is_empty()):
-        return False
-    return _TESTS[op](scope, node)
+        return None
+    if _TESTS[op](scope, node):
+        return node.inputs[0]
+    return _widened(scope, node) if op == "Cast" else None
+
+
+def _widened(scope: Scope, cast: gs.Node) -> gs.Tensor | None:
+    """The value that a Cast to a wider dtype and this one leave as it was."""
+    maker = scope.producer(cast.inputs[0])
+    if maker is None or scope.op(maker) != "Cast":
+        return None
+    given, wide, back = (scope.dtype(each) for each in (maker.inputs[0], cast.inputs[0], cast.outputs[0]))
+    exact = given is not None and given == back and wide is not None and holds(wide, given)
+    return maker.inputs[0] if exact else None
 
 
 def _always(scope: Scope, node: gs.Node) -> bool:

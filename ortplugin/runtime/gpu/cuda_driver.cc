@@ -64,6 +64,8 @@ const Driver& TheDriver() {
     Find(library, "cuThreadExchangeStreamCaptureMode", made->cuThreadExchangeStreamCaptureMode);
     Find(library, "cuGetErrorName", made->cuGetErrorName);
     Find(library, "cuGetErrorString", made->cuGetErrorString);
+    if (dlsym(library, "cuTensorMapEncodeTiled") != nullptr)
+      Find(library, "cuTensorMapEncodeTiled", made->cuTensorMapEncodeTiled);
     if (dlsym(library, "cuGraphRemoveDependencies_v2") != nullptr) {
       Find(library, "cuStreamGetCaptureInfo_v3", made->cuStreamGetCaptureInfo);
       Find(library, "cuStreamUpdateCaptureDependencies_v2", made->cuStreamUpdateCaptureDependencies);

@@ -15,6 +15,7 @@ struct EngineKernel {
   const char* entry;
   cuda::LaunchShape launch;
   std::vector<uint64_t> arguments;  // addresses of the inputs and outputs, which are still 0, then numbers
+  std::vector<cuda::TensorMap> maps = {};
 
   // Compiled and loaded, ready to launch.
   cuda::PackedKernel Load(const cuda::DeviceFacts& device) const;

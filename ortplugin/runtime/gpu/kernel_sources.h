@@ -21,11 +21,14 @@ extern const char kDepthwiseSource[];          // ops/conv/engines/depthwise.cu
 extern const char kStemSource[];               // ops/conv/engines/stem.cu
 extern const char kConv1x1Source[];            // ops/conv/engines/conv_1x1.cu
 extern const char kWgmmaSource[];              // device/wgmma.cuh
+extern const char kGemmSource[];               // ops/conv/engines/gemm.cu
+extern const char kTmaSource[];                // device/tma.cuh
 extern const char kSplitKSource[];             // ops/conv/engines/split_k.cu
 extern const char kGemvSource[];               // ops/conv/engines/gemv.cu
 extern const char kPixelShuffleSource[];       // ops/conv/engines/pixel_shuffle.cu
 extern const char kFewOutputChannelsSource[];  // ops/conv/engines/few_output_channels.cu
 extern const char kPolyphaseSource[];          // ops/conv/engines/polyphase.cu
+extern const char kFlashSource[];              // ops/attention/engines/flash.cu
 extern const char kAttentionSimtSource[];      // ops/attention/engines/simt.cu
 
 }  // namespace ortplugin

@@ -10,6 +10,7 @@
 #include "ortplugin/ops/conv_grad/conv_grad.h"
 #include "ortplugin/ops/conv_transpose/conv_transpose.h"
 #include "ortplugin/ops/layer_norm/layer_norm.h"
+#include "ortplugin/ops/matmul/matmul.h"
 #include "ortplugin/ops/pointwise/pointwise.h"
 #include "ortplugin/ops/pool/pool.h"
 #include "ortplugin/ops/scatter/scatter.h"
@@ -22,8 +23,9 @@ namespace {
 
 // One operator a line.
 const Operator* const kOperators[] = {
-    &kFusedLayerNorm, &kScatterND,          &kScatterElements, &kUpdateSlice, &kFusedPointwise, &kFusedSumTo,
-    &kFusedConv,      &kFusedConvTranspose, &kConvGrad,        &kFusedPool,   &kFusedResize,    &kFusedAttention,
+    &kFusedLayerNorm, &kScatterND,   &kScatterElements,    &kUpdateSlice, &kFusedPointwise,
+    &kFusedSumTo,     &kFusedConv,   &kFusedConvTranspose, &kConvGrad,    &kFusedPool,
+    &kFusedResize,    &kFusedMatMul, &kFusedAttention,
 };
 
 constexpr const char* kDomain = "ortplugin";

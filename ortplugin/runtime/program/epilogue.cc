@@ -33,6 +33,17 @@ Program ParseEpilogue(const std::string& text) {
 
 DType ValueType(const Program& program) { return program.value(program.parameters()[0]).dtype; }
 
+std::optional<size_t> ValueResult(const Program& program, DType wide) {
+  const std::vector<ValueId>& results = program.results();
+  std::optional<size_t> place;
+  for (size_t r = results.size(); r-- > 0;) {
+    if (program.value(results[r]).dtype != wide) continue;
+    if (results[r] == program.parameters()[0]) return r;
+    place = r;
+  }
+  return place;
+}
+
 void CheckInput(const Program& program, size_t own_inputs, size_t input, ort::ElementType type) {
   const size_t parameter = input < own_inputs ? 0 : input - own_inputs + 1;
   const Value& value = program.value(program.parameters()[parameter]);

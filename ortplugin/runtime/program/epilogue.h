@@ -3,6 +3,7 @@
 // program's other parameters. Every result has the value's shape.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,9 @@ Program ParseEpilogue(const std::string& text);
 
 // The dtype of the core's value.
 DType ValueType(const Program& program);
+
+// The result in whose memory a value of the dtype `wide` can be made: its own, else the first of that dtype.
+std::optional<size_t> ValueResult(const Program& program, DType wide);
 
 // Throws Error where an input, those of the core included, has another type than the program says.
 void CheckInput(const Program& program, size_t own_inputs, size_t input, ort::ElementType type);

@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "ortplugin/ops/attention/engines/engine.h"
+#include "ortplugin/ops/attention/engines/flash.h"
 #include "ortplugin/ops/attention/engines/simt.h"
 #include "ortplugin/runtime/gpu/kernel_sources.h"
 #include "ortplugin/runtime/program/operands.h"
@@ -12,6 +13,8 @@ namespace ortplugin {
 
 const std::vector<AttentionEngine>& AttentionEngines() {
   static const auto* const table = new std::vector<AttentionEngine>{
+      {"flash", FitsFlash, MakeFlash,
+       "fp16 and bf16 whose heads lie in rows, from sm_80 on; before simt, for its tensor cores"},
       {"simt", FitsAttentionSimt, MakeAttentionSimt,
        "every dtype, head size, layout and GPU; last, as it has no tensor cores"},
   };

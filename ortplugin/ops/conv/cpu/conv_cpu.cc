@@ -28,19 +28,6 @@ size_t SpatialOf(const CheckedConvNode& node) {
   return node.attributes.spatial();
 }
 
-// The result in whose memory the value is made: its own, else the first of its dtype.
-std::optional<size_t> PlaceOf(const Program& program, DType wide) {
-  const std::vector<ValueId>& results = program.results();
-  std::optional<size_t> place;
-  for (size_t r = results.size(); r-- > 0;) {
-    const bool is_value = results[r] == program.parameters()[0];
-    if (program.value(results[r]).dtype != wide) continue;
-    if (is_value) return r;
-    place = r;
-  }
-  return place;
-}
-
 // Whether the shapes of this run let Conv take what their ranks promised.
 bool Fits(const FusedActivation& taken, const Contraction& shape, const std::vector<Shape>& inputs) {
   const auto shape_of = [&](size_t parameter) { return inputs[parameter - 1 + kConvInputs]; };
@@ -135,7 +122,7 @@ class CpuConv : public Kernel {
     if (in_blocks) taken = &*blocked_taken_;
     if (!in_blocks && !is_gemm && taken_ && Fits(*taken_, shape, shapes)) taken = &*taken_;
     const Program& program = taken ? taken->rest : *node_.program;
-    const std::optional<size_t> place = PlaceOf(program, wide_);
+    const std::optional<size_t> place = ValueResult(program, wide_);
     HostScratch::Buffer buffer(nullptr, {&scratch_});
     if (!place) buffer = scratch_.Take(static_cast<size_t>(count) * SizeOf(wide_));
     void* value = place ? outputs[*place] : buffer.get();

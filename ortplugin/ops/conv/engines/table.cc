@@ -16,6 +16,7 @@
 #include "ortplugin/ops/conv/engines/direct.h"
 #include "ortplugin/ops/conv/engines/engine.h"
 #include "ortplugin/ops/conv/engines/few_output_channels.h"
+#include "ortplugin/ops/conv/engines/gemm.h"
 #include "ortplugin/ops/conv/engines/gemv.h"
 #include "ortplugin/ops/conv/engines/polyphase.h"
 #include "ortplugin/ops/conv/engines/split_k.h"
@@ -57,6 +58,10 @@ const std::vector<Engine>& EngineTable() {
       {"conv_1x1", FitsConv1x1, IsConv1x1Fast, Make<MakeConv1x1>,
        "pointwise (1x1) convolution, plain or transposed, memory-bound; before polyphase, for its one tap. As "
        "measured"},
+      {"gemm", FitsGemm, IsGemmFast, Make<MakeGemm>,
+       "matrix products, and pointwise (1x1) convolutions of stride 1; behind conv_1x1, which reads the weights once. "
+       "As "
+       "measured"},
       {"polyphase", FitsPolyphaseAlone, IsPolyphaseFast, Make<MakePolyphase>,
        "transposed with strides, of any filter; the most general of the transposed ones. As measured"},
       {"direct", FitsDirect, IsDirectFast, MakeDirect,
@@ -65,9 +70,12 @@ const std::vector<Engine>& EngineTable() {
   return *table;
 }
 
-std::optional<EngineKernel> FindEngineKernel(const Program& program, const Contraction& problem,
+std::optional<EngineKernel> FindEngineKernel(const Program& program, const Contraction& given,
                                              const cuda::DeviceFacts& device, bool only_where_fast) {
-  if (problem.windows.size() != 2) return std::nullopt;
+  if (given.windows.size() != 2) return std::nullopt;
+  // A matrix product's rows, however many: they are in no kernel's text then.
+  const bool is_product = given.batch == 1 && given.rows().size == 1 && IsPointwise(given);
+  const Contraction problem = is_product ? WithRowsAsBatch(given) : given;
   const std::vector<Engine>& table = EngineTable();
   for (const Engine& engine : table)
     if (engine.fits(program, problem, device) && engine.beats_library(program, problem, device))

@@ -1,0 +1,361 @@
+// s[i, j] = scale sum over d of q[i, d] k[j, d], then softcap and mask       of one batch and head
+// y[i, e] = sum over j of p[i, j] v[j, e],  p[i, j] = exp(s[i, j] - m[i]) / l[i],  m = max over j of s, l its sum of
+// exp
+//
+// The text in front of this one is generated for the node at hand (table.cc, flash.cc): head sizes, the tile
+// configuration and what there is as macros, Arguments.
+//
+// Softmax over tiles of keys as they come (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018;
+// Dao, "FlashAttention-2", 2023). A block has ROWS queries, each of its warps M_TILES times 16 of them, whose sums stay
+// in registers; tiles of BLOCK_N keys and values pass through two stages of shared memory. Both products run on
+// mma.sync, accumulated in fp32; exponents are of base 2. Rows of shared memory are 16 bytes longer than their octets,
+// so that the eight rows of an ldmatrix lie in different banks.
+
+#define ROWS (16 * M_TILES * WARPS)
+#define THREADS (WARPS * 32)
+#define QK_PADDED ((HEAD_SIZE + 15) / 16 * 16)  // with zeros behind the head
+#define V_PADDED ((VALUE_SIZE + 15) / 16 * 16)
+#define QK_PITCH (QK_PADDED + 8)
+#define V_PITCH (V_PADDED + 8)
+#define STAGE_ELEMENTS (BLOCK_N * (QK_PITCH + V_PITCH))
+#define LOG2_E 1.44269504088896340736f
+#define INFINITE __int_as_float(0x7f800000)
+// Where nothing comes between product and exponential, the scale is a factor of the exponent.
+#define SCALE_IS_LATE (!MASK && !HAS_SOFTCAP && SCALE_IS_POSITIVE)
+
+__device__ __forceinline__ float exp2_of(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ unsigned pack(float low, float high) {
+  unsigned both;
+  asm("cvt.rn." MMA_TYPE "x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+
+__device__ __forceinline__ void mma(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32." MMA_TYPE "." MMA_TYPE
+      ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+#define LOAD_MATRICES(name, form)                                                           \
+  __device__ __forceinline__ void name(unsigned (&x)[4], const storage_t* from) {           \
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4" form ".shared.b16 {%0, %1, %2, %3}, [%4];" \
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])                           \
+                 : "r"((unsigned)__cvta_generic_to_shared(from))                            \
+                 : "memory");                                                               \
+  }
+LOAD_MATRICES(load_matrices, "")
+LOAD_MATRICES(load_transposed, ".trans")
+#undef LOAD_MATRICES
+
+// COPY elements to shared memory, or zeros.
+__device__ __forceinline__ void copy(storage_t* to, const storage_t* from, bool exists) {
+#if COPY == 8
+  copy_async(to, from, exists);
+#elif COPY > 1
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from),
+               "n"(2 * COPY), "r"(exists ? 2 * COPY : 0)
+               : "memory");
+#else
+  Vector<storage_t, 1> one;
+  load_if(exists, one, from);
+  one.store(to);
+#endif
+}
+
+// The first `rows` of TILE_ROWS rows of a tensor, zeros in place of the others and behind WIDTH.
+template <int TILE_ROWS, int WIDTH, int PADDED>
+__device__ __forceinline__ void copy_rows(storage_t* to, const storage_t* from, long long stride, int rows) {
+  constexpr unsigned kCopies = PADDED / COPY;
+#pragma unroll
+  for (unsigned i = 0; i < (TILE_ROWS * kCopies + THREADS - 1) / THREADS; ++i) {
+    const unsigned at = i * THREADS + threadIdx.x, row = at / kCopies, column = at % kCopies * COPY;
+    if (TILE_ROWS * kCopies % THREADS != 0 && row >= TILE_ROWS) break;
+    const bool exists = (int)row < rows && column < WIDTH;
+    copy(to + row * (PADDED + 8) + column, exists ? from + row * stride + column : from, exists);
+  }
+}
+
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+// The largest of a row, of which four neighbouring threads have a part each; and the sum.
+__device__ __forceinline__ float max_of_row(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+__device__ __forceinline__ float sum_of_row(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+// Which keys a query sees: from first(row) to before last(row).
+struct Keys {
+  int keys, behind, window;  // behind: query i sees the keys up to i + behind
+  __device__ __forceinline__ explicit Keys(const Arguments& a)
+      : keys((int)a.keys), behind((int)a.last_seen), window((int)a.window) {}
+  __device__ __forceinline__ int last(int row) const { return IS_CAUSAL ? max(0, min(keys, row + behind + 1)) : keys; }
+  __device__ __forceinline__ int first(int row) const { return HAS_WINDOW ? max(0, row + behind + 1 - window) : 0; }
+};
+
+// The queries of a warp. A thread has of each 16 rows the rows lane / 4 and 8 more, and of each eight columns two.
+struct WarpTile {
+  const int row;  // the thread's first
+  float sums[M_TILES][V_PADDED / 8][4], row_max[M_TILES][2], row_sum[M_TILES][2];
+  const float scale, exponent_scale, softcap;
+#if MASK
+  const mask_t* mask[M_TILES][2];
+  long long mask_step;
+#endif
+
+  __device__ __forceinline__ WarpTile(const Arguments& a, int first_row, long long batch, long long head)
+      : row(first_row + threadIdx.x / 32 * (16 * M_TILES) + threadIdx.x % 32 / 4),
+        scale((float)a.scale),
+        exponent_scale(SCALE_IS_LATE ? (float)a.scale * LOG2_E : 1.0f),
+        softcap((float)a.softcap) {
+#pragma unroll
+    for (int m = 0; m < M_TILES; ++m) {
+#pragma unroll
+      for (int n = 0; n < V_PADDED / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[m][n][i] = 0;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        row_max[m][half] = -INFINITE;
+        row_sum[m][half] = 0;
+#if MASK
+        const long long there = min((long long)row_of(m, half), a.queries - 1);
+        mask[m][half] =
+            a.mask + a.mask_view.offset + batch * a.mask_view.batch + head * a.mask_view.head + there * a.mask_view.row;
+#endif
+      }
+    }
+#if MASK
+    mask_step = a.mask_view.column;
+#endif
+  }
+  __device__ __forceinline__ int row_of(int m, int half) const { return row + m * 16 + half * 8; }
+
+  // Scores of BLOCK_N keys.
+  typedef float Scores[M_TILES][BLOCK_N / 8][4];
+
+  // Of a tile at the edge only the first `count` keys are seen.
+  template <bool EDGE>
+  __device__ __forceinline__ void multiply_keys(Scores& scores, const unsigned (&q)[M_TILES][QK_PADDED / 16][4],
+                                                const storage_t* k, int count) {
+    const int lane = threadIdx.x % 32;
+    const storage_t* const from = k + (lane / 16 * 8 + lane % 8) * QK_PITCH + lane / 8 % 2 * 8;
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 16; ++n) {
+#pragma unroll
+      for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) scores[m][2 * n][i] = scores[m][2 * n + 1][i] = 0;
+      if (EDGE && n * 16 >= count) continue;
+#pragma unroll
+      for (int d = 0; d < QK_PADDED / 16; ++d) {
+        unsigned b[4];
+        load_matrices(b, from + n * 16 * QK_PITCH + d * 16);
+#pragma unroll
+        for (int m = 0; m < M_TILES; ++m) {
+          mma(scores[m][2 * n], q[m][d], b[0], b[1]);
+          mma(scores[m][2 * n + 1], q[m][d], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ float score(float product, int m, int half, int key, bool is_seen) const {
+    if (SCALE_IS_LATE) return product;
+    product *= scale;
+#if HAS_SOFTCAP
+    product = softcap - 2 * softcap / (exp2_of(product * (2 * LOG2_E / softcap)) + 1);
+#endif
+#if MASK
+    if (is_seen) {
+#if IS_BOOL_MASK
+      if (!to_compute(mask[m][half][key * mask_step])) product = -INFINITE;
+#else
+      product += to_compute(mask[m][half][key * mask_step]);
+#endif
+    }
+#endif
+    return product * LOG2_E;
+  }
+
+  // Products become exponentials, whose maxima and sums are kept; what was summed before shrinks where they grow.
+  template <bool EDGE>
+  __device__ __forceinline__ void soften(Scores& scores, const Keys& seen, int first_key) {
+#pragma unroll
+    for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int from = seen.first(row_of(m, half)), to = seen.last(row_of(m, half));
+        float most = row_max[m][half];
+#pragma unroll
+        for (int n = 0; n < BLOCK_N / 8; ++n)
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const int key = first_key + n * 8 + threadIdx.x % 4 * 2 + i;
+            const bool is_seen = !EDGE || (key >= from && key < to);
+            float& s = scores[m][n][half * 2 + i];
+            s = score(s, m, half, key, is_seen);
+            if (EDGE && !is_seen) s = -INFINITE;
+            most = fmaxf(most, s);
+          }
+        most = max_of_row(most);
+        // A row in which nothing is seen yet has exponentials of 0.
+        const float base = most == -INFINITE ? 0.0f : most * exponent_scale;
+        const float factor = exp2_of(fmaf(row_max[m][half], exponent_scale, -base));
+        row_max[m][half] = most;
+        float sum = 0;
+#pragma unroll
+        for (int n = 0; n < BLOCK_N / 8; ++n)
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            float& s = scores[m][n][half * 2 + i];
+            s = exp2_of(fmaf(s, exponent_scale, -base));
+            sum += s;
+          }
+        row_sum[m][half] = row_sum[m][half] * factor + sum;
+#pragma unroll
+        for (int n = 0; n < V_PADDED / 8; ++n) {
+          sums[m][n][half * 2] *= factor;
+          sums[m][n][half * 2 + 1] *= factor;
+        }
+      }
+  }
+
+  template <bool EDGE>
+  __device__ __forceinline__ void add_values(const Scores& scores, const storage_t* v, int count) {
+    const int lane = threadIdx.x % 32;
+    const storage_t* const from = v + lane % 16 * V_PITCH + lane / 16 * 8;
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 16; ++n) {
+      if (EDGE && n * 16 >= count) break;
+      unsigned p[M_TILES][4];
+#pragma unroll
+      for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          p[m][i] = pack(scores[m][2 * n + i / 2][i % 2 * 2], scores[m][2 * n + i / 2][i % 2 * 2 + 1]);
+#pragma unroll
+      for (int e = 0; e < V_PADDED / 16; ++e) {
+        unsigned b[4];
+        load_transposed(b, from + n * 16 * V_PITCH + e * 16);
+#pragma unroll
+        for (int m = 0; m < M_TILES; ++m) {
+          mma(sums[m][2 * e], p[m], b[0], b[1]);
+          mma(sums[m][2 * e + 1], p[m], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  template <bool EDGE>
+  __device__ __forceinline__ void take(const unsigned (&q)[M_TILES][QK_PADDED / 16][4], const storage_t* stage,
+                                       const Keys& seen, int first_key) {
+    Scores scores;
+    // Of the keys from first_key on, what the warp's last query sees.
+    const int count = seen.last(row - threadIdx.x % 32 / 4 + 16 * M_TILES - 1) - first_key;
+    multiply_keys<EDGE>(scores, q, stage, count);
+    soften<EDGE>(scores, seen, first_key);
+    add_values<EDGE>(scores, stage + BLOCK_N * QK_PITCH, count);
+  }
+
+  // Through shared memory, the rows of this warp alone, to write whole lines.
+  __device__ __forceinline__ void store(storage_t* shared, storage_t* y, long long stride, int first_row, int queries,
+                                        bool zero) {
+    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * (16 * M_TILES);
+#pragma unroll
+    for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float sum = sum_of_row(row_sum[m][half]);
+        const float scale = sum == 0 && zero ? 0.0f : 1.0f / sum;
+        unsigned* const to = (unsigned*)(shared + (first + m * 16 + half * 8 + lane / 4) * V_PITCH + lane % 4 * 2);
+#pragma unroll
+        for (int n = 0; n < V_PADDED / 8; ++n)
+          to[n * 4] = pack(sums[m][n][half * 2] * scale, sums[m][n][half * 2 + 1] * scale);
+      }
+    __syncwarp();
+    constexpr int kCopies = VALUE_SIZE / COPY;
+#pragma unroll 4
+    for (int i = lane; i < 16 * M_TILES * kCopies; i += 32) {
+      const int at = first + i / kCopies, column = i % kCopies * COPY;
+      Vector<storage_t, COPY> some;
+      load_shared(some, shared + at * V_PITCH + column);
+      if (first_row + at < queries) some.store(y + at * stride + column);
+    }
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash(const Arguments a) {
+  extern __shared__ __align__(16) uint4 shared[];
+  storage_t* const rows = (storage_t*)shared;  // queries, and at the end results
+  storage_t* const stages = rows + ROWS * (QK_PITCH > V_PITCH ? QK_PITCH : V_PITCH);
+  // With causal attention the tiles of most keys come first.
+  const int queries = (int)a.queries;
+  const unsigned tiles = (queries + ROWS - 1) / ROWS, blocks = gridDim.x / tiles, heads = (unsigned)a.heads;
+  const int tile = IS_CAUSAL ? tiles - 1 - blockIdx.x / blocks : blockIdx.x % tiles;
+  const unsigned both = IS_CAUSAL ? blockIdx.x % blocks : blockIdx.x / tiles;
+  const long long batch = both / heads, head = both % heads, key_head = head / (unsigned)a.group;
+  const int first_row = tile * ROWS, last_row = min(first_row + ROWS, queries) - 1;
+  const Keys seen(a);
+  const int begin = seen.first(first_row) / BLOCK_N * BLOCK_N, end = seen.last(last_row);
+
+  const storage_t* const q = a.q + a.q_view.offset + batch * a.q_view.batch + head * a.q_view.head;
+  const storage_t* const k = a.k + a.k_view.offset + batch * a.k_view.batch + key_head * a.k_view.head;
+  const storage_t* const v = a.v + a.v_view.offset + batch * a.v_view.batch + key_head * a.v_view.head;
+  const auto copy_tile = [&](int key, int stage) {
+    storage_t* const to = stages + stage * STAGE_ELEMENTS;
+    copy_rows<BLOCK_N, HEAD_SIZE, QK_PADDED>(to, k + key * a.k_view.row, a.k_view.row, seen.keys - key);
+    copy_rows<BLOCK_N, VALUE_SIZE, V_PADDED>(to + BLOCK_N * QK_PITCH, v + key * a.v_view.row, a.v_view.row,
+                                             seen.keys - key);
+  };
+
+  grid_dependency_wait();
+  copy_rows<ROWS, HEAD_SIZE, QK_PADDED>(rows, q + first_row * a.q_view.row, a.q_view.row, queries - first_row);
+  commit_copies();
+  if (begin < end) copy_tile(begin, 0);
+  commit_copies();
+  wait_copies<1>();
+  __syncthreads();
+
+  unsigned of_q[M_TILES][QK_PADDED / 16][4];
+  const int lane = threadIdx.x % 32;
+  const storage_t* const own = rows + (threadIdx.x / 32 * (16 * M_TILES) + lane % 16) * QK_PITCH + lane / 16 * 8;
+#pragma unroll
+  for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+    for (int d = 0; d < QK_PADDED / 16; ++d) load_matrices(of_q[m][d], own + m * 16 * QK_PITCH + d * 16);
+
+  WarpTile warp(a, first_row, batch, head);
+  int stage = 0;
+#pragma unroll 1
+  for (int key = begin; key < end; key += BLOCK_N) {
+    wait_copies<0>();
+    __syncthreads();  // this stage is there, and nobody reads the other one any more
+    if (key + BLOCK_N < end) copy_tile(key + BLOCK_N, stage ^ 1);
+    commit_copies();
+    const storage_t* const from = stages + stage * STAGE_ELEMENTS;
+    if (key >= seen.first(last_row) && key + BLOCK_N <= seen.last(first_row))
+      warp.take<false>(of_q, from, seen, key);
+    else
+      warp.take<true>(of_q, from, seen, key);
+    stage ^= 1;
+  }
+  // Each warp's rows of the queries are its own, and were read before the first tile.
+  __syncwarp();
+  storage_t* const y = a.y + a.y_view.offset + batch * a.y_view.batch + head * a.y_view.head;
+  if (QK_PITCH != V_PITCH) __syncthreads();
+  warp.store(rows, y + first_row * a.y_view.row, a.y_view.row, first_row, queries, a.zero_where_nothing_is_seen);
+}

@@ -1,0 +1,154 @@
+#include "ortplugin/ops/matmul/matmul.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "ortplugin/runtime/program/operands.h"
+
+namespace ortplugin {
+namespace {
+
+constexpr int64_t kUnknown = -1;
+constexpr int64_t kLargest = INT32_MAX;  // of every length of the contraction
+// Up to so many rows are images of one pixel each, which the engine for matrix-vector products (gemv) asks for.
+constexpr int64_t kFewRows = 64;
+
+// Node: a ShapeContext, a NodeInfo or a NodeText.
+template <typename Node>
+bool ReadTransB(const Node& node) {
+  const int64_t trans_b = node.int_attribute("trans_b", 0);
+  if (trans_b != 0 && trans_b != 1) Fail("trans_b is ", trans_b, "; it must be 0 or 1");
+  return trans_b == 1;
+}
+
+// The result's shape as far as it is known, 0 being not known either (InferConv). Throws Error where A and B surely
+// contradict each other.
+TensorType InferMatMul(bool trans_b, const TensorType& a, const TensorType& b) {
+  const bool has_a = a.has_shape && !a.shape.empty(), has_b = b.has_shape && !b.shape.empty();
+  if (has_b && b.shape.size() != 2)
+    Fail("B has the shape ", ToString(b.shape), "; it must have two dimensions: ", trans_b ? "[N, K]" : "[K, N]");
+  const int64_t k = has_b ? b.shape[trans_b ? 1 : 0] : kUnknown;
+  if (has_a && a.shape.back() > 0 && k > 0 && a.shape.back() != k)
+    Fail("A has the shape ", ToString(a.shape), " and B ", ToString(b.shape), ", which is ",
+         trans_b ? "[N, K]" : "[K, N]", "; A's last length must be K, ", k);
+  TensorType result;
+  if (!has_a) return result;
+  result.has_shape = true;
+  result.shape = a.shape;
+  result.symbols = a.symbols;
+  result.symbols.resize(result.shape.size());
+  for (int64_t& length : result.shape)
+    if (length == 0) length = kUnknown;
+  const size_t n = trans_b ? 0 : 1;
+  result.shape.back() = has_b && b.shape[n] > 0 ? b.shape[n] : kUnknown;
+  result.symbols.back() = has_b && n < b.symbols.size() ? b.symbols[n] : "";
+  return result;
+}
+
+void Infer(ShapeContext& context) {
+  const bool trans_b = ReadTransB(context);
+  const Program program = ParseEpilogue(ProgramText(context, 0, kMatMulInputs));
+  const std::vector<TensorType> inputs = EpilogueInputs(program, kMatMulInputs, context);
+  InferEpilogue(program, kMatMulInputs, inputs, InferMatMul(trans_b, inputs[0], inputs[1]), &context);
+}
+
+Shape Without(Shape shape) {
+  if (!shape.empty()) shape.pop_back();
+  return shape;
+}
+
+// The axes of the rows, [.., N] without N, as the operands need them.
+Axes RowAxes(const Shape& full, const std::vector<Shape>& shapes) {
+  std::vector<Shape> rows;
+  for (size_t i = kMatMulInputs; i < shapes.size(); ++i) rows.push_back(Without(shapes[i]));
+  return JoinAxes(Without(full), rows);
+}
+
+// Where the axes of the rows stand in [batch, rows, columns].
+std::vector<size_t> PlacesOf(const Shape& sizes) {
+  if (sizes.size() == 1) return {sizes[0] <= kFewRows ? size_t{0} : size_t{2}};
+  if (sizes.size() == 2) return {0, 2};
+  return {0, 1, 2};
+}
+
+}  // namespace
+
+MatMulNode::MatMulNode(const NodeText& text)
+    : trans_b(ReadTransB(text)),
+      program(std::make_shared<const Program>(ParseEpilogue(text.string_attribute("program")))) {}
+
+Shape MatMulNode::Result(const Shape& a, const Shape& b) const {
+  if (a.empty()) Fail("A is a scalar; it must have one dimension at least, the last of length K");
+  if (b.size() != 2 || a.back() != b[trans_b ? 1 : 0])
+    Fail("A has the shape ", ToString(a), " and B ", ToString(b), "; they must be [.., K] and ",
+         trans_b ? "[N, K]" : "[K, N]");
+  Shape full = a;
+  full.back() = b[trans_b ? 0 : 1];
+  ElementCount(full);
+  return full;
+}
+
+MatMulProblem MatMulNode::Fit(const std::vector<Shape>& shapes) const {
+  MatMulProblem problem;
+  problem.full = Result(shapes[0], shapes[1]);
+  EpilogueAxes(*program, kMatMulInputs, problem.full, shapes);  // throws where one does not broadcast
+  Axes axes = RowAxes(problem.full, shapes);
+  problem.is_apart = axes.count() > 3;
+  if (problem.is_apart) axes = {{ElementCount(Without(problem.full))}, {}};
+  Shape pixels(3, 1);
+  const std::vector<size_t> places = PlacesOf(axes.sizes);
+  for (size_t i = 0; i < places.size(); ++i) pixels[places[i]] = axes.sizes[i];
+
+  Contraction& contraction = problem.contraction;
+  contraction.dtypes = Contraction::AllOf(ValueType(*program));
+  contraction.transposed = !trans_b;
+  contraction.batch = pixels[0];
+  contraction.windows.resize(2);
+  contraction.rows().size = contraction.rows().out = pixels[1];
+  contraction.columns().size = contraction.columns().out = pixels[2];
+  contraction.channels = shapes[0].back();
+  contraction.filters = problem.full.back();
+  for (const Shape& shape : {contraction.x(), contraction.w(), contraction.result()})
+    for (const int64_t size : shape)
+      if (size > kLargest) Fail("A has the shape ", ToString(shapes[0]), ": more than ", kLargest, " rows or columns");
+  contraction.constant_weights = constant_weights;
+  if (problem.is_apart) {
+    const std::string dtype = NameOf(contraction.dtype());
+    contraction.program = std::make_shared<const Program>(Program::Parse("(" + dtype + " c) => (" + dtype + " c) {}"));
+    return problem;
+  }
+  contraction.program = program;
+  contraction.constant_operands = constant_operands;
+  for (size_t i = kMatMulInputs; i < shapes.size(); ++i) {
+    Shape operand(4, 1);
+    const Shape& strides = axes.strides[i - kMatMulInputs];
+    for (size_t axis = 0; axis < places.size(); ++axis)
+      if (strides[axis] != 0) operand[places[axis]] = axes.sizes[axis];
+    if (!shapes[i].empty()) operand[3] = shapes[i].back();
+    contraction.operands.push_back(std::move(operand));
+  }
+  return problem;
+}
+
+CheckedMatMulNode::CheckedMatMulNode(const NodeInfo& info, const std::string& text)
+    : algorithm(info.string_attribute("algorithm", "auto")) {
+  trans_b = ReadTransB(info);
+  program = std::make_shared<const Program>(ParseEpilogue(text));
+  inputs = CheckEpilogue(*program, kMatMulInputs, info);
+  constant_weights = info.constant_input(1).has_value();
+  for (size_t i = kMatMulInputs; i < inputs.size(); ++i)
+    constant_operands.push_back(info.constant_input(i).has_value());
+  InferMatMul(trans_b, inputs[0], inputs[1]);  // for what is known
+  const std::optional<std::vector<Shape>> shapes = KnownShapes(inputs);
+  // A rank that is not known looks like a scalar's, which an operand may be.
+  if (shapes && !(*shapes)[0].empty() && !(*shapes)[1].empty()) Fit(*shapes);
+}
+
+const Operator kFusedMatMul = {
+    "FusedMatMul",
+    Infer,
+    CreateCpuMatMul,
+    CreateCudaMatMul,
+};
+
+}  // namespace ortplugin

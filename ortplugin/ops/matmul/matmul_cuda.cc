@@ -1,0 +1,94 @@
+// FusedMatMul on the GPU: a contraction of one-element windows, on the engines and libraries of convolutions.
+#include <cstddef>
+#include <optional>
+#include <utility>
+
+#include "ortplugin/ops/conv/conv_cuda.h"
+#include "ortplugin/ops/conv/conv_plan.h"
+#include "ortplugin/ops/conv/planned_kernel.h"
+#include "ortplugin/ops/matmul/matmul.h"
+#include "ortplugin/ops/pointwise/pointwise.h"
+#include "ortplugin/runtime/gpu/cuda.h"
+
+namespace ortplugin {
+namespace {
+
+struct MatMulPlan {
+  std::unique_ptr<ConvPlan> product;
+  std::optional<PointwisePlan> program;  // where it is apart; the product's value is in scratch memory then
+  size_t value_bytes = 0, scratch_bytes = 0;
+};
+
+class CudaMatMul : public PlannedKernel<MatMulPlan> {
+ public:
+  explicit CudaMatMul(const NodeInfo& info)
+      : PlannedKernel(info),
+        node_(info, info.string_attribute("program")),
+        planner_(info.name(), ConvAlgorithm::Parse(node_.algorithm), device()) {
+    Prepare();
+  }
+
+ private:
+  // As CudaConv's: says early what is wrong or missing, and starts to work on the plan for the shapes of the model.
+  void Prepare() {
+    const std::optional<std::vector<Shape>> shapes = KnownShapes(node_.inputs);
+    if (!shapes || (*shapes)[0].empty() || (*shapes)[1].empty()) return;
+    const MatMulProblem problem = node_.Fit(*shapes);
+    if (ElementCount(problem.full) == 0) return;
+    if (!planner_.Prepare(problem.contraction)) Keep(*shapes, {});
+  }
+
+  size_t input_count() const override { return node_.program->parameters().size() - 1 + kMatMulInputs; }
+
+  void CheckType(size_t input, ort::ElementType type) const override {
+    CheckInput(*node_.program, kMatMulInputs, input, type);
+  }
+
+  bool AddOutputs(Run& run, const std::vector<Shape>& shapes, const MatMulPlan*,
+                  std::vector<void*>* addresses) const override {
+    const Shape full = node_.Result(shapes[0], shapes[1]);
+    for (size_t r = 0; r < node_.program->results().size(); ++r) addresses->push_back(run.output(r, full));
+    return ElementCount(full) > 0;
+  }
+
+  std::unique_ptr<MatMulPlan> Make(const std::vector<Shape>& shapes,
+                                   const std::vector<size_t>& unaligned) const override {
+    const MatMulProblem problem = node_.Fit(shapes);
+    auto plan = std::make_unique<MatMulPlan>();
+    if (!problem.is_apart) {
+      plan->product = planner_.Make(problem.contraction, unaligned);
+    } else {
+      std::vector<size_t> copied;
+      for (const size_t tensor : unaligned)
+        if (tensor < kMatMulInputs) copied.push_back(tensor);
+      plan->product = planner_.Make(problem.contraction, copied);
+      plan->value_bytes =
+          ScratchBytes(static_cast<size_t>(ElementCount(problem.full)) * SizeOf(problem.contraction.dtype()));
+      std::vector<Shape> parameters{problem.full};
+      parameters.insert(parameters.end(), shapes.begin() + kMatMulInputs, shapes.end());
+      plan->program = PlanPointwise(*node_.program, FitPointwise(*node_.program, parameters), device(),
+                                    copied.size() < unaligned.size() ? 1 : kMostVector);
+    }
+    plan->scratch_bytes = plan->value_bytes + plan->product->scratch_bytes;
+    return plan;
+  }
+
+  void Launch(const MatMulPlan& plan, cuda::Stream stream, const std::vector<void*>& addresses,
+              char* scratch) const override {
+    if (!plan.program) return plan.product->Run(device(), stream, addresses, scratch);
+    plan.product->Run(device(), stream, {addresses[0], addresses[1], scratch}, scratch + plan.value_bytes);
+    const auto outputs = addresses.begin() + static_cast<std::ptrdiff_t>(input_count());
+    std::vector<const void*> parameters(addresses.begin() + kMatMulInputs, outputs);
+    parameters.insert(parameters.begin(), scratch);
+    RunPointwise(*plan.program, device(), stream, parameters, {outputs, addresses.end()});
+  }
+
+  CheckedMatMulNode node_;
+  ConvPlanner planner_;
+};
+
+}  // namespace
+
+std::unique_ptr<Kernel> CreateCudaMatMul(const NodeInfo& info) { return std::make_unique<CudaMatMul>(info); }
+
+}  // namespace ortplugin

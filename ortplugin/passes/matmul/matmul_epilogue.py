@@ -1,0 +1,104 @@
+"""Pointwise operators after a FusedMatMul become its epilogue: bias, Gelu, scale, residual sums, gates, Casts.
+
+    c = FusedMatMul(x, w); a = Add(c, bias); g = Gelu(a); y = Mul(g, up)     becomes    y = FusedMatMul(x, w, bias, up)
+
+What is drawn in is a chain (passes/absorb.py): each operator in it saves reading a value of the product from memory.
+It may leave several values, as long as each has to be written anyway, because something that is not pointwise reads it.
+A value that only pointwise operators outside would read is computed there instead, and a Cast that only a norm reads in
+the norm. Where two products meet in an Add,
+the later one takes it, which can read the earlier one's result.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from ortplugin.graph.domains import DOMAIN
+from ortplugin.graph.facts import Scope, scopes
+from ortplugin.graph.labels import label
+from ortplugin.graph.lengths import same_lengths
+from ortplugin.graph.pointwise import is_pointwise
+from ortplugin.ops.layer_norm import NAME as FUSED_LAYER_NORM
+from ortplugin.ops.pointwise import NAME as FUSED_POINTWISE
+from ortplugin.passes.absorb import chain_of, drawn
+from ortplugin.passes.base import Change, NearMiss, PassResult
+from ortplugin.passes.driver import Missed
+from ortplugin.passes.matmul.fused import MATMUL, is_product
+from ortplugin.passes.members import Member, compose
+from ortplugin.program import MAX_RESULTS
+
+
+class MatMulEpilogue:
+    """The pass; see the module."""
+
+    name = "matmul-epilogue"
+    summary = "bias, activations, residual sums and other pointwise operators after a FusedMatMul become part of it"
+
+    def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
+        """Draws into each product of the graph and its bodies what it can; at most `limit` of them change."""
+        changes: list[Change] = []
+        misses: list[Missed] = []
+        for scope in scopes(graph):
+            while True:  # the near misses are the last sweep's, which changes nothing
+                before, missed = len(changes), []
+                for node in [each for each in reversed(scope.slots) if each is not None and is_product(scope, each)]:
+                    if limit is not None and len(changes) >= limit:
+                        break
+                    members, outputs, reasons = _chain(scope, node)
+                    missed += reasons
+                    if len(members) > 1:
+                        changes.append(self._draw(scope, members, outputs))
+                if len(changes) == before or (limit is not None and len(changes) >= limit):
+                    misses += missed
+                    break
+        found = dict.fromkeys(NearMiss(self.name, each.node, each.reason) for each in misses)
+        return PassResult(tuple(changes), tuple(found))
+
+    def _draw(self, scope: Scope, members: list[Member], outputs: list[gs.Tensor]) -> Change:
+        nodes = [member.node for member in members]
+        labels = tuple(label(node) for node in nodes)
+        program, inputs = compose(members, outputs)
+        assert inputs[0] is members[0].inputs[0]  # the product's value
+        new = MATMUL.node_of(members[0], program, inputs)
+        scope.replace(nodes, new, outputs)
+        return Change(self.name, labels, label(new))
+
+
+def _chain(scope: Scope, node: gs.Node) -> tuple[list[Member], list[gs.Tensor], list[Missed]]:
+    """The product and what it draws in, in order; what they make for others; why there is no more."""
+    first = MATMUL.read(scope, node)
+    if first is None:
+        return [], [], []
+
+    def fit(tensor: gs.Tensor, inside: list[gs.Tensor]) -> tuple[bool, bool]:
+        same = scope.same_shape(tensor, node.outputs[0]) or same_lengths(scope, tensor, node.outputs[0])
+        return same or scope.broadcasts_to(tensor, node.outputs[0]), same
+
+    return chain_of(
+        scope,
+        first,
+        lambda each, members: drawn(scope, MATMUL, each, members, fit),
+        lambda left, before: len(left) <= MAX_RESULTS and _spared(scope, left) <= _spared(scope, before),
+    )
+
+
+def _spared(scope: Scope, values: list[gs.Tensor]) -> int:
+    """The bytes of an element of those values that only pointwise operators read."""
+    return sum(np.dtype(each.dtype).itemsize for each in values if not _is_wanted(scope, each))
+
+
+def _is_wanted(scope: Scope, tensor: gs.Tensor) -> bool:
+    """Whether something needs the tensor in memory, whatever pointwise operators are fused."""
+    readers = list(tensor.outputs)
+    if scope.is_output(tensor) or any(id(each) not in scope.position for each in readers):
+        return True
+    spared = [FUSED_POINTWISE]
+    maker = scope.producer(tensor)
+    if maker is not None and scope.op(maker) == "Cast":
+        spared.append(FUSED_LAYER_NORM)  # which reads the narrow value and casts it itself
+    names = {f"{DOMAIN}::{each}" for each in spared}
+    return any(scope.op(each) not in names and not is_pointwise(scope, each) for each in readers)
+
+
+MATMUL_EPILOGUE = MatMulEpilogue()

@@ -1,0 +1,103 @@
+// Compiles our engine for matrix products, and fails where the compiler spills registers to local memory or makes the
+// tensor cores wait for each MMA. Needs NVRTC but no GPU.
+//
+//   test_gemm_kernels sm_90     VERBOSE=1 shows each variant
+
+#include <sstream>
+#include <string>
+
+#include "ortplugin/ops/conv/engines/gemm.h"
+#include "tests/native/square_conv.h"
+#include "tests/native/wgmma_cases.h"
+
+using namespace ortplugin;
+using namespace test;
+
+namespace {
+
+Contraction Product(DType dtype, int64_t rows, int64_t channels, int64_t filters) {
+  Contraction problem = SquareConv(dtype, false, rows, 1, channels, filters, 1, 1, 0, 1);
+  problem.constant_weights = rows % 2 == 0;
+  return problem;
+}
+
+std::vector<ConvCase> Cases() {
+  std::vector<ConvCase> cases;
+  // So that every tile configuration is one's.
+  for (const int64_t rows : {1, 128, 256, 1024, 1576, 12608})
+    for (const auto& [channels, filters] : {std::pair{768, 2304}, {768, 768}, {3072, 768}}) {
+      cases.push_back({kRelu, Product(kHalf, rows, channels, filters)});
+      if (filters == 768) cases.push_back({kResidual, Product(kHalf, rows, channels, filters)});
+    }
+  cases.push_back({kIdentity, Product(kBrain, 25088, 96, 288)});
+  for (const int64_t filters : {50257, 1002, 12}) cases.push_back({kResidual, Product(kHalf, 256, 768, filters)});
+  cases.push_back({kMixed, SquareConv(kBrain, false, 3, 14, 72, 200, 1, 1, 0, 14)});
+  return WithOperands(cases);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) return AskForArchitecture(argv[0]);
+  const cuda::DeviceFacts& device = DeviceOf(argv[1]);
+  ForEachCase(Cases(), device, FitsGemm, [&](const Program& program, const Contraction& problem) {
+    const GemmConfig config = ConfigureGemm(problem, device);
+    const cuda::LaunchShape launch = GemmLaunch(problem, config, device);
+    const std::string source = GemmSource(program, problem, config);
+    std::ostringstream numbers;
+    numbers << "tile " << 64 * config.consumers << "x" << config.tile_n << "x" << config.tile_k << " blocks "
+            << config.min_blocks << " stages " << config.stages;
+    const std::string variant =
+        CheckCompiles(device, source, "gemm", problem, launch, numbers.str(), config.min_blocks);
+    // Constant weights, which no kernel writes, and the maps, which are the kernel's own parameters, are read early.
+    CHECK_WITH(BeforeWait(source, problem.constant_weights ? "prefetch.tensormap|bulk" : "prefetch.tensormap").empty(),
+               variant + BeforeWait(source));
+  });
+  if (!device.has_wgmma()) return Summary();
+
+  // Configurations of all sizes: they fit, and there is something to do ahead.
+  for (const int64_t rows : {1, 7, 197, 1024, 100000})
+    for (const int64_t channels : {8, 64, 200, 4096})
+      for (const int64_t filters : {8, 40, 768, 32000})
+        for (const int multiprocessors : {1, 7, 114, 132}) {
+          cuda::DeviceFacts other = device;
+          other.multiprocessors = multiprocessors;
+          const Contraction problem = Product(kHalf, rows, channels, filters);
+          const GemmConfig config = ConfigureGemm(problem, other);
+          const cuda::LaunchShape launch = GemmLaunch(problem, config, other);
+          CHECK_WITH(config.stages >= 3 && launch.shared_bytes <= device.shared_per_block && launch.blocks > 0,
+                     ToString(problem.result()));
+        }
+
+  // The rows of an image are a batch where operands allow it, so that its size is in no kernel's text.
+  const Program residual = Program::Parse(kResidual);
+  Contraction image = SquareConv(kHalf, false, 2, 14, 64, 128, 1, 1, 0, 14);
+  image.operands = {{128}, image.result()};
+  CHECK(WithRowsAsBatch(image).batch == 2 * 14 * 14 && WithRowsAsBatch(image).operands[1] == (Shape{392, 1, 1, 128}));
+  image.operands[1] = {2, 1, 1, 128};
+  CHECK(WithRowsAsBatch(image).batch == 2);
+  image.operands = {{1, 1, 128}, {2, 14, 14, 1}};
+  CHECK(WithRowsAsBatch(image).operands == (std::vector<Shape>{{128}, {392, 1, 1, 1}}));
+  const EngineKernel kernel = MakeGemm(residual, image, device);
+  CHECK(kernel.maps.size() == 2 && kernel.maps[0].word % 8 == 0 && kernel.maps[0].rows == 392 &&
+        kernel.maps[1].rows == 128 && kernel.arguments.size() == kernel.maps[1].word + cuda::kTensorMapWords);
+
+  const auto entry = [&](const Contraction& problem, bool only_where_fast) {
+    const auto found = FindEngineKernel(Program::Parse(kIdentity), problem, device, only_where_fast);
+    return std::string(found ? found->entry : "library");
+  };
+  CHECK(entry(Product(kHalf, 1024, 768, 3072), true) == "gemm");
+  CHECK(entry(SquareConv(kHalf, false, 64, 14, 1024, 512, 1, 1, 0, 14), true) == "library");
+
+  const Contraction known = Product(kHalf, 128, 128, 256);
+  const auto fits = [&](const Contraction& other) { return FitsGemm(Program::Parse(kIdentity), other, device); };
+  const Refusals refusals(known, fits, true);
+  refusals.Check("a transposed one", [](Contraction* changed) { changed->transposed = true; });
+  refusals.Check("X with channels first", [](Contraction* changed) { changed->x_channels_first = true; });
+  refusals.Check("fp32", [](Contraction* changed) { changed->dtypes = Contraction::AllOf(kFloat); });
+  refusals.Check("strides", [](Contraction* changed) { changed->rows().stride = 2; });
+  refusals.Check("pads", [](Contraction* changed) { changed->rows().pad_begin = 1; });
+  refusals.Check("channels that are no octets", [](Contraction* changed) { changed->channels = 100; });
+  refusals.Check("no rows", [](Contraction* changed) { changed->batch = 0; });
+  return Summary();
+}
