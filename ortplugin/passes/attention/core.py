@@ -111,7 +111,20 @@ def fuse_core(scope: Scope, node: gs.Node, core: Core) -> Applied | Missed:
     shape = restored_shape(_lengths(read)) if layout.shape is not None else None
     new = attention_node(scope, node, given, scope.dtype(core.y.tensor) or "")
     replaced(scope, old, new, read.tensor, shape, read.tensor.dtype)
-    return Applied(labels, new)
+    return Applied((*labels, *_removed(scope, (found.q, found.k, found.v))), new)
+
+
+def _removed(scope: Scope, found: Sequence[Sequence[Read]]) -> list[str]:
+    """Takes away the views that nothing reads any more; their labels."""
+    labels: list[str] = []
+    for each in found:
+        for read in each:
+            node = scope.producer(read.tensor)
+            if node is None or read is each[-1] or any(t.outputs or scope.is_output(t) for t in node.outputs):
+                break
+            labels.append(label(node))
+            scope.remove(node)
+    return labels
 
 
 def _from(scope: Scope, read: Read, scaled: bool) -> list[Read]:
