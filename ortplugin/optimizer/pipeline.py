@@ -30,6 +30,7 @@ from ortplugin.passes.layout.fuse_resize import FUSE_RESIZE
 from ortplugin.passes.layout.image_input import IMAGE_INPUT
 from ortplugin.passes.layout.image_output import IMAGE_OUTPUT
 from ortplugin.passes.layout.pool_precision import POOL_PRECISION
+from ortplugin.passes.layout.row_order import ROW_ORDER
 from ortplugin.passes.layout.transpose_views import TRANSPOSE_VIEWS
 from ortplugin.passes.matmul.matmul_epilogue import MATMUL_EPILOGUE
 from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED
@@ -145,6 +146,7 @@ TABLE: tuple[Step, ...] = (
     Step(TURN_CONV_TRANSPOSE, EVERY_ROUND, "with its epilogue, which decides; after what knows a better form of it"),
     Step(IMAGE_OUTPUT, QUIET_ROUND, "with its epilogue, which it ends"),
     Step(TRANSPOSE_VIEWS, QUIET_ROUND, "what is left of vectors after the layout is chosen"),
+    Step(ROW_ORDER, QUIET_ROUND, "after attention and layouts, which read the steps; before views of products"),
     Step(MATMUL_TO_FUSED, QUIET_ROUND, "once all that looks for a MatMul or Gemm has had it, convolutions included"),
     Step(MATMUL_VIEWS, EVERY_ROUND, "before the epilogues, which views keep away"),
     Step(MATMUL_EPILOGUE, EVERY_ROUND, "before norms and FusedPointwise take what it draws in"),
