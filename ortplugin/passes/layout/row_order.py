@@ -133,19 +133,22 @@ def _moved(scope: Scope, node: gs.Node, given: Sequence[Rows]) -> Rows:
     """The rows after a step. Raises _NotRowsError where it takes them apart."""
     rows, op, rank = given[0], scope.op(node), given[0].ndim
     if op == "Concat":
-        return np.concatenate(given, int(node.attrs["axis"]))
+        joined: Rows = np.concatenate(given, int(node.attrs["axis"]))
+        return joined
     if op == "Transpose":
-        perm = list(node.attrs.get("perm") or range(rank)[::-1])
+        perm = [int(axis) for axis in node.attrs.get("perm") or range(rank)[::-1]]
         if perm[-1] != rank - 1:
             raise _NotRowsError
-        return rows.transpose(perm)
+        turned: Rows = rows.transpose(perm)
+        return turned
     if op == "Gather":
         axis = int(node.attrs.get("axis", 0)) % rank
         indices = scope.constant(node.inputs[1], ORDER)
         if indices is None or axis == rank - 1 or not _within(indices, rows.shape[axis]):
             raise _NotRowsError
         return np.asarray(rows.take(indices, axis))
-    return np.asarray(rows[_slices(scope, node, rank)]) if op == "Slice" else rows
+    part: Rows = rows[_slices(scope, node, rank)] if op == "Slice" else rows
+    return part
 
 
 def _within(indices: npt.NDArray[Any], size: int) -> bool:
