@@ -30,10 +30,12 @@ from ortplugin.passes.layout.fuse_resize import FUSE_RESIZE
 from ortplugin.passes.layout.image_input import IMAGE_INPUT
 from ortplugin.passes.layout.image_output import IMAGE_OUTPUT
 from ortplugin.passes.layout.pool_precision import POOL_PRECISION
+from ortplugin.passes.layout.row_order import ROW_ORDER
 from ortplugin.passes.layout.transpose_views import TRANSPOSE_VIEWS
 from ortplugin.passes.matmul.matmul_epilogue import MATMUL_EPILOGUE
 from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED
 from ortplugin.passes.matmul.matmul_views import MATMUL_VIEWS
+from ortplugin.passes.matmul.patches_to_matmul import PATCHES_TO_MATMUL
 from ortplugin.passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
 from ortplugin.passes.norm.fuse_rms_norm import FUSE_RMS_NORM
 from ortplugin.passes.norm.norm_epilogue import NORM_EPILOGUE
@@ -145,7 +147,9 @@ TABLE: tuple[Step, ...] = (
     Step(TURN_CONV_TRANSPOSE, EVERY_ROUND, "with its epilogue, which decides; after what knows a better form of it"),
     Step(IMAGE_OUTPUT, QUIET_ROUND, "with its epilogue, which it ends"),
     Step(TRANSPOSE_VIEWS, QUIET_ROUND, "what is left of vectors after the layout is chosen"),
+    Step(ROW_ORDER, QUIET_ROUND, "after attention and layouts, which read the steps; before views of products"),
     Step(MATMUL_TO_FUSED, QUIET_ROUND, "once all that looks for a MatMul or Gemm has had it, convolutions included"),
+    Step(PATCHES_TO_MATMUL, EVERY_ROUND, "once convolutions have their layout and epilogue"),
     Step(MATMUL_VIEWS, EVERY_ROUND, "before the epilogues, which views keep away"),
     Step(MATMUL_EPILOGUE, EVERY_ROUND, "before norms and FusedPointwise take what it draws in"),
     Step(NORM_PROLOGUE, QUIET_ROUND, "after products and convolutions, whose result is the sum then, written once"),
