@@ -1,6 +1,6 @@
 """Masks as FusedAttention takes them: causal and window where they are constant, one operand for all that is left.
 
-A constant that leaves each row a score as it is and puts -1e4 or less on others is a selection: exp underflows to 0
+A constant that leaves each row a score as it is and puts -9e3 or less on others is a selection: exp underflows to 0
 beside the score that stays, so -inf says the same. In a row that is masked whole a finite number says something else:
 all its scores give way to the number, and the weights are equal. In float16, x + -65504 is -65504 for |x| < 16, while
 FusedAttention adds in float32. There LOWEST does it: x + LOWEST is LOWEST for every score. So masks that are
