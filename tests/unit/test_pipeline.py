@@ -18,9 +18,9 @@ _ORDER = """
     cast-like remove-identities shape-arithmetic fold-constants inline-if common-subexpressions sum-to-add
     fold-batch-norm fold-pad channel-shuffle fuse-layer-norm fuse-rms-norm norm-epilogue masked-fill update-slice
     fuse-scatter scatter-transpose nested-slices narrow-concat dead-nodes fuse-attention merge-products
-    batch-norm-pointwise fuse-conv channels-last pool-precision fuse-resize matmul-to-conv gemm-to-conv image-input conv-epilogue vector-conv-transpose
-    turn-conv-transpose image-output transpose-views matmul-to-fused matmul-views matmul-epilogue norm-prologue
-    fuse-conv-grad fuse-sum-to pointwise-views fuse-pointwise lone-pointwise
+    batch-norm-pointwise fuse-conv channels-last pool-precision fuse-resize matmul-to-conv gemm-to-conv image-input
+    conv-epilogue vector-conv-transpose turn-conv-transpose image-output transpose-views matmul-to-fused matmul-views
+    matmul-epilogue norm-prologue fuse-conv-grad fuse-sum-to pointwise-views fuse-pointwise lone-pointwise
 """
 ORDER = _ORDER.split()
 _BEFORE_PRECISION = """
