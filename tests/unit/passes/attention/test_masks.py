@@ -105,6 +105,23 @@ def test_an_and_with_nothing_but_true_is_no_mask(rng: np.random.Generator) -> No
     assert attributes(node) == {"mask_dtype": "float"}
 
 
+def test_a_where_of_nothing_but_true_is_its_bias(rng: np.random.Generator) -> None:
+    """T5 without padding: the bias stays one for all texts."""
+    how = f"{LOW} bias = Where(t, b, low)  masked = Add(s, bias)"
+    original = graph(f"{SCORES} {how} {END}", f"{QKV}, float[1,4,5,5] b", Y)
+    original.graph.initializer.append(numpy_helper.from_array(np.ones((2, 1, 5, 5), bool), "t"))
+    optimized, node = fused(original, rng)
+    assert list(no_constants(optimized)) == ["FusedAttention"]
+    assert node.input[3] == "b"
+
+
+def test_constants_that_all_texts_share_are_kept_once(rng: np.random.Generator) -> None:
+    bias = rng.standard_normal((1, 4, 5, 5)).astype(np.float32)
+    optimized, node = fused(with_constant(np.broadcast_to(bias, (2, 4, 5, 5))), rng)
+    mask = next(each for each in optimized.graph.initializer if each.name == node.input[3])
+    assert list(mask.dims) == [1, 4, 5, 5]
+
+
 @pytest.mark.parametrize("how", [
     f"{LOW} masked = Where(m, s, low)",
     f"{LOW} bias = Where(m, zero, low)  masked = Add(s, bias)",
