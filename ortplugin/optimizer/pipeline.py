@@ -40,6 +40,7 @@ from ortplugin.passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
 from ortplugin.passes.norm.fuse_rms_norm import FUSE_RMS_NORM
 from ortplugin.passes.norm.norm_epilogue import NORM_EPILOGUE
 from ortplugin.passes.norm.norm_prologue import NORM_PROLOGUE
+from ortplugin.passes.pointwise.any_to_sum import ANY_TO_SUM
 from ortplugin.passes.pointwise.fuse_pointwise import FUSE_POINTWISE
 from ortplugin.passes.pointwise.fuse_sum_to import FUSE_SUM_TO
 from ortplugin.passes.pointwise.lone_pointwise import LONE_POINTWISE
@@ -154,6 +155,7 @@ TABLE: tuple[Step, ...] = (
     Step(MATMUL_EPILOGUE, EVERY_ROUND, "before norms and FusedPointwise take what it draws in"),
     Step(NORM_PROLOGUE, QUIET_ROUND, "after products and convolutions, whose result is the sum then, written once"),
     Step(FUSE_CONV_GRAD, EVERY_ROUND, "before sums and pointwise operators take what makes a gradient"),
+    Step(ANY_TO_SUM, EVERY_ROUND, "before the sums that it makes are joined with what makes the summands"),
     Step(FUSE_SUM_TO, QUIET_ROUND, "before other pointwise operators take what makes the summands"),
     Step(POINTWISE_VIEWS, QUIET_ROUND, "before what it brings together is fused"),
     Step(FUSE_POINTWISE, QUIET_ROUND, "after all that take pointwise operators into others"),

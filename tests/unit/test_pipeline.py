@@ -20,8 +20,8 @@ _ORDER = """
     fuse-scatter scatter-transpose nested-slices narrow-concat dead-nodes fuse-attention merge-products
     batch-norm-pointwise fuse-conv channels-last pool-precision fuse-resize matmul-to-conv gemm-to-conv image-input
     conv-epilogue vector-conv-transpose turn-conv-transpose image-output transpose-views row-order matmul-to-fused
-    patches-to-matmul matmul-views matmul-epilogue norm-prologue fuse-conv-grad fuse-sum-to pointwise-views
-    fuse-pointwise lone-pointwise
+    patches-to-matmul matmul-views matmul-epilogue norm-prologue fuse-conv-grad any-to-sum fuse-sum-to
+    pointwise-views fuse-pointwise lone-pointwise
 """
 ORDER = _ORDER.split()
 _BEFORE_PRECISION = """

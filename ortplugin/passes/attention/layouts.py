@@ -156,5 +156,3 @@ def restored_shape(given: Sequence[Length]) -> tuple[int, ...] | None:
 def size_of(atoms: Sequence[Atom]) -> int | None:
     """The product of their sizes, where each is a number."""
     return product([atom.size for atom in atoms]).known
-
-

@@ -69,9 +69,7 @@ def agreed(lengths: Sequence[Length]) -> Length | None:
     return number or (others.pop() if len(others) == 1 else None)
 
 
-def dims(
-    scope: Scope, tensor: gs.Tensor, told: Mapping[int, Sequence[Length]] | None = None
-) -> list[Length] | None:
+def dims(scope: Scope, tensor: gs.Tensor, told: Mapping[int, Sequence[Length]] | None = None) -> list[Length] | None:
     """The lengths of the tensor's axes; None if its rank is unknown. `told`: those of others, by their id."""
     return _Lengths(scope, told or {}).dims(tensor)
 
@@ -215,7 +213,11 @@ def _picked(scope: Scope, node: gs.Node, held: list[Length | None] | None) -> li
     if scope.op(node) == "Gather":
         indices = numbers[0]
         return [held[int(i)] for i in indices] if all(-len(held) <= i < len(held) for i in indices) else None
-    if any(each.size != 1 for each in numbers) or len(numbers) < 2 or (len(numbers) > 2 and numbers[2][0] not in (0, -1)):
+    if (
+        any(each.size != 1 for each in numbers)
+        or len(numbers) < 2
+        or (len(numbers) > 2 and numbers[2][0] not in (0, -1))
+    ):
         return None
     step = int(numbers[3][0]) if len(numbers) > 3 else 1
     return held[int(numbers[0][0]) : int(numbers[1][0]) : step] if step > 0 else None

@@ -128,7 +128,10 @@ def _part(scope: Scope, mask: Mask, names: Names) -> Part | str:
         return f"the axes of the scores to which '{mask.tensor.name}' is added are not batch, heads, rows and columns"
     aligned: list[Length] = [*[ONE] * (len(mask.axes) - len(given)), *given]
     present = {
-        id(term.atom) for axis, dim in zip(mask.axes, aligned, strict=True) if dim != ONE for term in flat((axis,)) or ()
+        id(term.atom)
+        for axis, dim in zip(mask.axes, aligned, strict=True)
+        if dim != ONE
+        for term in flat((axis,)) or ()
     }
     sizes, final, mixed = [], [], False
     for name in "bhst":

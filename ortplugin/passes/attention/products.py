@@ -1,6 +1,6 @@
 """A product of two tensors as a sum over one index: MatMul and Einsum, by the letters of their axes.
 
-    MatMul of rank 4:   abmk, abkn -> abmn
+MatMul of rank 4:   abmk, abkn -> abmn
 """
 
 from __future__ import annotations

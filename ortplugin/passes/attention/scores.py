@@ -222,9 +222,7 @@ def _operands(node: gs.Node, op: str) -> list[tuple[gs.Tensor, list[gs.Tensor], 
     return [(a, [condition, b], True), (b, [condition, a], False)]
 
 
-def _mask(
-    scope: Scope, op: str, scores: gs.Tensor, others: list[gs.Tensor], axes: Axes, kept: bool
-) -> Mask | None:
+def _mask(scope: Scope, op: str, scores: gs.Tensor, others: list[gs.Tensor], axes: Axes, kept: bool) -> Mask | None:
     if scope.is_constant(scores):
         return None
     if op == "Add":
