@@ -57,6 +57,9 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
         scope.replace([reader], new, [y])
     if numbers is not bools:
         scope.remove(node)
+        cast = scope.producer(numbers)
+        if cast is not None and not scope.used_beyond(numbers, []):
+            scope.remove(cast)
     return Applied(labels, None)
 
 

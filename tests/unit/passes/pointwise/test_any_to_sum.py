@@ -55,7 +55,7 @@ def test_opsets(opset: int) -> None:
         c = Cast<to = 7>(i)  r = {axes}  y = Cast<to = 9>(r) }}"""
     original = model(text, opset)
     optimized, _ = run_pass(original, ANY_TO_SUM)
-    assert operators(optimized) == ["IsInf", "Cast", "Cast", "ReduceSum", "Cast"]
+    assert operators(optimized) == ["IsInf", "Cast", "ReduceSum", "Cast"]
     for each in FEEDS:
         np.testing.assert_array_equal(run(optimized, each)[0], run(original, each)[0], strict=True)
 
@@ -120,8 +120,8 @@ def test_what_is_infinite_is_counted_where_it_is_found(rng: np.random.Generator)
         18,
     )
     optimized, _ = run_pass(original, ANY_TO_SUM, FUSE_SUM_TO)
-    assert operators(optimized) == ["FusedSumTo", "Cast", "Cast", "Where", "Neg", "Max", "Min", "Cast"]
-    assert "IsInf(cast)" in programs(optimized)[0]
+    assert operators(optimized) == ["FusedSumTo", "Cast", "Where", "Neg", "Max", "Min", "Cast"]
+    assert "isinf = IsInf(y)" in programs(optimized)[0]
     assert_same_outputs(original, optimized, rng)
     infinite = np.full((2, 3, 8), np.inf, np.float16)
     np.testing.assert_array_equal(run(restore(optimized), {"x": infinite})[0], np.full_like(infinite, 64504))
