@@ -53,12 +53,16 @@ from ortplugin.passes.simplify.cast_like import CAST_LIKE
 from ortplugin.passes.simplify.common_subexpressions import COMMON_SUBEXPRESSIONS
 from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
 from ortplugin.passes.simplify.fold_constants import FOLD_CONSTANTS
+from ortplugin.passes.simplify.gather_views import GATHER_VIEWS
 from ortplugin.passes.simplify.inline_if import INLINE_IF
+from ortplugin.passes.simplify.late_expand import LATE_EXPAND
 from ortplugin.passes.simplify.narrow_concat import NARROW_CONCAT
 from ortplugin.passes.simplify.nested_slices import NESTED_SLICES
 from ortplugin.passes.simplify.remove_identities import REMOVE_IDENTITIES
+from ortplugin.passes.simplify.repeated_constants import REPEATED_CONSTANTS
 from ortplugin.passes.simplify.shape_arithmetic import SHAPE_ARITHMETIC
 from ortplugin.passes.simplify.sum_to_add import SUM_TO_ADD
+from ortplugin.passes.simplify.uniform_conditions import UNIFORM_CONDITIONS
 from ortplugin.precision.convert import ConvertPrecision
 from ortplugin.precision.plan import Request
 
@@ -116,6 +120,10 @@ TABLE: tuple[Step, ...] = (
     Step(REMOVE_IDENTITIES, BEFORE_PRECISION, "early: exporters put empty operators between the nodes of patterns"),
     Step(SHAPE_ARITHMETIC, BEFORE_PRECISION, "before folding, which then removes what hangs on a known Shape"),
     Step(FOLD_CONSTANTS, BEFORE_PRECISION, "before patterns, which ask for constants: axes, exponents, epsilons"),
+    Step(UNIFORM_CONDITIONS, BEFORE_PRECISION, "after folding, which finds masks that forbid nothing"),
+    Step(GATHER_VIEWS, EVERY_ROUND, "after folding, which finds indices"),
+    Step(LATE_EXPAND, EVERY_ROUND, "after conditions, some of which become an Expand; before masks are read"),
+    Step(REPEATED_CONSTANTS, EVERY_ROUND, "after folding, which makes constants of what an exporter repeated"),
     Step(INLINE_IF, BEFORE_PRECISION, "after folding, which finds conditions; branches fold in the next round"),
     Step(COMMON_SUBEXPRESSIONS, BEFORE_PRECISION, "after folding: equal constants make equal nodes"),
     Step(SUM_TO_ADD, EVERY_ROUND, "before the passes that look for an Add"),
