@@ -10,6 +10,7 @@ FOLDABLE, compare the two in every opset, with every attribute, negative and uno
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,25 +21,28 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from ortplugin.graph.convert import attached, node_proto, type_of
+from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.inference import infer_shapes
 from ortplugin.graph.labels import label
 from ortplugin.graph.shapes import Shape, element_count
+from ortplugin.ops.scatter.reference import update_slice
 from ortplugin.passes.driver import Applied, Outcome, RulePass
 
 GROWTH_BYTES = 1 << 20  # one node may add so much to the model, beyond the constants that it replaces
 TOTAL_BYTES = 1 << 26  # all folded constants of a graph together
 INPUT_ELEMENTS = 1 << 26
-SCATTERED = 1 << 14  # updates of a ScatterElements, which the evaluator goes through one by one
+SCATTERED = 1 << 14  # indices of a scatter, which the evaluator goes through one by one
 SHAPE_BYTES = 1 << 16  # inputs up to this size may be what the output's shape depends on
 
 _FOLDABLE = """
-    Abs Add And Cast Ceil Concat ConstantOfShape Cos Div Equal Exp Expand Floor Gather Greater GreaterOrEqual
-    Less LessOrEqual Log Max Min Mod Mul Neg Not Or Pow Range Reciprocal ReduceMax ReduceMin ReduceProd ReduceSum
-    Reshape Round ScatterElements Shape Sigmoid Sign Sin Size Slice Split Sqrt Squeeze Sub Tile Transpose Trilu
-    Unsqueeze Where Xor
+    Abs Add And Cast Ceil Concat ConstantOfShape Cos Div Equal Exp Expand Floor Gather GatherElements Greater
+    GreaterOrEqual Less LessOrEqual Log Max Min Mod Mul Neg Not Or Pow Range Reciprocal ReduceMax ReduceMin
+    ReduceProd ReduceSum Reshape Round ScatterElements ScatterND Shape Sigmoid Sign Sin Size Slice Split Sqrt
+    Squeeze Sub Tile Transpose Trilu Unsqueeze Where Xor
 """
-FOLDABLE = frozenset(_FOLDABLE.split())
+UPDATE_SLICE = f"{DOMAIN}::UpdateSlice"  # what a scatter has become before its data was known
+FOLDABLE = frozenset([*_FOLDABLE.split(), UPDATE_SLICE])
 
 
 def fold(scope: Scope, node: gs.Node) -> Outcome:
@@ -85,8 +89,10 @@ def _defined(op: str, node: gs.Node, arrays: list[npt.NDArray[Any]]) -> bool:
         return bool((arrays[0] >= 0).all() and (arrays[1] > 0).all())
     if op == "Pow" and arrays[0].dtype.kind in "iu":
         return bool((arrays[1] >= 0).all())
-    if op == "ScatterElements" and arrays[1].size > SCATTERED:
+    if op in ("ScatterElements", "ScatterND") and arrays[1].size > SCATTERED:
         return False
+    if op == "ScatterND":
+        return node.attrs.get("reduction", "none") == "none" and _distinct(arrays[0], arrays[1])
     if op == "Cast":
         target = np.dtype(helper.tensor_dtype_to_np_dtype(node.attrs["to"]))
         if target.kind in "iu" and arrays[0].dtype.kind not in "iub":
@@ -112,6 +118,16 @@ def _differs(op: str, node: gs.Node, arrays: list[npt.NDArray[Any]]) -> bool:
     return op == "Mod" and arrays[0].dtype.kind not in "iub" and not node.attrs.get("fmod", 0)
 
 
+def _distinct(data: npt.NDArray[Any], indices: npt.NDArray[Any]) -> bool:
+    """Whether no two index tuples name one place, of which ONNX does not say which update stays."""
+    depth = indices.shape[-1] if indices.ndim else 0
+    if not 1 <= depth <= data.ndim:
+        return False
+    rows = indices.reshape(-1, depth)
+    rows = np.where(rows < 0, rows + np.array(data.shape[:depth]), rows)
+    return len(np.unique(rows, axis=0)) == len(rows)
+
+
 def _has_nan(array: npt.NDArray[Any]) -> bool:
     return array.dtype.kind not in "iub" and bool(np.isnan(array).any())
 
@@ -132,6 +148,17 @@ def _model(scope: Scope, node: gs.Node, initializers: list[onnx.TensorProto]) ->
 
 def _within_budget(scope: Scope, node: gs.Node, given: list[tuple[str, npt.NDArray[Any]]]) -> bool:
     """Whether the outputs' sizes are known before they are computed, and small enough."""
+    size = given[0][1].nbytes if scope.op(node) == UPDATE_SLICE else _size(scope, node, given)
+    if size is None:
+        return False
+    tensors = [tensor for tensor in node.inputs if not tensor.is_empty()]
+    replaced = sum(array.nbytes for (_, array), t in zip(given, tensors, strict=True) if len(t.outputs) == 1)
+    made = [each for each in (attached(scope.graph, "constants") or {}).values() if attached(each, "imported") is None]
+    return size - replaced <= GROWTH_BYTES and sum(each.values.nbytes for each in made) + size <= TOTAL_BYTES
+
+
+def _size(scope: Scope, node: gs.Node, given: list[tuple[str, npt.NDArray[Any]]]) -> int | None:
+    """The bytes of the outputs, by shape inference; None where it does not know them."""
     small = [numpy_helper.from_array(array, name) for name, array in given if array.nbytes <= SHAPE_BYTES]
     model = _model(scope, node, small)
     model.graph.input.extend(
@@ -142,18 +169,15 @@ def _within_budget(scope: Scope, node: gs.Node, given: list[tuple[str, npt.NDArr
     try:
         inferred = infer_shapes(model)
     except Exception:
-        return False
+        return None
     size = 0
     for info in inferred.graph.output:
         dtype, shape = type_of(info.type)
         elements = element_count(shape)
         if dtype is None or elements is None:
-            return False
+            return None
         size += elements * dtype.itemsize
-    tensors = [tensor for tensor in node.inputs if not tensor.is_empty()]
-    replaced = sum(array.nbytes for (_, array), t in zip(given, tensors, strict=True) if len(t.outputs) == 1)
-    made = [each for each in (attached(scope.graph, "constants") or {}).values() if attached(each, "imported") is None]
-    return size - replaced <= GROWTH_BYTES and sum(each.values.nbytes for each in made) + size <= TOTAL_BYTES
+    return size
 
 
 def _evaluate(scope: Scope, node: gs.Node, given: list[tuple[str, npt.NDArray[Any]]]) -> list[npt.NDArray[Any]] | None:
@@ -163,9 +187,8 @@ def _evaluate(scope: Scope, node: gs.Node, given: list[tuple[str, npt.NDArray[An
         for name, array in dict(given).items()
     )
     try:
-        if scope.op(node) == "Unsqueeze":  # the evaluator adds one axis after the other, also where the others count
-            x, *axes = (array for _, array in given)
-            return [np.expand_dims(x, tuple(int(axis) for axis in (axes[0] if axes else node.attrs["axes"])))]
+        if scope.op(node) in _OWN:
+            return [_OWN[scope.op(node)](node, *(array for _, array in given))]
         with np.errstate(all="ignore"):
             values = ReferenceEvaluator(model).run(None, dict(given))
     except Exception:  # the node is invalid or the evaluator lacks it: it stays for the runtime to judge
@@ -173,5 +196,26 @@ def _evaluate(scope: Scope, node: gs.Node, given: list[tuple[str, npt.NDArray[An
     found = iter(values if isinstance(values, list) else list(values.values()))
     return [np.empty(0) if tensor.is_empty() else np.asarray(next(found)) for tensor in node.outputs]
 
+
+def _unsqueeze(node: gs.Node, x: npt.NDArray[Any], *axes: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """onnx's evaluator adds one axis after the other, also where the others count."""
+    return np.expand_dims(x, tuple(int(axis) for axis in (axes[0] if axes else node.attrs["axes"])))
+
+
+def _gather_elements(node: gs.Node, x: npt.NDArray[Any], indices: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """onnx's evaluator takes at most 32 elements of an axis, and wraps what is out of range."""
+    places: list[npt.NDArray[Any]] = list(np.indices(indices.shape, sparse=True))
+    places[int(node.attrs.get("axis", 0))] = indices
+    return np.asarray(x[tuple(places)])
+
+
+def _update_slice(node: gs.Node, data: npt.NDArray[Any], updates: npt.NDArray[Any], starts: npt.NDArray[Any]) -> Any:
+    return update_slice(data, updates, starts, node.attrs["axes"], node.attrs.get("steps", ()))
+
+
+_OWN: dict[str, Callable[..., npt.NDArray[Any]]] = {
+    "Unsqueeze": _unsqueeze, "GatherElements": _gather_elements, UPDATE_SLICE: _update_slice,
+}  # fmt: skip
+"""What is not left to onnx's evaluator: from the node and its inputs the output."""
 
 FOLD_CONSTANTS = RulePass("fold-constants", "nodes of constants are computed, within a budget", fold)

@@ -42,8 +42,9 @@ int64_t Tiles(const Contraction& problem, int64_t tile_m, int64_t tile_n) {
 int64_t Vector(const Contraction& problem) { return std::min<int64_t>(8, problem.filters & -problem.filters); }
 
 double Cost(const Contraction& problem, const Tile& tile, const cuda::DeviceFacts& device) {
-  constexpr int kWide = 160;  // what a wider tile has in registers leaves too few for operands one by one
-  if (Vector(problem) < 4 && tile.tile_n > kWide) return std::numeric_limits<double>::infinity();
+  constexpr int kWide = 160;  // what else a thread has in registers leaves too few for operands one by one
+  if (Vector(problem) < 4 && (tile.tile_n > kWide || tile.min_blocks > 1))
+    return std::numeric_limits<double>::infinity();
   const auto turns =
       static_cast<double>(DivideUp(Tiles(problem, 64 * tile.consumers, tile.tile_n), int64_t{device.multiprocessors}));
   return tile.launch + turns * (tile.step * static_cast<double>(DivideUp(problem.channels, 64)) + tile.tile);

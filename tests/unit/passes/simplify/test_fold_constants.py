@@ -13,6 +13,7 @@ from pass_helpers import assert_same_outputs, assert_unchanged, model, operators
 
 from ortplugin.graph.convert import import_model
 from ortplugin.model.annotate import annotate
+from ortplugin.passes.scatter.update_slice import UPDATE_SLICE
 from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
 from ortplugin.passes.simplify.fold_constants import FOLD_CONSTANTS
 from ortplugin.passes.simplify.inline_if import INLINE_IF
@@ -154,6 +155,83 @@ def test_a_range_whose_limit_is_no_scalar(rng: np.random.Generator) -> None:
     (large,) = [node for node in optimized.graph.node if node.op_type == "Range"]
     (limit,) = [each for each in optimized.graph.initializer if each.name == large.input[1]]
     assert list(limit.dims) == []
+
+
+ROWS, SHIFTED = np.zeros((5, 4), np.float16), np.arange(8, dtype=np.float16).reshape(2, 4)
+SCATTERS = {
+    "rows, from the front and the back": (ROWS, np.array([[3], [-5]]), SHIFTED),
+    "elements": (ROWS, np.array([[[4, 0], [-1, -1]]]), SHIFTED[:1, :2]),
+    "none": (ROWS, np.zeros((0, 1), np.int64), SHIFTED[:0]),
+    "of bool": (ROWS != 0, np.array([[1]]), np.ones((1, 4), bool)),
+}
+LEFT_SCATTERS = {
+    "one row twice": (ROWS, np.array([[3], [-2]]), SHIFTED),
+    "beyond the end": (ROWS, np.array([[5], [0]]), SHIFTED),
+    "more than the evaluator goes through": (
+        np.zeros(1 << 15, np.int64), np.arange(1 << 15)[:, None], np.arange(1 << 15)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("opset", [11, 13, 16, 18])
+@pytest.mark.parametrize("what", SCATTERS)
+def test_a_scatter_of_constants(what: str, opset: int) -> None:
+    original = of_constants("ScatterND", opset, *SCATTERS[what])
+    optimized, _ = run_pass(original, FOLD_CONSTANTS)
+    assert operators(optimized) == ["Identity"]
+    np.testing.assert_array_equal(run(optimized, {})[0], run(original, {})[0], strict=True)
+
+
+@pytest.mark.parametrize("what", LEFT_SCATTERS)
+def test_a_scatter_of_constants_that_stays(what: str) -> None:
+    assert_unchanged(of_constants("ScatterND", 16, *LEFT_SCATTERS[what]), [FOLD_CONSTANTS])
+
+
+def test_a_reduction_of_constants_stays() -> None:
+    one = np.array([[1]])
+    assert_unchanged(of_constants("ScatterND", 18, ROWS, one, SHIFTED[:1], reduction="add"), [FOLD_CONSTANTS])
+
+
+@pytest.mark.parametrize("opset", [11, 13])
+@pytest.mark.parametrize(
+    ("shape", "axis", "indices"),
+    [((5, 4), 0, [[0, 4, -1, 2], [-5, 1, 1, 3]]), ((1, 512), 1, [range(9)]), ((3, 4, 2), -2, [[[3], [-4]]])],
+)
+def test_elements_of_constants(shape: tuple[int, ...], axis: int, indices: object, opset: int) -> None:
+    """onnx's evaluator chooses among at most 32 elements, and wraps indices."""
+    data = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    original = of_constants("GatherElements", opset, data, np.array(indices), axis=axis)
+    optimized, _ = run_pass(original, FOLD_CONSTANTS)
+    assert operators(optimized) == ["Identity"]
+    np.testing.assert_array_equal(run(optimized, {})[0], run(original, {})[0], strict=True)
+
+
+def test_elements_out_of_range_stay() -> None:
+    assert_unchanged(of_constants("GatherElements", 13, ROWS, np.array([[5, 0, 0, 0]]), axis=0), [FOLD_CONSTANTS])
+
+
+MASK = """g (float[6,6] x) => (float[6,6] y) <int64[4,1] rows = {0, 1, 2, 3}, int64[2,1] cols = {4, 5}>
+    { size = Constant<value_ints = [6, 6]> ()  zero = ConstantOfShape<value = float[1] {0.0}> (size)
+       start = Constant<value_ints = [0]> ()  end = Constant<value_ints = [-2]> ()  part = Slice(zero, start, end)
+       one = Constant<value = float {1.0}> ()  two = Constant<value_ints = [2, 4]> ()  ones = Expand(one, two)
+       p = Transpose<perm = [1, 0]> (part)  s = ScatterND(p, cols, ones)  q = Transpose<perm = [1, 0]> (s)
+       mask = ScatterND(zero, rows, q)  y = Add(x, mask) }"""
+
+
+def test_the_mask_of_shifted_windows(rng: np.random.Generator) -> None:
+    """PyTorch's dynamo exporter writes mask[:-2, -2:] = 1 so; no scatter may become ours before it is a constant."""
+    original = model(MASK, opset=18)
+    optimized, _ = run_pass(original, FOLD_CONSTANTS, UPDATE_SLICE, DEAD_NODES)
+    assert operators(optimized) == ["Add"]
+    assert_same_outputs(original, optimized, rng)
+
+
+def test_a_slice_whose_data_turns_out_constant(rng: np.random.Generator) -> None:
+    original = model(MASK, opset=18)
+    optimized, _ = run_pass(original, UPDATE_SLICE)
+    assert operators(optimized).count("UpdateSlice") == 2
+    optimized, _ = run_pass(optimized, FOLD_CONSTANTS, DEAD_NODES)
+    assert operators(optimized) == ["Add"]
+    assert_same_outputs(original, optimized, rng)
 
 
 UNTRUSTED = {
