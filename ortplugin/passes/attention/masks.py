@@ -24,6 +24,7 @@ from ortplugin.passes.attention.axes import Atom, flat
 from ortplugin.passes.attention.lengths import ONE, Length, dims, product
 from ortplugin.passes.attention.scores import LARGE_NEGATIVE, Mask
 from ortplugin.passes.emit import emit, integers
+from ortplugin.program import NUMPY_DTYPES
 
 LOWEST = -3e38  # float32 holds it
 ABSORBING = -3e4  # in float16, a score beneath 8 that is added to such a number is lost
@@ -259,7 +260,7 @@ def _emit_part(scope: Scope, before: gs.Node, part: Part, dtype: str, alone: boo
         if values.dtype == np.bool_:
             values = np.where(values, np.float32(0), np.float32(-np.inf))
         finite = values[np.isfinite(values)]
-        narrow = before.outputs[0].dtype if not finite.size or np.abs(finite).max() < -ABSORBING else np.float32
+        narrow = NUMPY_DTYPES[dtype] if not finite.size or np.abs(finite).max() < -ABSORBING else np.float32
         return scope.add_constant(values.astype(narrow), hint)
     same = part.expanded is None and part.shape is None
     if part.mask.filling is not None:

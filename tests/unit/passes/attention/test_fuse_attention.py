@@ -9,12 +9,13 @@ import pytest
 from attention_helpers import (  # noqa: F401, a fixture
     STANDARD,
     attributes,
+    feeds,
     fused,
     graph,
     in_float,
     no_constants,
 )
-from pass_helpers import assert_unchanged
+from pass_helpers import assert_close, assert_unchanged, restore, run, run_pass
 
 from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
 
@@ -276,3 +277,30 @@ def test_a_mask_with_a_batch_of_its_own_stays() -> None:
         p = Softmax<axis = -1> (masked)  y = MatMul(p, v)"""
     inputs = "float[N,4,5,8] q, float[N,4,5,8] k, float[N,4,5,8] v, float[M,1,5,5] m"
     assert_unchanged(graph(nodes, inputs, "float[any,4,5,8] y"), [FUSE_ATTENTION], "may be larger than the scores")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_products_in_float32_between_casts(
+    dtype: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As --precision leaves an Einsum in bfloat16, for which there is no kernel."""
+    monkeypatch.undo()
+    to = {"float16": 10, "bfloat16": 16}[dtype]
+    narrow = " ".join(f"{name} = Cast<to = {to}> ({name}0)  {name}w = Cast<to = 1> ({name})" for name in "qkv")
+    nodes = f"""{narrow}  s = Einsum<equation = "bhid,bhjd->bhij"> (qw, kw)  p = Softmax<axis = -1> (s)
+        a = Einsum<equation = "bhij,bhjd->bhid"> (p, vw)  y0 = Cast<to = {to}> (a)  y = Cast<to = 1> (y0)"""
+    original = graph(nodes, ", ".join(f"float[2,4,5,8] {name}0" for name in "qkv"), "float[2,4,5,8] y")
+    optimized, _ = run_pass(original, FUSE_ATTENTION)
+    assert list(no_constants(optimized)) == ["Cast"] * 3 + ["FusedAttention", "Cast"]
+    given = feeds(original, rng, scale=0.7)
+    for expected, found in zip(run(original, given), run(restore(optimized), given), strict=True):
+        assert_close(expected, found, precision=dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float", "double"])
+def test_other_dtypes_stay(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    inputs = ", ".join(f"{dtype}[2,4,5,8] {name}" for name in "qkv")
+    nodes = "kt = Transpose<perm = [0,1,3,2]> (k)  s = MatMul(q, kt)  p = Softmax<axis = -1> (s)  y = MatMul(p, v)"
+    assert_unchanged(graph(nodes, inputs, f"{dtype}[2,4,5,8] y"), [FUSE_ATTENTION],
+                     "attention is fused in float16 and bfloat16")  # fmt: skip
