@@ -52,6 +52,7 @@ from ortplugin.passes.scatter.update_slice import UPDATE_SLICE
 from ortplugin.passes.simplify.cast_like import CAST_LIKE
 from ortplugin.passes.simplify.common_subexpressions import COMMON_SUBEXPRESSIONS
 from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
+from ortplugin.passes.simplify.discarded_elements import DISCARDED_ELEMENTS
 from ortplugin.passes.simplify.fold_constants import FOLD_CONSTANTS
 from ortplugin.passes.simplify.gather_views import GATHER_VIEWS
 from ortplugin.passes.simplify.inline_if import INLINE_IF
@@ -119,6 +120,7 @@ TABLE: tuple[Step, ...] = (
     Step(CAST_LIKE, BEFORE_PRECISION, "before Casts are removed and folded"),
     Step(REMOVE_IDENTITIES, BEFORE_PRECISION, "early: exporters put empty operators between the nodes of patterns"),
     Step(SHAPE_ARITHMETIC, BEFORE_PRECISION, "before folding, which then removes what hangs on a known Shape"),
+    Step(DISCARDED_ELEMENTS, BEFORE_PRECISION, "before folding, which leaves a Cast that is not defined"),
     Step(FOLD_CONSTANTS, BEFORE_PRECISION, "before patterns, which ask for constants: axes, exponents, epsilons"),
     Step(UNIFORM_CONDITIONS, BEFORE_PRECISION, "after folding, which finds masks that forbid nothing"),
     Step(GATHER_VIEWS, EVERY_ROUND, "after folding, which finds indices"),
