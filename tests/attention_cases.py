@@ -19,7 +19,7 @@ from onnx import helper
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.ops.attention import OPERATOR, attributes_of, scores_of
 from ortplugin.ops.attention.layout import Sizes, parse, shape_of
-from ortplugin.ops.attention.reference import scores, softmax, view
+from ortplugin.ops.attention.reference import laid_out, scores, softmax, view
 from ortplugin.program import FLOATING, NUMPY_DTYPES
 
 Attributes = dict[str, Any]
@@ -199,8 +199,6 @@ def check(
         p = (UNIT_ROUNDOFF[case.dtype], SMALLEST[case.dtype]) if case.dtype in ("float16", "bfloat16") else (0.0, 0.0)
         slack = (2 * c * (off + 16) + 2 * p[0]) * np.einsum("bhst,bhte->bhse", weights, np.nan_to_num(v))
         slack = slack + p[1] * np.nan_to_num(v).sum(axis=2, keepdims=True)
-    from ortplugin.ops.attention.reference import laid_out
-
     return compare(case.name, found[0], wanted, wide, laid_out(slack, attention.y))
 
 
@@ -308,7 +306,7 @@ LARGE_CASES: tuple[Case, ...] = (
     case_of("large: Stable Diffusion, float16", "float16", (2, 8, 8, 1024, 77, 40, 40), "merged"),
     case_of(
         "large: Swin, float", "float", (64, 3, 3, 49, 49, 32, 32), "packed, an axis", mask=("float", (64, 1, 49, 49))
-    ),  # fmt: skip
+    ),
     case_of("large: decoding, float16", "float16", (8, 32, 8, 1, 2000, 128, 128), causal="lower_right"),
 )
 

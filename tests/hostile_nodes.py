@@ -117,6 +117,8 @@ GRAD = {"kernel_shape": [3, 3], "strides": [1, 2], "dilations": [1, 1], "pads": 
 POOL = {"kernel_shape": [3, 3], "strides": [2, 1], "dilations": [1, 1], "pads": [1, 0, 1, 1], "auto_pad": "NOTSET",
         "ceil_mode": 0, "count_include_pad": 0}  # fmt: skip
 RESIZE = {"mode": "linear", "coordinate_transformation_mode": "half_pixel", "nearest_mode": "floor"}
+ATTENTION = {"heads": 4, "kv_heads": 2, "scale": 0.5, "softcap": 20.0, "causal": "lower_right", "window": 3,
+             "masked_rows": "zero"}  # fmt: skip
 SCATTER = {"reduction": "add", "algorithm": "auto", "unique": 0, "deterministic": 1}
 
 
@@ -165,6 +167,19 @@ def seeds() -> list[Node]:
              _floats((1, 2, 6, 7, 2), dtype="float16"), ("float16",)),
         Node("nearest, scales", "FusedResize", {**RESIZE, **last, "mode": "nearest", "scales": [2.0]},
              _floats((1, 6, 2), dtype="uint8"), ("uint8",)),
+    ]  # fmt: skip
+    made += [
+        Node("attention", "FusedAttention",
+             {**ATTENTION, "dtype": "float", "mask_dtype": "bool", "q_layout": "b h s d", "k_layout": "b h:2/4 s d",
+              "v_layout": "b h s 0/2 d", "y_layout": "b s (h d)"},
+             (*_floats((2, 4, 5, 8), (2, 4, 7, 8), (2, 2, 7, 2, 6)), Input("bool", (5, 7))), ("float",)),
+        Node("attention, half", "FusedAttention",
+             {"dtype": "float16", "mask_dtype": "float16", "heads": 3, "kv_heads": 3, "q_layout": "b s (0/3 h d)",
+              "k_layout": "b s (1/3 h d)", "v_layout": "b s (2/3 h d)", "y_layout": "(b s) (h d)"},
+             _floats((2, 5, 72), (2, 5, 72), (2, 5, 72), (2, 1, 1, 5), dtype="float16"), ("float16",)),
+        Node("attention, double", "FusedAttention",
+             {"dtype": "double", "heads": 4, "kv_heads": 1, "q_layout": "s b (h d)", "k_layout": "b h d s"},
+             _floats((5, 2, 32), (2, 1, 8, 7), (2, 1, 7, 8), dtype="double"), ("double",)),
     ]  # fmt: skip
     for dtype in ("float", "float16", "double"):
         program = {"program": _bias(dtype)}

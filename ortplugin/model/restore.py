@@ -13,7 +13,8 @@ def restore(model_or_path: ModelProto | str | os.PathLike[str]) -> ModelProto:
     """The model with each `ortplugin` operator replaced by its decomposition into standard ONNX.
 
     Its import of the domain is dropped. The values between are computed in the model's own dtypes, so a float16 model
-    rounds more often than its fused form. Raises ModelError on an operator that this version does not know.
+    rounds more often than its fused form; attention alone is float32 there too. Raises ModelError on an operator that
+    this version does not know.
 
     Args:
         model_or_path: a model (not changed) or the path of one.

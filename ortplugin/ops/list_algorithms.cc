@@ -44,7 +44,8 @@ std::vector<std::string> List(const NodeText& text, int device) {
     CheckInputs(text, kMatMulInputs - 1, *node.program);
     node.constant_weights = text.constant()[1];
     node.constant_operands.assign(text.constant().begin() + kMatMulInputs, text.constant().end());
-    return ListConvAlgorithms(node.Fit(text.shapes()).contraction, cuda::Device(device));
+    const MatMulProblem problem = node.Fit(text.shapes());
+    return ListConvAlgorithms(problem.contraction, cuda::Device(device));
   }
   const bool transposed = op == kFusedConvTranspose.name;
   if (transposed || op == kFusedConv.name) {

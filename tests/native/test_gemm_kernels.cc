@@ -30,6 +30,7 @@ std::vector<ConvCase> Cases() {
       if (filters == 768) cases.push_back({kResidual, Product(kHalf, rows, channels, filters)});
     }
   cases.push_back({kIdentity, Product(kBrain, 25088, 96, 288)});
+  for (const int64_t filters : {50257, 1002, 12}) cases.push_back({kResidual, Product(kHalf, 256, 768, filters)});
   cases.push_back({kMixed, SquareConv(kBrain, false, 3, 14, 72, 200, 1, 1, 0, 14)});
   return WithOperands(cases);
 }
@@ -89,8 +90,8 @@ int main(int argc, char** argv) {
   CHECK(entry(SquareConv(kHalf, false, 64, 14, 1024, 512, 1, 1, 0, 14), true) == "library");
 
   const Contraction known = Product(kHalf, 128, 128, 256);
-  const Refusals refusals(known,
-                          [&](const Contraction& other) { return FitsGemm(Program::Parse(kIdentity), other, device); });
+  const auto fits = [&](const Contraction& other) { return FitsGemm(Program::Parse(kIdentity), other, device); };
+  const Refusals refusals(known, fits, true);
   refusals.Check("a transposed one", [](Contraction* changed) { changed->transposed = true; });
   refusals.Check("X with channels first", [](Contraction* changed) { changed->x_channels_first = true; });
   refusals.Check("fp32", [](Contraction* changed) { changed->dtypes = Contraction::AllOf(kFloat); });

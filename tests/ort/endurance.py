@@ -35,6 +35,16 @@ from ortplugin.graph.domains import DOMAIN
 # Cases of <operator>_cases.py: every way that a CPU kernel has of doing its work, and every width of a float that NumPy
 # has. A new operator adds its own; test_endurance.py fails without.
 CASES = {
+    "attention": (
+        "packed, fewer heads, float16",
+        "K transposed, double",
+        "one of two, float",
+        "channels first, float16",
+        "mask of keys, float of float16, zero",
+        "mask all, bool of float, zero",
+        "window, 20 by 90, float, alone",
+        "softcap and mask, float16",
+    ),
     "conv": (
         "3x3, float",
         "Gelu, float16",
@@ -157,6 +167,7 @@ def refused_models() -> list[bytes]:
         helper.make_node(name, ["x"], ["y"], name, domain=DOMAIN, **attributes)
         for name, attributes in [
             *(("FusedPointwise", {"program": text}) for text in texts),
+            ("FusedAttention", {"dtype": "float", "heads": 4, "kv_heads": 3}),
             ("FusedPool", {"kind": "median"}),
             ("FusedResize", {"mode": "linear", "scales": [1.0, -2.0]}),
         ]

@@ -31,8 +31,13 @@ NODES: dict[str, tuple[list[Any], dict[str, Any]]] = {
         [IMAGE, WEIGHTS, GRADIENT],
         {"kernel_shape": [3, 3], "gradients": "dX", "operands": "X W", "program": "(float dz) => (float dz) {}"},
     ),
+    "FusedMatMul": ([IMAGE, (5, 4), (4,)], {"program": CONV["program"]}),
     "FusedPool": ([IMAGE], {"kind": "max", "kernel_shape": [2, 2], "pads": [1, 1, 1, 1]}),
     "FusedResize": ([IMAGE], {"sizes": [7, 8], "mode": "linear"}),
+    "FusedAttention": (
+        [IMAGE, IMAGE, IMAGE],
+        {"dtype": "float", "heads": 3, "kv_heads": 3, "causal": "upper_left", "k_layout": "b h d s"},
+    ),
     "ScatterND": ([IMAGE, np.array([[1]]), (1, 3, 5, 5)], {}),
     "ScatterElements": ([IMAGE, np.zeros(IMAGE, np.int64), IMAGE], {"axis": 1, "reduction": "add"}),
     "UpdateSlice": ([IMAGE, (2, 3, 1, 5), np.array([2])], {"axes": [2]}),

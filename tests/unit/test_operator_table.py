@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
+import attention_cases
 import conv_cases
 import conv_grad_cases
 import conv_transpose_cases
@@ -43,6 +44,7 @@ CASES: dict[str, ModuleType] = {
     "FusedPool": pool_cases,
     "FusedResize": pool_cases,
     "FusedMatMul": matmul_cases,
+    "FusedAttention": attention_cases,
 }
 
 # dtypes that the cases of an operator must cover.
@@ -61,6 +63,7 @@ DTYPES: dict[str, set[np.dtype[np.generic]]] = {
     "FusedPool": FLOATING | {np.dtype("int8"), np.dtype("uint8")},
     "FusedResize": FLOATING | {np.dtype("int8"), np.dtype("uint8"), np.dtype("int32")},
     "FusedMatMul": FLOATING,
+    "FusedAttention": FLOATING | {np.dtype(bool)},
 }
 
 # What runs on a library on CUDA, and its header here; a kernel of our own is then not needed.
@@ -71,6 +74,9 @@ LIBRARIES = {
     "FusedMatMul": "ops/conv/conv_cuda.h",  # the engines of convolutions
 }
 
+# The kernel's file, where an operator has none of its stem because it has several engines.
+KERNELS = {"FusedAttention": "engines/simt.cu"}
+
 # The benchmark, where it is named after its workload.
 BENCHMARKS = {"FusedSumTo": "lerp", "ConvGrad": "mnist"}
 
@@ -80,6 +86,11 @@ each_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda operat
 def stem_of(operator: Operator) -> str:
     """'layer_norm': what its folder, kernels, tests and benchmark are named after."""
     return CASES[operator.name].__name__.rpartition(".")[2].removesuffix("_cases")
+
+
+def kernel_of(operator: Operator) -> str:
+    """The file of its CUDA kernel in its folder, of several the most general one."""
+    return KERNELS.get(operator.name, f"{stem_of(operator)}.cu")
 
 
 def cases_of(operator: Operator) -> list[layer_norm_cases.Case | scatter_cases.Case]:
@@ -136,7 +147,7 @@ def test_it_has_its_files(operator: Operator) -> None:
         f"ortplugin/ops/{stem}/{stem}.h",
         f"ortplugin/ops/{stem}/{stem}.cc",
         f"ortplugin/ops/{stem}/{stem}_cuda.cc",
-        *([] if operator.name in LIBRARIES else [f"ortplugin/ops/{stem}/{stem}.cu"]),
+        *([] if operator.name in LIBRARIES else [f"ortplugin/ops/{stem}/{kernel_of(operator)}"]),
         f"tests/ort/test_{stem}.py",
         f"tests/gpu/test_{stem}.py",
         f"benchmarks/{BENCHMARKS.get(operator.name, stem)}.py",
@@ -177,14 +188,14 @@ def test_it_has_native_kernels_for_both_providers(operator: Operator) -> None:
         header = f'#include "ortplugin/{LIBRARIES[operator.name]}"'
         assert header in native_of(operator, "*_cuda.*"), f"no CUDA kernel of {operator.name} has {header}"
     else:
-        assert "__global__" in native_of(operator, f"{stem}*.cu")
+        assert "__global__" in native(f"ops/{stem}/{kernel_of(operator)}")
 
 
 @each_operator
 def test_it_is_built(operator: Operator) -> None:
     stem = stem_of(operator)
-    files = sorted((ROOT / "ortplugin" / "ops" / stem).glob("*.c[cu]"))
-    kernels = set() if operator.name in LIBRARIES else {f"{stem}.cu"}
+    files = sorted((ROOT / "ortplugin" / "ops" / stem).rglob("*.c[cu]"))
+    kernels = set() if operator.name in LIBRARIES else {kernel_of(operator).rpartition("/")[2]}
     assert {f"{stem}.cc", f"{stem}_cuda.cc", *kernels} <= {file.name for file in files}
 
 

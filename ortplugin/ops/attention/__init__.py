@@ -54,7 +54,10 @@ MOST_HEAD_SIZE = 256
 
 def _agreed(where: str, dims: Sequence[tuple[str, Dim]]) -> Dim:
     """The size that all have, as far as it is known. Raises ModelError where two differ."""
-    lengths = {dim: name for name, dim in dims if isinstance(dim, int)}
+    lengths: dict[int, str] = {}
+    for name, dim in dims:
+        if isinstance(dim, int):
+            lengths.setdefault(dim, name)
     if len(lengths) > 1:
         said = " and ".join(f"{name} is {dim}" for dim, name in lengths.items())
         raise ModelError(f"{where}: the shapes do not fit each other: {said}")

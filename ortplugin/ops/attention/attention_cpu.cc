@@ -4,7 +4,8 @@
 //   m' = max(m, max over the block of s)      p = exp(s - m')
 //   l' = l exp(m - m') + sum of p             y' = y exp(m - m') + p V          at the end y / l
 //
-// K and V become lanes, float or double, block by block; the products are cpu_gemm's.
+// Scores are kept transposed, a row for each key: then queries lie side by side, maxima and sums are loops over
+// vectors, and K is the left operand of a product, which may lie anyhow. The products are cpu_gemm's.
 
 #include <algorithm>
 #include <cmath>
@@ -25,6 +26,8 @@ using View = AttentionProblem::View;
 
 constexpr int64_t kQueries = 64, kKeys = 64;  // of a block
 constexpr int64_t kColumns = 32;              // whose multiples cpu_gemm multiplies without copies
+constexpr int64_t kFew = 4;                   // queries, for which a product is not worth 32 columns
+constexpr int64_t kTaskWork = 1 << 20;        // multiply-adds that are worth a task
 
 // out[row * out_row + column * out_column] = the elements of a matrix that lies as `steps` says, as lanes.
 template <typename T>
@@ -90,13 +93,14 @@ class Block {
   };
   Block(const AttentionProblem& problem, const Tensors& tensors, const Function<T>& exp, const Function<T>& tanh)
       : p_(problem), tensors_(tensors), exp_(exp), tanh_(tanh), width_(RoundUp(problem.value_size, kColumns)) {
+    const int64_t queries = std::min(kQueries, RoundUp(p_.queries, kColumns)), keys = std::min(kKeys, p_.keys);
     const auto make = [](HostVector<T>& memory, int64_t count) { memory.resize(static_cast<size_t>(count)); };
-    make(q_, kQueries * p_.head_size);
-    make(k_, p_.head_size * kKeys);
-    make(v_, kKeys * width_);
-    make(s_, kQueries * kKeys);
-    make(weights_, kQueries * kKeys);
-    make(y_, kQueries * width_);
+    make(q_, queries * p_.head_size);
+    make(k_, keys * p_.head_size);
+    make(v_, keys * width_);
+    make(s_, keys * queries);
+    make(weights_, keys * queries);
+    make(y_, queries * width_);
   }
 
   void Compute(int64_t batch, int64_t head, int64_t first) {
@@ -104,8 +108,15 @@ class Block {
     head_ = head;
     first_ = first;
     rows_ = std::min(kQueries, p_.queries - first);
-    LoadMatrix(p_.dtype, At(tensors_.q, p_.q, head, first), p_.q.row, p_.q.column, rows_, p_.head_size, q_.data(),
-               p_.head_size, 1, line_);
+    pitch_ = rows_ <= kFew ? rows_ : RoundUp(rows_, kColumns);
+    if (rows_ <= kFew) {
+      LoadMatrix(p_.dtype, At(tensors_.q, p_.q, head, first), p_.q.row, p_.q.column, rows_, p_.head_size, q_.data(),
+                 p_.head_size, 1, line_);
+    } else {
+      std::fill(q_.begin(), q_.end(), T(0));
+      LoadMatrix(p_.dtype, At(tensors_.q, p_.q, head, first), p_.q.row, p_.q.column, rows_, p_.head_size, q_.data(), 1,
+                 pitch_, line_);
+    }
     std::fill(y_.begin(), y_.end(), T(0));
     std::fill(std::begin(most_), std::end(most_), -kInfinity);
     std::fill(std::begin(sum_), std::end(sum_), T(0));
@@ -130,86 +141,119 @@ class Block {
                         static_cast<int64_t>(SizeOf(p_.dtype));
   }
 
-  // s_ [rows, kKeys], -inf beyond `count` keys.
+  // s_[j, i]: of key `key` + j and query `first_` + i, in rows of pitch_.
   void Scores(int64_t key, int64_t count) {
-    std::fill(k_.begin(), k_.end(), T(0));
-    LoadMatrix(p_.dtype, At(tensors_.k, p_.k, head_ / p_.group(), key), p_.k.row, p_.k.column, count, p_.head_size,
-               k_.data(), 1, kKeys, line_);
-    std::fill(s_.begin(), s_.end(), T(0));
-    Multiply<T>(rows_, kKeys, p_.head_size, q_.data(), p_.head_size, 1, k_.data(), kKeys, s_.data(), kKeys);
-    const auto scale = static_cast<T>(p_.scale), softcap = static_cast<T>(p_.softcap);
-    const int64_t all = rows_ * kKeys;
-    for (int64_t i = 0; i < all; ++i) s_[i] *= scale;
-    if (p_.softcap > 0) {
-      for (int64_t i = 0; i < all; ++i) s_[i] /= softcap;
-      tanh_.Apply(s_.data(), weights_.data(), all);
-      for (int64_t i = 0; i < all; ++i) s_[i] = weights_[i] * softcap;
-    }
-    for (int64_t row = 0; row < rows_; ++row) {
-      T* const s = s_.data() + row * kKeys;
-      if (p_.has_mask) Mask(row, key, count, s);
-      std::fill(s + count, s + kKeys, -kInfinity);
-      if (p_.causal == AttentionProblem::Causal::kNone) continue;
-      const int64_t last = first_ + row + p_.last_seen() - key;  // of this block
+    const char* const elements = At(tensors_.k, p_.k, head_ / p_.group(), key);
+    const bool in_place = SizeOf(p_.dtype) == sizeof(T);
+    const T* k = in_place ? reinterpret_cast<const T*>(elements) : k_.data();
+    const int64_t row = in_place ? p_.k.row : p_.head_size, column = in_place ? p_.k.column : 1;
+    if (!in_place) LoadMatrix(p_.dtype, elements, p_.k.row, p_.k.column, count, p_.head_size, k_.data(), row, 1, line_);
+    if (rows_ <= kFew) {
       for (int64_t j = 0; j < count; ++j)
-        if (j > last || (p_.window > 0 && j <= last - p_.window)) s[j] = -kInfinity;
+        for (int64_t i = 0; i < rows_; ++i)
+          s_[j * pitch_ + i] = Dot(k + j * row, column, q_.data() + i * p_.head_size, p_.head_size);
+    } else {
+      std::fill_n(s_.data(), count * pitch_, T(0));
+      Multiply<T>(count, pitch_, p_.head_size, k, row, column, q_.data(), pitch_, s_.data(), pitch_);
+    }
+    const auto scale = static_cast<T>(p_.scale), softcap = static_cast<T>(p_.softcap);
+    T* const s = s_.data();
+    const int64_t all = count * pitch_;
+    for (int64_t at = 0; at < all; ++at) s[at] *= scale;
+    if (p_.softcap > 0) {
+      for (int64_t at = 0; at < all; ++at) s[at] /= softcap;
+      tanh_.Apply(s, weights_.data(), all);
+      for (int64_t at = 0; at < all; ++at) s[at] = weights_[at] * softcap;
+    }
+    if (p_.has_mask) Mask(key, count);
+    if (p_.causal == AttentionProblem::Causal::kNone) return;
+    for (int64_t j = 0; j < count; ++j) {
+      // The queries that see the key: from `begin` on, and before `end`.
+      const int64_t begin = key + j - p_.last_seen() - first_, end = p_.window > 0 ? begin + p_.window : pitch_;
+      T* const of_key = s + j * pitch_;
+      std::fill_n(of_key, std::clamp<int64_t>(begin, 0, pitch_), -kInfinity);
+      const int64_t behind = std::clamp<int64_t>(end, 0, pitch_);
+      std::fill(of_key + behind, of_key + pitch_, -kInfinity);
     }
   }
 
-  void Mask(int64_t row, int64_t key, int64_t count, T* s) {
+  // The sum of x[d * step] y[d], in as many sums as a vector has lanes.
+  static T Dot(const T* x, int64_t step, const T* y, int64_t count) {
+    constexpr int64_t kLanes = 16;
+    T sums[kLanes] = {};
+    int64_t d = 0;
+    if (step == 1)
+      for (; d + kLanes <= count; d += kLanes)
+        for (int64_t lane = 0; lane < kLanes; ++lane) sums[lane] += x[d + lane] * y[d + lane];
+    for (; d < count; ++d) sums[d % kLanes] += x[d * step] * y[d];
+    T sum = 0;
+    for (const T each : sums) sum += each;
+    return sum;
+  }
+
+  void Mask(int64_t key, int64_t count) {
     const View& view = p_.mask;
     const DType dtype = p_.mask_dtype;
-    const int64_t offset = batch_ * view.batch + head_ * view.head + (first_ + row) * view.row + key * view.column;
-    const char* const elements = tensors_.mask + offset * static_cast<int64_t>(SizeOf(dtype));
-    alignas(64) double lanes[kKeys];  // of any dtype
-    if (view.column == 1) {
-      LoadLanes(dtype, elements, static_cast<size_t>(count), lanes);
-    } else {
-      FillLanes(dtype, elements, static_cast<size_t>(count), lanes);
-    }
-    if (dtype == DType::kBool) {
-      const auto* seen = reinterpret_cast<const uint8_t*>(lanes);
-      for (int64_t j = 0; j < count; ++j) s[j] = seen[j] ? s[j] : -kInfinity;
-    } else if (dtype == DType::kDouble) {
-      for (int64_t j = 0; j < count; ++j) s[j] += static_cast<T>(lanes[j]);
-    } else {
-      const auto* added = reinterpret_cast<const float*>(lanes);
-      for (int64_t j = 0; j < count; ++j) s[j] += static_cast<T>(added[j]);
+    // Where all queries have one row of the mask, it is read once.
+    const int64_t rows = view.row == 0 ? 1 : rows_;
+    for (int64_t i = 0; i < rows; ++i) {
+      const int64_t offset = batch_ * view.batch + head_ * view.head + (first_ + i) * view.row + key * view.column;
+      const char* const elements = tensors_.mask + offset * static_cast<int64_t>(SizeOf(dtype));
+      alignas(64) double lanes[kKeys];  // of any dtype
+      if (view.column == 1) {
+        LoadLanes(dtype, elements, static_cast<size_t>(count), lanes);
+      } else {
+        FillLanes(dtype, elements, static_cast<size_t>(count), lanes);
+      }
+      const int64_t of_key = view.row == 0 ? rows_ : 1;
+      for (int64_t j = 0; j < count; ++j) {
+        T* const s = s_.data() + j * pitch_ + i;
+        if (dtype == DType::kBool) {
+          if (!reinterpret_cast<const uint8_t*>(lanes)[j]) std::fill_n(s, of_key, -kInfinity);
+        } else {
+          const T added = static_cast<T>(dtype == DType::kDouble ? lanes[j] : reinterpret_cast<const float*>(lanes)[j]);
+          for (int64_t query = 0; query < of_key; ++query) s[query] += added;
+        }
+      }
     }
   }
 
   // The block's part of sums and results. A NaN is no maximum, but all that is made of its row.
   void Add(int64_t key, int64_t count) {
-    T old[kQueries], factors[kQueries];
-    for (int64_t row = 0; row < rows_; ++row) {
-      T* const s = s_.data() + row * kKeys;
-      T most = most_[row];
-      for (int64_t j = 0; j < kKeys; ++j) most = s[j] > most ? s[j] : most;
-      const T base = most == -kInfinity ? T(0) : most;  // of nothing but -inf, exp(s) is 0
-      for (int64_t j = 0; j < kKeys; ++j) s[j] -= base;
-      old[row] = most_[row] - base;
-      most_[row] = most;
+    alignas(64) T most[kQueries], base[kQueries], old[kQueries], factors[kQueries];
+    T* const s = s_.data();
+    std::copy_n(most_, pitch_, most);
+    for (int64_t j = 0; j < count; ++j)
+      for (int64_t i = 0; i < pitch_; ++i) most[i] = s[j * pitch_ + i] > most[i] ? s[j * pitch_ + i] : most[i];
+    for (int64_t i = 0; i < pitch_; ++i) {
+      base[i] = most[i] == -kInfinity ? T(0) : most[i];  // of nothing but -inf, exp(s) is 0
+      old[i] = most_[i] - base[i];
     }
-    exp_.Apply(old, factors, rows_);
-    exp_.Apply(s_.data(), weights_.data(), rows_ * kKeys);
-    for (int64_t row = 0; row < rows_; ++row) {
-      T sum = 0;
-      for (int64_t j = 0; j < kKeys; ++j) sum += weights_[row * kKeys + j];
-      sum_[row] = sum_[row] * factors[row] + sum;
-      T* const y = y_.data() + row * width_;
-      for (int64_t e = 0; e < width_; ++e) y[e] *= factors[row];
-    }
+    std::copy_n(most, pitch_, most_);
+    exp_.Apply(old, factors, pitch_);
+    for (int64_t j = 0; j < count; ++j)
+      for (int64_t i = 0; i < pitch_; ++i) s[j * pitch_ + i] -= base[i];
+    exp_.Apply(s, weights_.data(), count * pitch_);
+    for (int64_t i = 0; i < pitch_; ++i) sum_[i] *= factors[i];
+    for (int64_t j = 0; j < count; ++j)
+      for (int64_t i = 0; i < pitch_; ++i) sum_[i] += weights_[j * pitch_ + i];
+    for (int64_t row = 0; row < rows_; ++row)
+      for (int64_t e = 0; e < width_; ++e) y_[row * width_ + e] *= factors[row];
     if (SizeOf(p_.dtype) == 2) {
-      uint16_t rounded[kKeys];
-      for (int64_t row = 0; row < rows_; ++row) {
-        StoreLanes(p_.dtype, weights_.data() + row * kKeys, kKeys, rounded);
-        LoadLanes(p_.dtype, rounded, kKeys, weights_.data() + row * kKeys);
+      uint16_t rounded[kBlock];
+      for (int64_t at = 0; at < count * pitch_; at += kBlock) {
+        const auto part = static_cast<size_t>(std::min<int64_t>(kBlock, count * pitch_ - at));
+        StoreLanes(p_.dtype, weights_.data() + at, part, rounded);
+        LoadLanes(p_.dtype, rounded, part, weights_.data() + at);
       }
     }
-    std::fill(v_.begin(), v_.end(), T(0));
-    LoadMatrix(p_.dtype, At(tensors_.v, p_.v, head_ / p_.group(), key), p_.v.row, p_.v.column, count, p_.value_size,
-               v_.data(), width_, 1, line_);
-    Multiply<T>(rows_, width_, count, weights_.data(), kKeys, 1, v_.data(), width_, y_.data(), width_);
+    const char* const elements = At(tensors_.v, p_.v, head_ / p_.group(), key);
+    const bool in_place = SizeOf(p_.dtype) == sizeof(T) && p_.v.column == 1 && width_ == p_.value_size;
+    if (!in_place)
+      LoadMatrix(p_.dtype, elements, p_.v.row, p_.v.column, count, p_.value_size, v_.data(), width_, 1, line_);
+    Multiply<T>(rows_, width_, count, weights_.data(), 1, pitch_,
+                in_place ? reinterpret_cast<const T*>(elements) : v_.data(), in_place ? p_.v.row : width_, y_.data(),
+                width_);
   }
 
   void Store() {
@@ -230,9 +274,9 @@ class Block {
   const AttentionProblem& p_;
   Tensors tensors_;
   typename Function<T>::Workspace exp_, tanh_;
-  int64_t width_;  // of a row of V, padded with zeros
-  int64_t batch_ = 0, head_ = 0, first_ = 0, rows_ = 0;
-  HostVector<T> q_, k_, v_, s_, weights_, y_;
+  int64_t width_;                                                    // of a row of V and y, padded with zeros
+  int64_t batch_ = 0, head_ = 0, first_ = 0, rows_ = 0, pitch_ = 0;  // pitch_: of a row of s, padded as well
+  HostVector<T> q_, k_, v_, s_, weights_, y_;                        // q_ is transposed, but for few queries
   std::vector<T> line_;
   T most_[kQueries], sum_[kQueries];  // m and l
 };
@@ -241,11 +285,15 @@ template <typename T>
 void Attend(Run& run, const AttentionProblem& problem, const typename Block<T>::Tensors& tensors) {
   static const auto* const exp = new Function<T>("Exp");
   static const auto* const tanh = new Function<T>("Tanh");
-  const int64_t blocks = DivideUp(problem.queries, kQueries);
-  run.parallel_for(static_cast<size_t>(problem.batch * problem.heads * blocks), [&](size_t task) {
-    const auto number = static_cast<int64_t>(task);
-    const int64_t head = number / blocks % problem.heads, batch = number / blocks / problem.heads;
-    Block<T>(problem, tensors, *exp, *tanh).Compute(batch, head, number % blocks * kQueries);
+  const int64_t blocks = DivideUp(problem.queries, kQueries), all = problem.batch * problem.heads * blocks;
+  const double work = static_cast<double>(std::min(kQueries, problem.queries)) * static_cast<double>(problem.keys) *
+                      static_cast<double>(problem.head_size + problem.value_size);
+  const int64_t step = std::max<int64_t>(1, static_cast<int64_t>(static_cast<double>(kTaskWork) / (work + 1)));
+  run.parallel_for(static_cast<size_t>(DivideUp(all, step)), [&](size_t task) {
+    Block<T> block(problem, tensors, *exp, *tanh);
+    const int64_t first = static_cast<int64_t>(task) * step;
+    for (int64_t number = first; number < std::min(all, first + step); ++number)
+      block.Compute(number / blocks / problem.heads, number / blocks % problem.heads, number % blocks * kQueries);
   });
 }
 

@@ -1,6 +1,7 @@
 #include "ortplugin/ops/conv_grad/cpu_gemm.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <memory>
 
@@ -13,20 +14,8 @@ namespace {
 
 // ---- Matrix product -------------------------------------------------------------------------------------------------
 
-// Vectors of 64 bytes, which compilers cut into what the machine has.
-template <typename T>
-struct VectorOf;
-template <>
-struct VectorOf<float> {
-  using Type = float __attribute__((vector_size(64)));
-};
-template <>
-struct VectorOf<double> {
-  using Type = double __attribute__((vector_size(64)));
-};
-
-constexpr int64_t kRows = 4;     // of a tile that stays in registers
-constexpr int64_t kVectors = 2;  // its columns
+constexpr int64_t kRows = 4;     // of a tile that stays in registers; with 32 of these, twice as many
+constexpr int64_t kVectors = 2;  // its columns, of 64 bytes each
 constexpr int64_t kDepth = 256;  // products that are added before they leave the registers
 template <typename T>
 constexpr int64_t kColumns = kVectors * 64 / static_cast<int64_t>(sizeof(T));
@@ -35,27 +24,23 @@ constexpr int64_t kColumns = kVectors * 64 / static_cast<int64_t>(sizeof(T));
 template <typename T, int64_t rows>
 __attribute__((always_inline)) inline void Tile(const T* a, int64_t a_row, int64_t a_column, const T* b, int64_t b_row,
                                                 int64_t depth, T* c, int64_t c_row) {
-  using Vector = typename VectorOf<T>::Type;
-  constexpr int64_t kLanes = 64 / static_cast<int64_t>(sizeof(T));
-  Vector sums[rows][kVectors] = {};
-  for (int64_t k = 0; k < depth; ++k) {
-    Vector right[kVectors];
-    std::memcpy(right, b + k * b_row, sizeof(right));
+  T sums[rows][kColumns<T>] = {};
+  for (int64_t k = 0; k < depth; ++k)
     for (int64_t i = 0; i < rows; ++i)
-      for (int64_t v = 0; v < kVectors; ++v) sums[i][v] += a[i * a_row + k * a_column] * right[v];
-  }
+      for (int64_t j = 0; j < kColumns<T>; ++j)
+        sums[i][j] = std::fma(a[i * a_row + k * a_column], b[k * b_row + j], sums[i][j]);
   for (int64_t i = 0; i < rows; ++i)
-    for (int64_t v = 0; v < kVectors; ++v)
-      for (int64_t l = 0; l < kLanes; ++l) c[i * c_row + v * kLanes + l] += sums[i][v][l];
+    for (int64_t j = 0; j < kColumns<T>; ++j) c[i * c_row + j] += sums[i][j];
 }
 
-// c [m, n] += a [m, depth] b [depth, n]; rows of b and c are contiguous, the steps between rows are given.
-template <typename T>
+// c [m, n] += a [m, depth] b [depth, n]; rows of b and c are contiguous, the steps between rows are given. `most` are
+// the rows of a tile, which change no sum.
+template <int64_t most, typename T>
 __attribute__((always_inline)) inline void Product(int64_t m, int64_t n, int64_t depth, const T* a, int64_t a_row,
                                                    int64_t a_column, const T* b, int64_t b_row, T* c, int64_t c_row) {
   constexpr int64_t kWidth = kColumns<T>;
   alignas(64) T edge[kDepth * kWidth];
-  alignas(64) T result[kRows * kWidth];
+  alignas(64) T result[most * kWidth];
   for (int64_t k = 0; k < depth; k += kDepth) {
     const int64_t block = std::min(kDepth, depth - k);
     for (int64_t j = 0; j < n; j += kWidth) {
@@ -70,8 +55,8 @@ __attribute__((always_inline)) inline void Product(int64_t m, int64_t n, int64_t
         right = edge;
         right_row = kWidth;
       }
-      for (int64_t i = 0; i < m; i += kRows) {
-        const int64_t rows = std::min(kRows, m - i);
+      for (int64_t i = 0, rows = 0; i < m; i += rows) {
+        rows = m - i >= most ? most : std::min(kRows, m - i);
         const T* left = a + i * a_row + k * a_column;
         const bool whole = width == kWidth;
         T* target = whole ? c + i * c_row + j : result;
@@ -87,8 +72,11 @@ __attribute__((always_inline)) inline void Product(int64_t m, int64_t n, int64_t
           case 3:
             Tile<T, 3>(left, a_row, a_column, right, right_row, block, target, target_row);
             break;
+          case kRows:
+            Tile<T, kRows>(left, a_row, a_column, right, right_row, block, target, target_row);
+            break;
           default:
-            Tile<T, 4>(left, a_row, a_column, right, right_row, block, target, target_row);
+            Tile<T, most>(left, a_row, a_column, right, right_row, block, target, target_row);
         }
         for (int64_t row = 0; row < (whole ? 0 : rows); ++row)
           for (int64_t column = 0; column < width; ++column)
@@ -98,21 +86,22 @@ __attribute__((always_inline)) inline void Product(int64_t m, int64_t n, int64_t
   }
 }
 
-// The same code for the vectors that a machine has. Products and sums are apart, so every one gives the same bits.
+// The same code for the vectors that a machine has. Each product is fused with its sum, so every one gives the same
+// bits; one without the instruction (before 2013) is slow.
 #if defined(__x86_64__) && defined(__GNUC__)
-#define ORTPLUGIN_VERSIONS(NAME, TARGET)                                                                         \
+#define ORTPLUGIN_VERSIONS(NAME, TARGET, MOST)                                                                   \
   __attribute__((target(TARGET))) void NAME(int64_t m, int64_t n, int64_t depth, const float* a, int64_t a_row,  \
                                             int64_t a_column, const float* b, int64_t b_row, float* c,           \
                                             int64_t c_row) {                                                     \
-    Product(m, n, depth, a, a_row, a_column, b, b_row, c, c_row);                                                \
+    Product<MOST>(m, n, depth, a, a_row, a_column, b, b_row, c, c_row);                                          \
   }                                                                                                              \
   __attribute__((target(TARGET))) void NAME(int64_t m, int64_t n, int64_t depth, const double* a, int64_t a_row, \
                                             int64_t a_column, const double* b, int64_t b_row, double* c,         \
                                             int64_t c_row) {                                                     \
-    Product(m, n, depth, a, a_row, a_column, b, b_row, c, c_row);                                                \
+    Product<MOST>(m, n, depth, a, a_row, a_column, b, b_row, c, c_row);                                          \
   }
-ORTPLUGIN_VERSIONS(ProductAvx2, "avx2")
-ORTPLUGIN_VERSIONS(ProductAvx512, "avx512f")
+ORTPLUGIN_VERSIONS(ProductAvx2, "avx2,fma", kRows)
+ORTPLUGIN_VERSIONS(ProductAvx512, "avx512f,fma", 2 * kRows)
 #undef ORTPLUGIN_VERSIONS
 #endif
 
@@ -126,7 +115,7 @@ void Multiply(int64_t m, int64_t n, int64_t depth, const T* a, int64_t a_row, in
   if (level >= 4) return ProductAvx512(m, n, depth, a, a_row, a_column, b, b_row, c, c_row);
   if (level >= 3) return ProductAvx2(m, n, depth, a, a_row, a_column, b, b_row, c, c_row);
 #endif
-  Product(m, n, depth, a, a_row, a_column, b, b_row, c, c_row);
+  Product<kRows>(m, n, depth, a, a_row, a_column, b, b_row, c, c_row);
 }
 
 namespace {

@@ -5,8 +5,8 @@ A tensor of rank r that is a view of Q[b, h, s, d] has r axes, each a product of
     [B, S, H D]       (b) (s) (h d)                Reshape(Transpose(Q))
     [B, S, 3, H, D]   (b) (s) (1/3) (h) (d)        of which Gather took the index 1
 
-Going back over a Transpose permutes the axes, over a Reshape it divides the same terms otherwise; what a Slice or Gather
-takes becomes a term that knows its place among what lies in memory, what an Expand repeats is not an index any more.
+Going back over a Transpose permutes the axes, over a Reshape it divides the same terms otherwise. What a Slice or
+Gather takes becomes a term that knows its place in memory, what an Expand repeats is not an index any more.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The layout of a tensor as FusedAttention's text, "b s (1/3 h d)", from the terms of its axes.
 
-What a Reshape has split (the windows of an image, say, that are one batch) may lie on several axes, one after the other:
-then the tensor is read through a Reshape that makes them one.
+What a Reshape has split (the windows of an image, say, that are one batch) may lie on several axes, one after the
+other: then the tensor is read through a Reshape that makes them one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ortplugin.passes.attention.axes import Atom, Axes, Term, split_term
+from ortplugin.passes.attention.axes import Atom, Axes, Term, flat
 from ortplugin.passes.attention.lengths import ONE, Length, product
 
 Names = Mapping[str, Sequence[Atom]]  # b, h, s, d: the atoms of each, outermost first
@@ -61,9 +61,10 @@ def _groups(axes: Axes, names: Names) -> list[_Group] | None:
     open_name = ""
     for index, axis in enumerate(axes):
         group = _Group([], [], [index])
-        for term in (leaf for each in axis for leaf in (split_term(each) or [None])):
-            if term is None:
-                return None
+        terms = flat((axis,))
+        if terms is None:
+            return None
+        for term in terms:
             if term.atom is None:
                 if open_name:
                     return None

@@ -27,7 +27,7 @@ class Product:
         return next(iter(set(self.operands[0]) & set(self.operands[1]) - set(self.result)))
 
     def own(self, side: int) -> str:
-        """The letters of the result that only this operand has: its last axis, and leading ones that the other lacks."""
+        """The letters that only this operand has: of its rows or columns, and of leading axes that the other lacks."""
         return "".join(letter for letter in self.operands[side] if letter not in self.operands[1 - side])
 
 

@@ -10,6 +10,7 @@ Views of the scores (Swin adds a mask to windows on an axis of their own) and Ca
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -26,8 +27,8 @@ from ortplugin.passes.driver import Missed
 from ortplugin.program import FLOATING
 
 # From here on down a number that is added to a score, or put in its place, leaves no weight beside a score that keeps
-# its value: exp(-1e4) is 0 in every dtype, also where scores differ by thousands.
-LARGE_NEGATIVE = -1e4
+# its value: exp(-9e3) is 0 in every dtype, also where scores differ by thousands. -1e4 is -9984 in bfloat16.
+LARGE_NEGATIVE = -9e3
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class Chain:
     softcap: float = 0.0
     zeroed: bool = False
     """Whether rows that are masked whole are 0, where the softmax of -inf alone is NaN."""
+    causal: bool = False
+    """Whether query i sees the keys j <= i alone, besides what masks say."""
 
 
 class Scores(NamedTuple):
@@ -142,9 +145,12 @@ def _product_dims(scope: Scope, product: Product) -> list[Length] | None:
 def fits(scope: Scope, mask: gs.Tensor, scores: gs.Tensor) -> bool:
     """Whether scores with the mask surely have the scores' own shape."""
     given, target = dims(scope, mask), score_dims(scope, scores)
-    if given is None or target is None or len(given) > len(target):
-        return False
-    return all(
+    return given is not None and target is not None and broadcasts(given, target)
+
+
+def broadcasts(given: Sequence[Length], target: Sequence[Length]) -> bool:
+    """Whether a mask of these lengths, in a valid model, surely broadcasts to those of the scores."""
+    return len(given) <= len(target) and all(
         dim in (ONE, goal) or (dim.known is None and goal.known not in (None, 1))
         for dim, goal in zip(reversed(given), reversed(target), strict=False)
     )

@@ -1,7 +1,7 @@
 """Views: operators that move the elements of a tensor and compute nothing, read backwards and forwards.
 
-Followed are Reshape, Flatten, Squeeze, Unsqueeze, Transpose, Identity, Slice, Split and Gather of one index, Expand, and
-besides, on the way to Q and K, the product with a number, which belongs to attention's scale.
+Followed are Reshape, Flatten, Squeeze, Unsqueeze, Transpose, Identity, Slice, Split, Gather of one index and Expand; on
+the way to Q and K the product with a number, too, which belongs to attention's scale.
 """
 
 from __future__ import annotations
@@ -120,14 +120,14 @@ def _gathered(scope: Scope, node: gs.Node, axes: Axes, given: Sequence[Length]) 
 def _split(scope: Scope, node: gs.Node, read: Read, given: Sequence[Length]) -> Axes | None:
     axis = int(node.attrs.get("axis", 0)) % len(given)
     index = [tensor is read.tensor for tensor in node.outputs].index(True)
-    start = 0
+    counts: list[int] = []
     for tensor in node.outputs[: index + 1]:
         shape = scope.shape(tensor)
         count = None if shape is None or len(shape) != len(given) else shape[axis]
         if not isinstance(count, int):
             return None
-        start += count
-    return _with_part(read.axes, axis, start - count, count, given[axis].known)
+        counts.append(count)
+    return _with_part(read.axes, axis, sum(counts[:-1]), counts[-1], given[axis].known)
 
 
 def _sliced(scope: Scope, node: gs.Node, axes: Axes, given: Sequence[Length]) -> Axes | None:

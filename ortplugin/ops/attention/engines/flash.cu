@@ -72,7 +72,7 @@ __device__ __forceinline__ void copy(storage_t* to, const storage_t* from, bool 
 template <int TILE_ROWS, int WIDTH, int PADDED>
 __device__ __forceinline__ void copy_rows(storage_t* to, const storage_t* from, long long stride, int rows) {
   constexpr unsigned kCopies = PADDED / COPY;
-#pragma unroll
+#pragma unroll(COPY == 1 ? 1 : 64)  // what passes through registers, one after the other
   for (unsigned i = 0; i < (TILE_ROWS * kCopies + THREADS - 1) / THREADS; ++i) {
     const unsigned at = i * THREADS + threadIdx.x, row = at / kCopies, column = at % kCopies * COPY;
     if (TILE_ROWS * kCopies % THREADS != 0 && row >= TILE_ROWS) break;

@@ -35,8 +35,8 @@ __device__ __forceinline__ void load_tile(Tile& tile, const storage_t* head, con
 }
 
 // The score of a query and a key that the product of theirs gives. A lane beyond the keys has -inf.
-__device__ __forceinline__ compute_t score(const Arguments& a, compute_t product, const long long mask_row,
-                                           long long query, long long key) {
+__device__ __forceinline__ compute_t score(const Arguments& a, compute_t product, long long mask_row, long long query,
+                                           long long key) {
   compute_t s = product * (compute_t)a.scale;
 #if HAS_SOFTCAP
   s = (compute_t)a.softcap * hyperbolic_tangent(s / (compute_t)a.softcap);
@@ -84,8 +84,72 @@ __device__ __forceinline__ compute_t weigh(compute_t s, compute_t& most, compute
   return weight;
 }
 
+typedef compute_t Queries[ROWS][HEAD_SIZE];
+typedef compute_t Results[ROWS_OF_WARP][COLUMNS];
+
+// 0 beyond the tensor.
+__device__ __forceinline__ void load_queries(Queries& queries, const storage_t* head, const View& view, long long first,
+                                             long long count) {
+  for (int i = threadIdx.x; i < ROWS * HEAD_SIZE; i += THREADS) {
+    const int row = i / HEAD_SIZE, d = i % HEAD_SIZE;
+    compute_t x = 0;
+    if (first + row < count) x = to_compute(head[(first + row) * view.row + d * view.column]);
+    queries[row][d] = x;
+  }
+}
+
+// s[r] = the product of query `own` + r and the lane's key.
+__device__ __forceinline__ void multiply(compute_t (&s)[ROWS_OF_WARP], const Queries& queries, int own, Tile& tile,
+                                         const storage_t* head, const View& view, long long key, long long keys) {
+#pragma unroll
+  for (int r = 0; r < ROWS_OF_WARP; ++r) s[r] = 0;
+  for (int at = 0; at < HEAD_SIZE; at += CHUNK) {
+    load_tile<HEAD_SIZE>(tile, head, view, key, keys, at);
+    const int size = HEAD_SIZE - at < CHUNK ? HEAD_SIZE - at : CHUNK;
+#pragma unroll 4
+    for (int d = 0; d < size; ++d)
+#pragma unroll
+      for (int r = 0; r < ROWS_OF_WARP; ++r) s[r] += queries[own + r][at + d] * tile[threadIdx.x % 32][d];
+  }
+}
+
+// results[r] += the lanes' weights times their keys' rows of V.
+__device__ __forceinline__ void add(Results& results, const compute_t (&weights)[ROWS_OF_WARP], Tile& tile,
+                                    const storage_t* head, const View& view, long long key, long long keys) {
+#pragma unroll
+  for (int at = 0; at < VALUE_SIZE; at += CHUNK) {
+    load_tile<VALUE_SIZE>(tile, head, view, key, keys, at);
+#pragma unroll 4
+    for (int j = 0; j < KEYS; ++j)
+#pragma unroll
+      for (int r = 0; r < ROWS_OF_WARP; ++r) {
+        const compute_t weight = __shfl_sync(0xffffffffu, weights[r], j);
+#pragma unroll
+        for (int c = 0; c < CHUNK / 32; ++c)
+          if (at / 32 + c < COLUMNS) results[r][at / 32 + c] += weight * tile[j][32 * c + threadIdx.x % 32];
+      }
+  }
+}
+
+// The results of the queries from `query` on, each divided by its sum.
+__device__ __forceinline__ void store(const Arguments& a, storage_t* head, long long query, const Results& results,
+                                      const compute_t (&sum)[ROWS_OF_WARP]) {
+  const compute_t nan = infinity(compute_t()) - infinity(compute_t());
+  const compute_t nothing = a.zero_where_nothing_is_seen ? compute_t(0) : nan;
+#pragma unroll
+  for (int r = 0; r < ROWS_OF_WARP; ++r)
+#pragma unroll
+    for (int c = 0; c < COLUMNS; ++c) {
+      const int e = 32 * c + threadIdx.x % 32;
+      if (query + r >= a.queries || e >= VALUE_SIZE) continue;
+      storage_t stored;
+      from_compute(sum[r] == 0 ? nothing : results[r][c] / sum[r], stored);
+      head[(query + r) * a.y_view.row + e * a.y_view.column] = stored;
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) attention_simt(const Arguments a) {
-  __shared__ compute_t queries[ROWS][HEAD_SIZE];
+  __shared__ Queries queries;
   __shared__ Tile tile;
   grid_dependency_wait();
   const int lane = threadIdx.x % 32, own = threadIdx.x / 32 * ROWS_OF_WARP;
@@ -95,14 +159,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_simt(const Argum
   const storage_t* const k = a.k + a.k_view.offset + batch * a.k_view.batch + head / a.group * a.k_view.head;
   const storage_t* const v = a.v + a.v_view.offset + batch * a.v_view.batch + head / a.group * a.v_view.head;
   const long long mask_row = batch * a.mask_view.batch + head * a.mask_view.head;
-  for (int i = threadIdx.x; i < ROWS * HEAD_SIZE; i += THREADS) {
-    const int row = i / HEAD_SIZE, d = i % HEAD_SIZE;
-    compute_t x = 0;
-    if (first + row < a.queries) x = to_compute(q[(first + row) * a.q_view.row + d * a.q_view.column]);
-    queries[row][d] = x;
-  }
+  load_queries(queries, q, a.q_view, first, a.queries);
 
-  compute_t most[ROWS_OF_WARP], sum[ROWS_OF_WARP], results[ROWS_OF_WARP][COLUMNS];
+  compute_t most[ROWS_OF_WARP], sum[ROWS_OF_WARP];
+  Results results;
 #pragma unroll
   for (int r = 0; r < ROWS_OF_WARP; ++r) {
     most[r] = -infinity(compute_t());
@@ -119,16 +179,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_simt(const Argum
 #endif
   for (; key < last; key += KEYS) {
     compute_t s[ROWS_OF_WARP], weights[ROWS_OF_WARP];
-#pragma unroll
-    for (int r = 0; r < ROWS_OF_WARP; ++r) s[r] = 0;
-    for (int at = 0; at < HEAD_SIZE; at += CHUNK) {
-      load_tile<HEAD_SIZE>(tile, k, a.k_view, key, a.keys, at);
-      const int size = HEAD_SIZE - at < CHUNK ? HEAD_SIZE - at : CHUNK;
-#pragma unroll 4
-      for (int d = 0; d < size; ++d)
-#pragma unroll
-        for (int r = 0; r < ROWS_OF_WARP; ++r) s[r] += queries[own + r][at + d] * tile[lane][d];
-    }
+    multiply(s, queries, own, tile, k, a.k_view, key, a.keys);
 #pragma unroll
     for (int r = 0; r < ROWS_OF_WARP; ++r) {
       compute_t factor;
@@ -136,33 +187,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_simt(const Argum
 #pragma unroll
       for (int c = 0; c < COLUMNS; ++c) results[r][c] *= factor;
     }
-#pragma unroll
-    for (int at = 0; at < VALUE_SIZE; at += CHUNK) {
-      load_tile<VALUE_SIZE>(tile, v, a.v_view, key, a.keys, at);
-#pragma unroll 4
-      for (int j = 0; j < KEYS; ++j)
-#pragma unroll
-        for (int r = 0; r < ROWS_OF_WARP; ++r) {
-          const compute_t weight = __shfl_sync(0xffffffffu, weights[r], j);
-#pragma unroll
-          for (int c = 0; c < CHUNK / 32; ++c)
-            if (at / 32 + c < COLUMNS) results[r][at / 32 + c] += weight * tile[j][32 * c + lane];
-        }
-    }
+    add(results, weights, tile, v, a.v_view, key, a.keys);
   }
-
-  const compute_t nan = infinity(compute_t()) - infinity(compute_t());
-  storage_t* const y = a.y + a.y_view.offset + batch * a.y_view.batch + head * a.y_view.head;
-#pragma unroll
-  for (int r = 0; r < ROWS_OF_WARP; ++r)
-#pragma unroll
-    for (int c = 0; c < COLUMNS; ++c) {
-      const long long query = first + own + r;
-      const int e = 32 * c + lane;
-      if (query >= a.queries || e >= VALUE_SIZE) continue;
-      const compute_t nothing = a.zero_where_nothing_is_seen ? compute_t(0) : nan;
-      storage_t stored;
-      from_compute(sum[r] == 0 ? nothing : results[r][c] / sum[r], stored);
-      y[query * a.y_view.row + e * a.y_view.column] = stored;
-    }
+  store(a, a.y + a.y_view.offset + batch * a.y_view.batch + head * a.y_view.head, first + own, results, sum);
 }

@@ -1,6 +1,7 @@
 #include "ortplugin/ops/conv/engines/gemm.h"
 
 #include <algorithm>
+#include <limits>
 #include <sstream>
 
 #include "ortplugin/device/wgmma.h"
@@ -37,7 +38,13 @@ int64_t Tiles(const Contraction& problem, int64_t tile_m, int64_t tile_n) {
   return DivideUp(Rows(problem), tile_m) * DivideUp(problem.filters, tile_n);
 }
 
+// Columns that are read and written at once.
+int64_t Vector(const Contraction& problem) { return std::min<int64_t>(8, problem.filters & -problem.filters); }
+
 double Cost(const Contraction& problem, const Tile& tile, const cuda::DeviceFacts& device) {
+  constexpr int kWide = 160;  // what else a thread has in registers leaves too few for operands one by one
+  if (Vector(problem) < 4 && (tile.tile_n > kWide || tile.min_blocks > 1))
+    return std::numeric_limits<double>::infinity();
   const auto turns =
       static_cast<double>(DivideUp(Tiles(problem, 64 * tile.consumers, tile.tile_n), int64_t{device.multiprocessors}));
   return tile.launch + turns * (tile.step * static_cast<double>(DivideUp(problem.channels, 64)) + tile.tile);
@@ -62,8 +69,7 @@ bool IsPointwise(const Contraction& problem) {
 bool FitsGemm(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device) {
   if (!FitsEngines(program, problem) || problem.dtype() == DType::kFloat || problem.groups != 1) return false;
   if (!device.has_wgmma() || problem.transposed || problem.x_channels_first || problem.y_channels_first) return false;
-  if (problem.channels % engine_limits::wgmma_vector != 0 || problem.filters % engine_limits::wgmma_vector != 0)
-    return false;
+  if (problem.channels % engine_limits::wgmma_vector != 0) return false;  // rows begin at multiples of 16 bytes
   return IsPointwise(problem);
 }
 
@@ -115,7 +121,8 @@ std::string GemmSource(const Program& program, const Contraction& problem, const
        << "#define STAGES " << config.stages << "\n"
        << "#define MIN_BLOCKS " << config.min_blocks << "\n"
        << "#define ROWS_FIRST " << config.rows_first << "\n"
-       << "#define COLUMNS " << kColumns << "\n\n"
+       << "#define COLUMNS " << kColumns << "\n"
+       << "#define VECTOR " << Vector(problem) << "\n\n"
        << WgmmaSource(problem.dtype(), config.tile_n) << "\n"
        << kTmaSource << "\n"
        << kGemmSource;

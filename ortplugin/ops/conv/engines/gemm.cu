@@ -15,8 +15,10 @@
 #define X_BYTES (TILE_M * TILE_K * 2)
 #define W_BYTES (TILE_N * TILE_K * 2)
 #define STAGE_BYTES (X_BYTES + W_BYTES)
-#define PITCH (COLUMNS + 8)            // floats: rows that are stored at the same time lie in different banks
-#define ITEMS (16 * COLUMNS / 8 / 32)  // of eight columns, of a thread
+#define PITCH (COLUMNS + 8)          // floats: rows that are stored at the same time lie in different banks
+#define AHEAD (VECTOR >= 4 ? 2 : 1)  // chunks of operands; more take too many registers
+#define VECTORS (COLUMNS / VECTOR)   // of a row
+#define ITEMS (16 * VECTORS / 32)    // of VECTOR columns, of a thread
 #define IMAGE (IMAGE_H * IMAGE_W)
 
 struct GemmArguments {
@@ -82,16 +84,16 @@ struct Producer {
 };
 
 // What a consumer's thread makes of accumulators: COLUMNS of the 16 rows of its warp pass through shared memory, after
-// which it has ITEMS of eight neighbouring columns. What the program reads of them is loaded two such chunks ahead.
+// which it has ITEMS of VECTOR neighbouring columns. What the program reads of them is loaded ahead.
 struct Epilogue {
   const Arguments& a;
   float* staging;  // the warp's
   int rows, row, first;
-  PixelOperands<8> operands[2][ITEMS];
+  PixelOperands<VECTOR> operands[AHEAD][ITEMS];
 
-  __device__ __forceinline__ int row_of(int item) const { return row + (item * 32 + threadIdx.x % 32) / (COLUMNS / 8); }
+  __device__ __forceinline__ int row_of(int item) const { return row + (item * 32 + threadIdx.x % 32) / VECTORS; }
   __device__ __forceinline__ int column_of(int chunk) const {
-    return first + chunk * COLUMNS + threadIdx.x % (COLUMNS / 8) * 8;
+    return first + chunk * COLUMNS + threadIdx.x % VECTORS * VECTOR;
   }
   __device__ __forceinline__ void load(int chunk) {
     const int m = column_of(chunk);
@@ -99,7 +101,7 @@ struct Epilogue {
     for (int item = 0; item < ITEMS; ++item) {
       const int p = row_of(item);
       if (p < rows && m < FILTERS)
-        operands[chunk % 2][item].load(a, p / IMAGE, p % IMAGE / IMAGE_W, p % IMAGE_W, m, p * FILTERS + m);
+        operands[chunk % AHEAD][item].load(a, p / IMAGE, p % IMAGE / IMAGE_W, p % IMAGE_W, m, p * FILTERS + m);
     }
   }
   __device__ __forceinline__ void run(const float (&sums)[TILE_N / 2]) {
@@ -117,23 +119,23 @@ struct Epilogue {
         }
       __syncwarp();
       const int m = column_of(chunk);
-      TileOperands<8> of_filters;
+      TileOperands<VECTOR> of_filters;
       if (!OF_IMAGE && m < FILTERS) of_filters.load(a, 0, m);
 #pragma unroll
       for (int item = 0; item < ITEMS; ++item) {
         const int p = row_of(item);
         if (p >= rows || m >= FILTERS) continue;
         if (OF_IMAGE) of_filters.load(a, p / IMAGE, m);
-        const float4* const from =
-            (const float4*)(staging + (item * 32 + lane) / (COLUMNS / 8) * PITCH + lane % (COLUMNS / 8) * 8);
-        const float4 low = from[0], high = from[1];
-        const float values[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-        Results<8> results;
+        const float* const from = staging + (item * 32 + lane) / VECTORS * PITCH + lane % VECTORS * VECTOR;
+        float values[VECTOR];
 #pragma unroll
-        for (int j = 0; j < 8; ++j) apply(of_filters, operands[chunk % 2][item], j, values[j], results);
+        for (int j = 0; j < VECTOR; ++j) values[j] = from[j];
+        Results<VECTOR> results;
+#pragma unroll
+        for (int j = 0; j < VECTOR; ++j) apply(of_filters, operands[chunk % AHEAD][item], j, values[j], results);
         results.store(a, p * FILTERS + m);
       }
-      if (chunk + 2 < TILE_N / COLUMNS) load(chunk + 2);
+      if (chunk + AHEAD < TILE_N / COLUMNS) load(chunk + AHEAD);
     }
   }
 };
@@ -172,7 +174,7 @@ __device__ __forceinline__ void consume(const Arguments& a, Tiles tiles, storage
       ring.step();
     }
     epilogue.load(0);  // while the last MMAs run
-    if (TILE_N > COLUMNS) epilogue.load(1);
+    if (AHEAD > 1 && TILE_N > COLUMNS) epilogue.load(1);
     wait_wgmma(sums);
     release(before);
     epilogue.run(sums);

@@ -1,0 +1,175 @@
+// Compiles the kernels of FusedAttention for a GPU architecture, in the variants that a configuration can take, and
+// fails where the compiler uses local memory. Needs NVRTC but no GPU. Views, masks and limits are tested here, too.
+//
+//   test_attention_kernels sm_90     VERBOSE=1 shows each variant
+//   test_attention_kernels NAME      the source of the case of this name for an H200, on standard output
+
+#include <iostream>
+#include <sstream>
+
+#include "ortplugin/ops/attention/engines/engine.h"
+#include "ortplugin/ops/attention/engines/simt.h"
+#include "tests/native/check.h"
+#include "tests/native/kernel_remarks.h"
+
+using namespace ortplugin;
+
+namespace {
+
+struct Sizes {
+  int64_t batch, heads, kv_heads, queries, keys, head_size, value_size;
+};
+
+AttentionAttributes Attributes(DType dtype, const Sizes& sizes, const std::string& q = "b h s d",
+                               const std::string& k = "b h s d", const std::string& y = "b h s d") {
+  AttentionAttributes attributes;
+  attributes.dtype = attributes.problem.dtype = dtype;
+  attributes.heads = attributes.problem.heads = sizes.heads;
+  attributes.kv_heads = attributes.problem.kv_heads = sizes.kv_heads;
+  attributes.q = AttentionLayout::Parse("q_layout", q, sizes.heads, false);
+  attributes.k = attributes.v = AttentionLayout::Parse("k_layout", k, sizes.kv_heads, false);
+  attributes.y = AttentionLayout::Parse("y_layout", y, sizes.heads, true);
+  return attributes;
+}
+
+AttentionProblem Standard(DType dtype, const Sizes& sizes) {
+  return FitAttention(Attributes(dtype, sizes), {{sizes.batch, sizes.heads, sizes.queries, sizes.head_size},
+                                                 {sizes.batch, sizes.kv_heads, sizes.keys, sizes.head_size},
+                                                 {sizes.batch, sizes.kv_heads, sizes.keys, sizes.value_size}})
+      .problem;
+}
+
+struct Case {
+  std::string name;
+  AttentionProblem problem;
+};
+
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat, DType::kDouble})
+    for (const auto& [head_size, value_size] :
+         {std::pair<int64_t, int64_t>{1, 1}, {8, 40}, {64, 64}, {72, 33}, {128, 128}, {256, 256}})
+      for (const int64_t queries : {1, 197}) {
+        AttentionProblem problem = Standard(dtype, {2, 12, 4, queries, 197, head_size, value_size});
+        std::ostringstream name;
+        name << NameOf(dtype) << " " << queries << " queries, heads of " << head_size << " and " << value_size;
+        cases.push_back({name.str(), problem});
+        if (head_size != 64) continue;
+        problem.causal = AttentionProblem::Causal::kLowerRight;
+        cases.push_back({name.str() + ", causal", problem});
+        problem.window = 7;
+        problem.softcap = 30;
+        problem.has_mask = true;
+        for (const DType mask : {DType::kBool, DType::kFloat, dtype}) {
+          problem.mask_dtype = mask;
+          cases.push_back({name.str() + ", everything, mask of " + NameOf(mask), problem});
+        }
+      }
+  return cases;
+}
+
+void Compile(const cuda::DeviceFacts& gpu, const std::string& architecture, const Case& test_case) {
+  for (const bool aligned : {false, true})
+    for (const AttentionEngine& engine : AttentionEngines()) {
+      if (!engine.fits(test_case.problem, aligned, gpu)) continue;
+      const std::optional<EngineKernel> kernel = engine.make(test_case.problem, gpu);
+      CHECK_WITH(kernel.has_value(), test_case.name);
+      // What fits whatever the addresses is compiled once.
+      if (!kernel || (aligned && engine.fits(test_case.problem, false, gpu))) continue;
+      std::string log, failure;
+      const std::string code = test::Compile(kernel->source, architecture, &log, &failure);
+      std::ostringstream text;
+      text << architecture << " " << engine.name << ", " << test_case.name << ": registers " << test::Registers(log)
+           << " spilled " << test::Spilled(log) << " local " << test::Local(log) << " " << failure;
+      test::CheckCompiled(text.str(), code, log);
+      CHECK_WITH(test::Spilled(log) == 0 && test::Local(log) == 0, text.str());
+      const std::string lacking =
+          test::Lacking(gpu, log, kernel->entry, kernel->launch.threads, kernel->launch.shared_bytes);
+      CHECK_WITH(lacking.empty(), lacking + text.str());
+      CHECK_WITH(kernel->launch.blocks > 0 && kernel->launch.shared_bytes <= gpu.shared_per_block, text.str());
+      if (architecture == "sm_90")
+        CHECK_WITH(test::BeforeWait(kernel->source).empty(), text.str() + test::BeforeWait(kernel->source));
+    }
+}
+
+void TestViews() {
+  const auto same = [](const AttentionProblem::View& view, std::vector<int64_t> wanted) {
+    return std::vector<int64_t>{view.offset, view.batch, view.head, view.row, view.column} == wanted;
+  };
+  const Sizes sizes{2, 4, 4, 5, 5, 8, 8};
+  const auto fit = [&](const std::string& layout, const Shape& shape, const std::string& y = "b h s d") {
+    return FitAttention(Attributes(DType::kFloat, sizes, layout, layout, y), {shape, shape, shape});
+  };
+  CHECK(same(fit("b h s d", {2, 4, 5, 8}).problem.q, {0, 160, 40, 8, 1}));
+  CHECK(same(fit("b s (h d)", {2, 5, 32}).problem.k, {0, 160, 8, 32, 1}));
+  CHECK(same(fit("b s (1/3 h d)", {2, 5, 96}).problem.v, {32, 480, 8, 96, 1}));
+  CHECK(same(fit("b s (h 2/3 d)", {2, 5, 96}).problem.q, {16, 480, 24, 96, 1}));
+  CHECK(same(fit("b s (h:16/24 d)", {2, 5, 192}).problem.q, {128, 960, 8, 192, 1}));
+  CHECK(same(fit("1/3 b h s d", {3, 2, 4, 5, 8}).problem.q, {320, 160, 40, 8, 1}));
+  CHECK(same(fit("(b h) d s", {8, 8, 5}).problem.q, {0, 160, 40, 1, 5}));
+  const AttentionShape rows = fit("s b (h d)", {5, 2, 32}, "(b s) (h d)");
+  CHECK(rows.output == (Shape{10, 32}) && same(rows.problem.y, {0, 160, 8, 32, 1}));
+  // Strides beyond 2^31; sizes whose product nobody has.
+  const Sizes large{70000, 4, 4, 1000, 1000, 64, 64};
+  const AttentionProblem far = Standard(DType::kFloat, large);
+  CHECK(far.q.batch == 256000 && far.q.batch * far.batch > int64_t{1} << 31);
+  CHECK(test::ErrorOf([] {
+          Standard(DType::kFloat, {int64_t{1} << 40, 4, 4, 1 << 20, 1, 64, 64});
+        }).find("more elements") != std::string::npos);
+  CHECK(test::ErrorOf([&] {
+          FitAttention(Attributes(DType::kFloat, {0, 1, 1, int64_t{1} << 40, 0, 1, 1}, "b h s d", "b h s d"),
+                       {{0, 1, int64_t{1} << 40, 1}, {0, 1, 0, 1}, {0, 1, 0, int64_t{1} << 40}});
+        }).find("head size") != std::string::npos);
+}
+
+void TestMasks() {
+  AttentionAttributes attributes = Attributes(DType::kFloat, {2, 4, 2, 5, 7, 8, 8});
+  attributes.mask_dtype = attributes.problem.mask_dtype = DType::kFloat;
+  attributes.problem.has_mask = true;
+  const auto mask = [&](const Shape& shape) {
+    const AttentionProblem::View view =
+        FitAttention(attributes, {{2, 4, 5, 8}, {2, 2, 7, 8}, {2, 2, 7, 8}, shape}).problem.mask;
+    return std::vector<int64_t>{view.offset, view.batch, view.head, view.row, view.column};
+  };
+  CHECK(mask({2, 4, 5, 7}) == (std::vector<int64_t>{0, 140, 35, 7, 1}));
+  CHECK(mask({2, 1, 1, 7}) == (std::vector<int64_t>{0, 7, 0, 0, 1}));
+  CHECK(mask({4, 1, 1}) == (std::vector<int64_t>{0, 0, 1, 0, 0}));
+  CHECK(mask({5, 7}) == (std::vector<int64_t>{0, 0, 0, 7, 1}));
+  CHECK(mask({}) == (std::vector<int64_t>{0, 0, 0, 0, 0}));
+  for (const Shape& wrong : {Shape{2}, {7, 5}, {0}, {1, 1, 1, 5, 7}, {2, 2, 5, 7}})
+    CHECK_WITH(test::ErrorOf([&] { mask(wrong); }).find("does not broadcast") != std::string::npos, ToString(wrong));
+}
+
+// Whatever the sizes, there is a kernel, or a reason; and no engine asks for more than the GPU has.
+void TestLimits() {
+  for (const test::Gpu& gpu : test::kGpus)
+    for (const DType dtype : {DType::kFloat16, DType::kDouble})
+      for (const int64_t keys : {0, 1, 7, 1 << 20})
+        for (int64_t size = 1; size <= kMostHeadSize; size += size < 16 ? 1 : 24) {
+          const EngineKernel kernel = MakeAttention(Standard(dtype, {2, 12, 4, 33, keys, size, size}), true, gpu.facts);
+          CHECK_WITH(kernel.launch.blocks > 0 && kernel.launch.threads <= 1024 &&
+                         kernel.launch.shared_bytes <= gpu.facts.shared_per_block,
+                     gpu.name);
+        }
+  const Sizes most{1 << 20, 4096, 1, 1, 1, 1, 1};
+  CHECK(test::ErrorOf([&] {
+          MakeAttention(Standard(DType::kFloat, most), true, test::H200());
+        }).find("more blocks than a launch has") != std::string::npos);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string argument = argc == 2 ? argv[1] : "";
+  if (argument.rfind("sm_", 0) != 0) {
+    for (const Case& test_case : Cases())
+      if (test_case.name == argument) std::cout << MakeAttention(test_case.problem, true, test::H200()).source;
+    return argument.empty() ? test::AskForArchitecture("test_attention_kernels") : 0;
+  }
+  TestViews();
+  TestMasks();
+  TestLimits();
+  const cuda::DeviceFacts& gpu = test::DeviceOf(argument);
+  for (const Case& test_case : Cases()) Compile(gpu, argument, test_case);
+  return test::Summary();
+}
