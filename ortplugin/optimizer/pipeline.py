@@ -32,6 +32,7 @@ from ortplugin.passes.layout.image_output import IMAGE_OUTPUT
 from ortplugin.passes.layout.pool_precision import POOL_PRECISION
 from ortplugin.passes.layout.row_order import ROW_ORDER
 from ortplugin.passes.layout.transpose_views import TRANSPOSE_VIEWS
+from ortplugin.passes.matmul.batch_first import BATCH_FIRST
 from ortplugin.passes.matmul.matmul_epilogue import MATMUL_EPILOGUE
 from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED
 from ortplugin.passes.matmul.matmul_views import MATMUL_VIEWS
@@ -162,6 +163,7 @@ TABLE: tuple[Step, ...] = (
     Step(MATMUL_TO_FUSED, QUIET_ROUND, "once all that looks for a MatMul or Gemm has had it, convolutions included"),
     Step(PATCHES_TO_MATMUL, EVERY_ROUND, "once convolutions have their layout and epilogue"),
     Step(MATMUL_VIEWS, EVERY_ROUND, "before the epilogues, which views keep away"),
+    Step(BATCH_FIRST, EVERY_ROUND, "before the epilogues, which Transposes keep away"),
     Step(MATMUL_EPILOGUE, EVERY_ROUND, "before norms and FusedPointwise take what it draws in"),
     Step(NORM_PROLOGUE, QUIET_ROUND, "after products and convolutions, whose result is the sum then, written once"),
     Step(FUSE_CONV_GRAD, EVERY_ROUND, "before sums and pointwise operators take what makes a gradient"),

@@ -21,7 +21,7 @@ _ORDER = """
     scatter-transpose nested-slices narrow-concat dead-nodes fuse-attention merge-products batch-norm-pointwise
     fuse-conv channels-last pool-precision fuse-resize matmul-to-conv gemm-to-conv image-input conv-epilogue
     vector-conv-transpose turn-conv-transpose image-output transpose-views row-order matmul-to-fused
-    patches-to-matmul matmul-views matmul-epilogue norm-prologue fuse-conv-grad any-to-sum fuse-sum-to
+    patches-to-matmul matmul-views batch-first matmul-epilogue norm-prologue fuse-conv-grad any-to-sum fuse-sum-to
     pointwise-views fuse-pointwise lone-pointwise
 """
 ORDER = _ORDER.split()
