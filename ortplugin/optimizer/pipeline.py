@@ -32,6 +32,7 @@ from ortplugin.passes.layout.image_output import IMAGE_OUTPUT
 from ortplugin.passes.layout.pool_precision import POOL_PRECISION
 from ortplugin.passes.layout.row_order import ROW_ORDER
 from ortplugin.passes.layout.transpose_views import TRANSPOSE_VIEWS
+from ortplugin.passes.matmul.batch_first import BATCH_FIRST
 from ortplugin.passes.matmul.matmul_epilogue import MATMUL_EPILOGUE
 from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED
 from ortplugin.passes.matmul.matmul_views import MATMUL_VIEWS
@@ -52,6 +53,7 @@ from ortplugin.passes.scatter.update_slice import UPDATE_SLICE
 from ortplugin.passes.simplify.cast_like import CAST_LIKE
 from ortplugin.passes.simplify.common_subexpressions import COMMON_SUBEXPRESSIONS
 from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
+from ortplugin.passes.simplify.discarded_elements import DISCARDED_ELEMENTS
 from ortplugin.passes.simplify.fold_constants import FOLD_CONSTANTS
 from ortplugin.passes.simplify.gather_views import GATHER_VIEWS
 from ortplugin.passes.simplify.inline_if import INLINE_IF
@@ -119,6 +121,7 @@ TABLE: tuple[Step, ...] = (
     Step(CAST_LIKE, BEFORE_PRECISION, "before Casts are removed and folded"),
     Step(REMOVE_IDENTITIES, BEFORE_PRECISION, "early: exporters put empty operators between the nodes of patterns"),
     Step(SHAPE_ARITHMETIC, BEFORE_PRECISION, "before folding, which then removes what hangs on a known Shape"),
+    Step(DISCARDED_ELEMENTS, BEFORE_PRECISION, "before folding, which leaves a Cast that is not defined"),
     Step(FOLD_CONSTANTS, BEFORE_PRECISION, "before patterns, which ask for constants: axes, exponents, epsilons"),
     Step(UNIFORM_CONDITIONS, BEFORE_PRECISION, "after folding, which finds masks that forbid nothing"),
     Step(GATHER_VIEWS, EVERY_ROUND, "after folding, which finds indices"),
@@ -160,6 +163,7 @@ TABLE: tuple[Step, ...] = (
     Step(MATMUL_TO_FUSED, QUIET_ROUND, "once all that looks for a MatMul or Gemm has had it, convolutions included"),
     Step(PATCHES_TO_MATMUL, EVERY_ROUND, "once convolutions have their layout and epilogue"),
     Step(MATMUL_VIEWS, EVERY_ROUND, "before the epilogues, which views keep away"),
+    Step(BATCH_FIRST, EVERY_ROUND, "before the epilogues, which Transposes keep away"),
     Step(MATMUL_EPILOGUE, EVERY_ROUND, "before norms and FusedPointwise take what it draws in"),
     Step(NORM_PROLOGUE, QUIET_ROUND, "after products and convolutions, whose result is the sum then, written once"),
     Step(FUSE_CONV_GRAD, EVERY_ROUND, "before sums and pointwise operators take what makes a gradient"),
