@@ -105,7 +105,11 @@ def _data(scope: Scope, node: gs.Node) -> list[gs.Tensor]:
 def _order(scope: Scope, steps: _Steps) -> Rows:
     """For each row of the result its number in x. Raises _NotRowsError."""
     *dims, width = _lengths(scope, steps.x)
-    if not width or not 0 < math.prod(dims) <= ROWS:
+    made = [_lengths(scope, node.outputs[0]) for node in steps.nodes]
+    # What is too large is found before anything is numbered.
+    if not width or not dims or any(not 0 < math.prod(shape) // width <= ROWS for shape in ([*dims, width], *made)):
+        raise _NotRowsError
+    if math.prod(made[-1]) // width > ORDER * max(dims[0], made[-1][0]):
         raise _NotRowsError
     found: dict[int, Rows] = {id(steps.x): np.arange(math.prod(dims)).reshape(*dims, 1)}
     for node in steps.nodes:
