@@ -34,7 +34,7 @@ from ortplugin.program import FLOATING
 VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 MOVERS = ("Concat", "Gather", "Slice", "Transpose")
 FAR = 32  # steps that are looked at
-ROWS = 1 << 22  # of x that are numbered
+ROWS = 1 << 22  # of x, or of what the steps make of them, that are numbered
 ORDER = 1 << 16  # rows in an order that is written into the model
 
 Rows = npt.NDArray[np.int64]
@@ -105,7 +105,11 @@ def _data(scope: Scope, node: gs.Node) -> list[gs.Tensor]:
 def _order(scope: Scope, steps: _Steps) -> Rows:
     """For each row of the result its number in x. Raises _NotRowsError."""
     *dims, width = _lengths(scope, steps.x)
-    if not width or not 0 < math.prod(dims) <= ROWS:
+    made = [_lengths(scope, node.outputs[0]) for node in steps.nodes]
+    # What is too large is found before anything is numbered.
+    if not width or not dims or any(not 0 < math.prod(shape) // width <= ROWS for shape in ([*dims, width], *made)):
+        raise _NotRowsError
+    if math.prod(made[-1]) // width > ORDER * max(dims[0], made[-1][0]):
         raise _NotRowsError
     found: dict[int, Rows] = {id(steps.x): np.arange(math.prod(dims)).reshape(*dims, 1)}
     for node in steps.nodes:
@@ -133,6 +137,8 @@ def _moved(scope: Scope, node: gs.Node, given: Sequence[Rows]) -> Rows:
     """The rows after a step. Raises _NotRowsError where it takes them apart."""
     rows, op, rank = given[0], scope.op(node), given[0].ndim
     if op == "Concat":
+        if sum(each.size for each in given) > ROWS:
+            raise _NotRowsError
         joined: Rows = np.concatenate(given, int(node.attrs["axis"]))
         return joined
     if op == "Transpose":
@@ -145,6 +151,8 @@ def _moved(scope: Scope, node: gs.Node, given: Sequence[Rows]) -> Rows:
         axis = int(node.attrs.get("axis", 0)) % rank
         indices = scope.constant(node.inputs[1], ORDER)
         if indices is None or axis == rank - 1 or not _within(indices, rows.shape[axis]):
+            raise _NotRowsError
+        if rows.size // rows.shape[axis] * indices.size > ROWS:
             raise _NotRowsError
         return np.asarray(rows.take(indices, axis))
     part: Rows = rows[_slices(scope, node, rank)] if op == "Slice" else rows

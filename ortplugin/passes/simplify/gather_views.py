@@ -58,7 +58,9 @@ def _shape(scope: Scope, node: gs.Node, dims: list[int], indices: npt.NDArray[An
         if not ((rows >= 0) & (rows < limits)).all():
             return None
         places = np.ravel_multi_index(tuple(rows.T), tuple(dims[:depth]))
-    return [*before, *lengths, *after] if np.array_equal(places.reshape(-1), np.arange(count)) else None
+    if places.size != count or not np.array_equal(places.reshape(-1), np.arange(count)):
+        return None
+    return [*before, *lengths, *after]
 
 
 GATHER_VIEWS = RulePass("gather-views", "a Gather or GatherND of all, in order, becomes a Reshape", rewrite)

@@ -99,3 +99,10 @@ def test_what_something_else_reads_stays(rng: np.random.Generator) -> None:
 def test_an_order_too_long_to_write_stays() -> None:
     text = "b = Slice(x, zero, two, zero)  c = Slice(x, two, end, zero)  y = Concat<axis = 0>(c, b)"
     assert_unchanged(graph(text, "70000,4", "70000,4"), [ROW_ORDER])
+
+
+def test_a_small_file_that_asks_for_many_rows() -> None:
+    """Each Concat is of the one before, twice: an order of a terabyte, were it written."""
+    doubled = "  ".join(f"d{i + 1} = Concat<axis = 0>(d{i}, d{i})" for i in range(30))
+    optimized, _ = run_pass(graph(f"d0 = Identity(x)  {doubled}  y = Identity(d30)", "1024,4", "A,4"), ROW_ORDER)
+    assert operators(optimized).count("Concat") == 30 - 6  # 2 ** 16 rows have an order
