@@ -31,14 +31,18 @@ from ortplugin.passes.layout.fuse_resize import FUSE_RESIZE
 from ortplugin.passes.layout.image_input import IMAGE_INPUT
 from ortplugin.passes.layout.image_output import IMAGE_OUTPUT
 from ortplugin.passes.layout.pool_precision import POOL_PRECISION
+from ortplugin.passes.layout.row_order import ROW_ORDER
 from ortplugin.passes.layout.transpose_views import TRANSPOSE_VIEWS
+from ortplugin.passes.matmul.batch_first import BATCH_FIRST
 from ortplugin.passes.matmul.matmul_epilogue import MATMUL_EPILOGUE
 from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED
 from ortplugin.passes.matmul.matmul_views import MATMUL_VIEWS
+from ortplugin.passes.matmul.patches_to_matmul import PATCHES_TO_MATMUL
 from ortplugin.passes.norm.fuse_layer_norm import FUSE_LAYER_NORM
 from ortplugin.passes.norm.fuse_rms_norm import FUSE_RMS_NORM
 from ortplugin.passes.norm.norm_epilogue import NORM_EPILOGUE
 from ortplugin.passes.norm.norm_prologue import NORM_PROLOGUE
+from ortplugin.passes.pointwise.any_to_sum import ANY_TO_SUM
 from ortplugin.passes.pointwise.fuse_pointwise import FUSE_POINTWISE
 from ortplugin.passes.pointwise.fuse_sum_to import FUSE_SUM_TO
 from ortplugin.passes.pointwise.lone_pointwise import LONE_POINTWISE
@@ -50,13 +54,18 @@ from ortplugin.passes.scatter.update_slice import UPDATE_SLICE
 from ortplugin.passes.simplify.cast_like import CAST_LIKE
 from ortplugin.passes.simplify.common_subexpressions import COMMON_SUBEXPRESSIONS
 from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
+from ortplugin.passes.simplify.discarded_elements import DISCARDED_ELEMENTS
 from ortplugin.passes.simplify.fold_constants import FOLD_CONSTANTS
+from ortplugin.passes.simplify.gather_views import GATHER_VIEWS
 from ortplugin.passes.simplify.inline_if import INLINE_IF
+from ortplugin.passes.simplify.late_expand import LATE_EXPAND
 from ortplugin.passes.simplify.narrow_concat import NARROW_CONCAT
 from ortplugin.passes.simplify.nested_slices import NESTED_SLICES
 from ortplugin.passes.simplify.remove_identities import REMOVE_IDENTITIES
+from ortplugin.passes.simplify.repeated_constants import REPEATED_CONSTANTS
 from ortplugin.passes.simplify.shape_arithmetic import SHAPE_ARITHMETIC
 from ortplugin.passes.simplify.sum_to_add import SUM_TO_ADD
+from ortplugin.passes.simplify.uniform_conditions import UNIFORM_CONDITIONS
 from ortplugin.precision.convert import ConvertPrecision
 from ortplugin.precision.plan import Request
 
@@ -113,7 +122,12 @@ TABLE: tuple[Step, ...] = (
     Step(CAST_LIKE, BEFORE_PRECISION, "before Casts are removed and folded"),
     Step(REMOVE_IDENTITIES, BEFORE_PRECISION, "early: exporters put empty operators between the nodes of patterns"),
     Step(SHAPE_ARITHMETIC, BEFORE_PRECISION, "before folding, which then removes what hangs on a known Shape"),
+    Step(DISCARDED_ELEMENTS, BEFORE_PRECISION, "before folding, which leaves a Cast that is not defined"),
     Step(FOLD_CONSTANTS, BEFORE_PRECISION, "before patterns, which ask for constants: axes, exponents, epsilons"),
+    Step(UNIFORM_CONDITIONS, BEFORE_PRECISION, "after folding, which finds masks that forbid nothing"),
+    Step(GATHER_VIEWS, EVERY_ROUND, "after folding, which finds indices"),
+    Step(LATE_EXPAND, EVERY_ROUND, "after conditions, some of which become an Expand; before masks are read"),
+    Step(REPEATED_CONSTANTS, EVERY_ROUND, "after folding, which makes constants of what an exporter repeated"),
     Step(INLINE_IF, BEFORE_PRECISION, "after folding, which finds conditions; branches fold in the next round"),
     Step(COMMON_SUBEXPRESSIONS, BEFORE_PRECISION, "after folding: equal constants make equal nodes"),
     Step(SUM_TO_ADD, EVERY_ROUND, "before the passes that look for an Add"),
@@ -147,11 +161,15 @@ TABLE: tuple[Step, ...] = (
     Step(TURN_CONV_TRANSPOSE, EVERY_ROUND, "with its epilogue, which decides; after what knows a better form of it"),
     Step(IMAGE_OUTPUT, QUIET_ROUND, "with its epilogue, which it ends"),
     Step(TRANSPOSE_VIEWS, QUIET_ROUND, "what is left of vectors after the layout is chosen"),
+    Step(ROW_ORDER, QUIET_ROUND, "after attention and layouts, which read the steps; before views of products"),
     Step(MATMUL_TO_FUSED, QUIET_ROUND, "once all that looks for a MatMul or Gemm has had it, convolutions included"),
+    Step(PATCHES_TO_MATMUL, EVERY_ROUND, "once convolutions have their layout and epilogue"),
     Step(MATMUL_VIEWS, EVERY_ROUND, "before the epilogues, which views keep away"),
+    Step(BATCH_FIRST, EVERY_ROUND, "before the epilogues, which Transposes keep away"),
     Step(MATMUL_EPILOGUE, EVERY_ROUND, "before norms and FusedPointwise take what it draws in"),
     Step(NORM_PROLOGUE, QUIET_ROUND, "after products and convolutions, whose result is the sum then, written once"),
     Step(FUSE_CONV_GRAD, EVERY_ROUND, "before sums and pointwise operators take what makes a gradient"),
+    Step(ANY_TO_SUM, EVERY_ROUND, "before the sums that it makes are joined with what makes the summands"),
     Step(FUSE_SUM_TO, QUIET_ROUND, "before other pointwise operators take what makes the summands"),
     Step(POINTWISE_VIEWS, QUIET_ROUND, "before what it brings together is fused"),
     Step(FUSE_POINTWISE, QUIET_ROUND, "after all that take pointwise operators into others"),

@@ -54,7 +54,8 @@ def test_exported_models(name: str, library: Path) -> None:
     path = DATA / f"{name}.onnx"
     model, report = ortplugin.optimize(path, precision="fp16", verify=True, providers=["cpu"])
     assert report.passed
-    assert half_weights(model) > 0.98  # T5's relative positions are numbers that become integers
+    # T5's relative positions are numbers that become integers, and its bias a mask in float32.
+    assert half_weights(model) > (0.94 if name.startswith("t5") else 0.98)
     assert casts(model) == MODELS[name]
     again, second = ortplugin.optimize(model, precision="fp16")
     assert not second.changes

@@ -129,12 +129,13 @@ def _multi_head(scope: Scope, node: gs.Node) -> Core:
     atoms = _atoms(q[0], heads, heads, q[1], rows, q[-1], wide, not packed, value_flat=v is not None)
     causal, masks = _causal(node, atoms), _contrib_masks(scope, node, 4, 5, atoms)
     tensors = list(node.inputs[:3])
-    parts = [] if bias is None else _parts(scope, bias, tensors)
+    parts = None if bias is None else _parts(scope, bias, tensors)
     # Nothing is in the way any more, so that nodes may be made.
-    tensors = [
-        emit(scope, node, "Add", [each, scope.add_constant(part, f"{node.name}/bias")], scope.shape(each))
-        for each, part in zip(tensors, parts, strict=True)
-    ] or tensors
+    if parts is not None:
+        tensors = [
+            emit(scope, node, "Add", [each, scope.add_constant(part, f"{node.name}/bias")], scope.shape(each))
+            for each, part in zip(tensors, parts, strict=True)
+        ]
     padding = _padding(scope, node, 4, atoms)
     reads = []
     for index, (length, size) in enumerate(((atoms.s, atoms.d), (atoms.t, atoms.d), (atoms.t, atoms.e))):

@@ -39,8 +39,10 @@ class Core:
 
 @dataclass(frozen=True)
 class _Reads:
-    """The tensors that are views of each other, nearest first."""
+    """The tensors that are views of each other, nearest first, and those of them that have the node's dtype."""
 
+    found: list[list[Read]]
+    """Of Q, K, V and Y, in every dtype."""
     q: list[Read]
     k: list[Read]
     v: list[Read]
@@ -65,22 +67,12 @@ class _Choice:
         return sum(read.depth - (layout.shape is not None) for read, layout in (self.q, self.k, self.v, self.y))
 
 
-def why_not(scope: Scope, core: Core) -> str | None:
-    """Why an attention of these dtypes, in this model, is not fused; None if it is."""
-    tensors = [each.tensor for each in (core.q, core.k, core.v, core.y)]
-    if len({scope.dtype(tensor) for tensor in tensors}) != 1 or scope.dtype(tensors[0]) not in DTYPES:
-        found = ", ".join(f"'{each.name}' is {scope.dtype(each)}" for each in tensors)
-        return f"{found}; attention is fused in {' and '.join(DTYPES)}"
-    return unsupported(scope) or _used_beside(scope, core)
-
-
 def fuse_core(scope: Scope, node: gs.Node, core: Core) -> Applied | Missed:
     """Replaces the nodes of the chain, of which `node` makes Y, by one."""
-    reason = why_not(scope, core)
-    if reason:
-        return Missed(label(node), reason)
-    found = _Reads(_from(scope, core.q, True), _from(scope, core.k, True), _from(scope, core.v, False),
-                   _results(scope, core.y))  # fmt: skip
+    found = _reads(scope, core)
+    reason = found if isinstance(found, str) else unsupported(scope) or _used_beside(scope, core)
+    if isinstance(found, str) or reason:
+        return Missed(label(node), reason or "")
     choice = _choose(core, found)
     if isinstance(choice, str):
         return Missed(label(node), choice)
@@ -105,13 +97,38 @@ def fuse_core(scope: Scope, node: gs.Node, core: Core) -> Applied | Missed:
         zeroed=chain.zeroed,
     )
     inner = list({id(each): each for each in chain.nodes}.values())
-    after = [scope.producer(each.tensor) for each in found.y[1:] if each.depth <= read.depth]
+    after = [scope.producer(each.tensor) for each in found.found[3][1:] if each.depth <= read.depth]
     old = [*reversed(inner), *(each for each in after if each is not None)]
     labels = tuple(label(each) for each in old)
     shape = restored_shape(_lengths(read)) if layout.shape is not None else None
-    new = attention_node(scope, node, given, scope.dtype(core.y.tensor) or "")
+    new = attention_node(scope, node, given, scope.dtype(read.tensor) or "")
     replaced(scope, old, new, read.tensor, shape, read.tensor.dtype)
-    return Applied(labels, new)
+    return Applied((*labels, *_removed(scope, found.found[:3])), new)
+
+
+def _reads(scope: Scope, core: Core) -> _Reads | str:
+    """The tensors of one of DTYPES that may be read and written; or why there are none."""
+    found = [_from(scope, core.q, True), _from(scope, core.k, True), _from(scope, core.v, False),
+             _results(scope, core.y)]  # fmt: skip
+    dtype = next((scope.dtype(read.tensor) for read in found[-1] if scope.dtype(read.tensor) in DTYPES), None)
+    q, k, v, y = ([read for read in each if scope.dtype(read.tensor) == dtype] for each in found)
+    if dtype is None or not (q and k and v):
+        said = ", ".join(f"'{each[0].tensor.name}' is {scope.dtype(each[0].tensor)}" for each in found)
+        return f"{said}; attention is fused in {' and '.join(DTYPES)}"
+    return _Reads(found, q, k, v, y)
+
+
+def _removed(scope: Scope, found: Sequence[Sequence[Read]]) -> list[str]:
+    """Takes away the views that nothing reads any more; their labels."""
+    labels: list[str] = []
+    for each in found:
+        for read in each:
+            node = scope.producer(read.tensor)
+            if node is None or read is each[-1] or any(t.outputs or scope.is_output(t) for t in node.outputs):
+                break
+            labels.append(label(node))
+            scope.remove(node)
+    return labels
 
 
 def _from(scope: Scope, read: Read, scaled: bool) -> list[Read]:

@@ -44,7 +44,10 @@ def _core(scope: Scope, node: gs.Node) -> Core | Missed | None:
         if own is None or others is None:
             return None
         letters = dict(zip(product.operands[1 - side], others, strict=True))
+        summed = letters[product.summed]
         letters |= dict(zip(product.operands[side], own, strict=True))
+        if letters[product.summed].known is None:
+            letters[product.summed] = summed  # one length, which either operand may tell
         atoms = {letter: Atom(each) for letter, each in letters.items()}
         axes = tuple((whole(atoms[letter]),) for letter in product.operands[side])
         found = softmax_before(scope, node.inputs[side], axes, Chain((node,)))
@@ -65,7 +68,7 @@ def _inside(
     rows, value = atoms[row], atoms[column]
     leading = [letter for letter in second.result if letter not in (row, column)]
     letters = {letter: (whole(atom),) for letter, atom in atoms.items()}
-    v = _read(scope, node.inputs[1 - side], second.operands[1 - side], letters, leading)
+    v = _read(scope, second, 1 - side, letters, leading)
     if v is None:
         return Missed(label(node), _unlike(scope, node))
     scores = trace_scores(scope, softmax.inputs[0], axes, chain)
@@ -91,14 +94,11 @@ def _queries_and_keys(scope: Scope, scores: Scores, rows: Atom, columns: Atom) -
             break
     else:
         return Missed(label(first.node), "its rows and columns are not those of the Softmax")
-    tensors = first.node.inputs[side], first.node.inputs[1 - side]
-    head = Atom((dims(scope, tensors[0]) or [])[first.operands[side].index(first.summed)])
+    sizes = [(dims(scope, first.node.inputs[each]) or [])[first.operands[each].index(first.summed)] for each in (0, 1)]
+    head = Atom(sizes[0] if sizes[1].known is None else sizes[1])
     letters[first.summed] = (whole(head),)
     leading = [letter for letter in first.result if letter not in (row[0], column[0])]
-    q, k = (
-        _read(scope, tensor, first.operands[each], letters, leading)
-        for tensor, each in zip(tensors, (side, 1 - side), strict=True)
-    )
+    q, k = (_read(scope, first, each, letters, leading) for each in (side, 1 - side))
     if q is None or q.repeated or k is None:
         return Missed(label(first.node), _unlike(scope, first.node))
     return q, k, head
@@ -110,18 +110,22 @@ def _unlike(scope: Scope, node: gs.Node) -> str:
 
 
 def _read(
-    scope: Scope, tensor: gs.Tensor, operand: str, letters: Mapping[str, Axis], absent: Iterable[str]
+    scope: Scope, product: Product, side: int, letters: Mapping[str, Axis], leading: Iterable[str]
 ) -> Read | None:
     """How an operand of a product is indexed, where an axis of length 1 is repeated; None if lengths don't tell.
 
-    `absent`: letters of leading axes, which it lacks if its rank is lower.
+    Those of the sum are one length in both operands. `leading`: axes which it lacks if its rank is lower.
     """
+    tensor, operand = product.node.inputs[side], product.operands[side]
     given = dims(scope, tensor)
-    axes = tuple(letters[letter] for letter in operand)
     if given is None:
         return None
-    kept, repeated = unbroadcast(axes, given, [length(axis) for axis in axes])
-    lacking = atoms_of(tuple(letters[letter] for letter in absent if letter not in operand))
+    axes = tuple(letters[letter] for letter in operand)
+    made = [length(axis) for axis in axes]
+    at = operand.index(product.summed)
+    given[at] = made[at]
+    kept, repeated = unbroadcast(axes, given, made)
+    lacking = atoms_of(tuple(letters[letter] for letter in leading if letter not in operand))
     return None if kept is None else Read(tensor, kept, repeated | frozenset(lacking))
 
 

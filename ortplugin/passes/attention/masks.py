@@ -1,6 +1,6 @@
 """Masks as FusedAttention takes them: causal and window where they are constant, one operand for all that is left.
 
-A constant that leaves each row a score as it is and puts -1e4 or less on others is a selection: exp underflows to 0
+A constant that leaves each row a score as it is and puts -9e3 or less on others is a selection: exp underflows to 0
 beside the score that stays, so -inf says the same. In a row that is masked whole a finite number says something else:
 all its scores give way to the number, and the weights are equal. In float16, x + -65504 is -65504 for |x| < 16, while
 FusedAttention adds in float32. There LOWEST does it: x + LOWEST is LOWEST for every score. So masks that are
@@ -24,6 +24,7 @@ from ortplugin.passes.attention.axes import Atom, flat
 from ortplugin.passes.attention.lengths import ONE, Length, dims, product
 from ortplugin.passes.attention.scores import LARGE_NEGATIVE, Mask
 from ortplugin.passes.emit import emit, integers
+from ortplugin.program import NUMPY_DTYPES
 
 LOWEST = -3e38  # float32 holds it
 ABSORBING = -3e4  # in float16, a score beneath 8 that is added to such a number is lost
@@ -83,6 +84,7 @@ def _planned(scope: Scope, masks: Sequence[Mask], names: Names) -> Masking | str
     for part in constant[1:]:
         total = total + part.values  # type: ignore[operator]
     assert total is not None
+    total = _without_repeats(total)
     selected = _selection(total)
     if selected is None:
         return Masking(parts=(Part(constant[0].mask, total), *rest))
@@ -99,12 +101,24 @@ def _selecting(scope: Scope, mask: Mask) -> Mask:
     node = scope.producer(mask.tensor)
     if mask.filling is not None or node is None or scope.op(node) != "Where":
         return mask
+    condition = scope.constant(node.inputs[0], ELEMENTS)
+    if condition is not None and (condition.all() or not condition.any()):
+        return _selecting(scope, Mask(node.inputs[1 if condition.all() else 2], mask.axes))
     hides = {"float16": ABSORBING}.get(scope.dtype(mask.tensor) or "", LOWEST / 100)
     for index, kept in ((2, True), (1, False)):
         filling = scope.scalar(node.inputs[index])
         if filling is not None and filling <= hides and scope.scalar(node.inputs[3 - index]) == 0:
             return Mask(node.inputs[0], mask.axes, filling, kept)
     return mask
+
+
+def _without_repeats(values: Array) -> Array:
+    """The values with length 1 along axes along which they are the same."""
+    for axis in range(values.ndim):
+        first = values.take([0], axis) if values.shape[axis] > 1 else values
+        if first is not values and (values == first).all():
+            values = first
+    return values
 
 
 def _conjuncts(scope: Scope, mask: Mask) -> list[Mask]:
@@ -246,7 +260,7 @@ def _emit_part(scope: Scope, before: gs.Node, part: Part, dtype: str, alone: boo
         if values.dtype == np.bool_:
             values = np.where(values, np.float32(0), np.float32(-np.inf))
         finite = values[np.isfinite(values)]
-        narrow = before.outputs[0].dtype if not finite.size or np.abs(finite).max() < -ABSORBING else np.float32
+        narrow = NUMPY_DTYPES[dtype] if not finite.size or np.abs(finite).max() < -ABSORBING else np.float32
         return scope.add_constant(values.astype(narrow), hint)
     same = part.expanded is None and part.shape is None
     if part.mask.filling is not None:
@@ -320,4 +334,8 @@ def stripped(scope: Scope, condition: gs.Tensor, kept: bool) -> tuple[gs.Tensor,
                 break
             condition = others[0]
         node = scope.producer(condition)
+    values = scope.constant(condition, ELEMENTS)
+    smaller = None if values is None else _without_repeats(values)
+    if smaller is not None and smaller is not values:
+        condition = scope.add_constant(smaller, condition.name)
     return condition, kept

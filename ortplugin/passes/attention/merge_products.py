@@ -111,7 +111,7 @@ def _projection(scope: Scope, node: gs.Node, index: int) -> _Projection | Missed
     if inner is not None and bias is not None:
         return None
     nodes.append(made)
-    if attached(weights, "initial") is not None:
+    if _may_be_overridden(weights):
         return Missed(label(made), f"a caller may override '{weights.name}', which is a graph input")
     used = _used(scope, node, nodes)
     if used:
@@ -131,10 +131,12 @@ def _projection(scope: Scope, node: gs.Node, index: int) -> _Projection | Missed
 def _product(scope: Scope, node: gs.Node) -> tuple[gs.Tensor, gs.Tensor, Array | None, bool] | None:
     """x, weights, bias and whether the weights are transposed, of a MatMul or a plain Gemm."""
     op = scope.op(node)
-    if op == "MatMul" and scope.is_constant(node.inputs[1]):
+    if op not in ("MatMul", "Gemm") or not (scope.is_constant(node.inputs[1]) or _may_be_overridden(node.inputs[1])):
+        return None
+    if op == "MatMul":
         return node.inputs[0], node.inputs[1], None, False
     plain = all(node.attrs.get(name, 1.0) == 1.0 for name in ("alpha", "beta")) and not node.attrs.get("transA", 0)
-    if op != "Gemm" or not plain or not scope.is_constant(node.inputs[1]):
+    if not plain:
         return None
     has_bias = len(node.inputs) > 2 and not node.inputs[2].is_empty()
     bias = _vector(scope, node.inputs[2]) if has_bias else None
@@ -143,11 +145,14 @@ def _product(scope: Scope, node: gs.Node) -> tuple[gs.Tensor, gs.Tensor, Array |
     return node.inputs[0], node.inputs[1], bias, bool(node.attrs.get("transB", 0))
 
 
+def _may_be_overridden(tensor: gs.Tensor) -> bool:
+    """Whether it is an initializer that is a graph input, too."""
+    return attached(tensor, "initial") is not None
+
+
 def _vector(scope: Scope, tensor: gs.Tensor) -> Array | None:
     """A constant with one number for each column, without axes of length 1 before them."""
-    if attached(tensor, "initial") is not None:
-        return None
-    values = scope.constant(tensor, ELEMENTS)
+    values = None if _may_be_overridden(tensor) else scope.constant(tensor, ELEMENTS)
     if values is None or not values.ndim or values.shape[-1] != values.size:
         return None
     return values.reshape(-1)

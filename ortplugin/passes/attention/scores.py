@@ -27,8 +27,8 @@ from ortplugin.passes.driver import Missed
 from ortplugin.program import FLOATING
 
 # From here on down a number that is added to a score, or put in its place, leaves no weight beside a score that keeps
-# its value: exp(-1e4) is 0 in every dtype, also where scores differ by thousands.
-LARGE_NEGATIVE = -1e4
+# its value: exp(-9e3) is 0 in every dtype, also where scores differ by thousands. -1e4 is -9984 in bfloat16.
+LARGE_NEGATIVE = -9e3
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,15 @@
 """Views: operators that move the elements of a tensor and compute nothing, read backwards and forwards.
 
 Followed are Reshape, Flatten, Squeeze, Unsqueeze, Transpose, Identity, Slice, Split, Gather of one index and Expand; on
-the way to Q and K the product with a number, too, which belongs to attention's scale.
+the way to Q and K the product with a number, too, which belongs to attention's scale. Where a product is made in
+float32 of fp16 or bf16, for want of a kernel, the Casts around it are views as well.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -18,6 +19,7 @@ from ortplugin.passes.attention.axes import Atom, Axes, Term, flat, part_of, reg
 from ortplugin.passes.attention.lengths import ONE, Length, dims
 
 FAR = 32  # operators that are followed, at most
+HALVES = ("float16", "bfloat16")
 RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 
@@ -61,6 +63,9 @@ def backward(scope: Scope, read: Read, scaled: bool = False) -> Read | None:
     elif op == "Expand":
         axes, more = _unexpanded(scope, node, read)
         repeated |= more
+    elif op == "Cast":
+        widened = scope.dtype(x) in HALVES and scope.dtype(read.tensor) == "float"
+        return replace(read, tensor=x, depth=read.depth + 1) if widened else None
     else:
         axes = _moved(scope, node, op, read)
     if axes is None or scope.dtype(x) != scope.dtype(read.tensor):
@@ -194,9 +199,11 @@ def forward(scope: Scope, read: Read) -> Read | None:
     if len(users) != 1 or scope.used_beyond(read.tensor, users) or users[0].inputs[0] is not read.tensor:
         return None
     node, op = users[0], scope.op(users[0])
-    if op not in (*RESHAPES, "Transpose", "Identity") or len(node.outputs) != 1:
+    if op not in (*RESHAPES, "Transpose", "Identity", "Cast") or len(node.outputs) != 1:
         return None
     y = node.outputs[0]
+    if op == "Cast" and not (scope.dtype(read.tensor) == "float" and scope.dtype(y) in HALVES):
+        return None
     made = dims(scope, y)
     if made is None:
         return None

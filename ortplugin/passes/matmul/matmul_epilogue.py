@@ -4,9 +4,8 @@
 
 What is drawn in is a chain (passes/absorb.py): each operator in it saves reading a value of the product from memory.
 It may leave several values, as long as each has to be written anyway, because something that is not pointwise reads it.
-A value that only pointwise operators outside would read is computed there instead, and a Cast that only a norm reads in
-the norm. Where two products meet in an Add,
-the later one takes it, which can read the earlier one's result.
+A value that only pointwise operators or sums outside would read is computed there instead, and a Cast that only a norm
+reads in the norm. Where two products meet in an Add, the later one takes it, which can read the earlier one's result.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from ortplugin.graph.lengths import same_lengths
 from ortplugin.graph.pointwise import is_pointwise
 from ortplugin.ops.layer_norm import NAME as FUSED_LAYER_NORM
 from ortplugin.ops.pointwise import NAME as FUSED_POINTWISE
+from ortplugin.ops.sum_to import NAME as FUSED_SUM_TO
 from ortplugin.passes.absorb import chain_of, drawn
 from ortplugin.passes.base import Change, NearMiss, PassResult
 from ortplugin.passes.driver import Missed
@@ -84,20 +84,20 @@ def _chain(scope: Scope, node: gs.Node) -> tuple[list[Member], list[gs.Tensor], 
 
 
 def _spared(scope: Scope, values: list[gs.Tensor]) -> int:
-    """The bytes of an element of those values that only pointwise operators read."""
+    """The bytes of an element of those values that only pointwise operators and sums read."""
     return sum(np.dtype(each.dtype).itemsize for each in values if not _is_wanted(scope, each))
 
 
 def _is_wanted(scope: Scope, tensor: gs.Tensor) -> bool:
-    """Whether something needs the tensor in memory, whatever pointwise operators are fused."""
+    """Whether something needs the tensor in memory, whatever pointwise operators and sums are fused."""
     readers = list(tensor.outputs)
     if scope.is_output(tensor) or any(id(each) not in scope.position for each in readers):
         return True
-    spared = [FUSED_POINTWISE]
+    spared = [FUSED_POINTWISE, FUSED_SUM_TO]
     maker = scope.producer(tensor)
     if maker is not None and scope.op(maker) == "Cast":
         spared.append(FUSED_LAYER_NORM)  # which reads the narrow value and casts it itself
-    names = {f"{DOMAIN}::{each}" for each in spared}
+    names = {"ReduceSum", *(f"{DOMAIN}::{each}" for each in spared)}
     return any(scope.op(each) not in names and not is_pointwise(scope, each) for each in readers)
 
 

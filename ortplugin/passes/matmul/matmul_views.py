@@ -33,7 +33,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     view, y = readers[0], readers[0].outputs[0]
     if not _keeps_rows(scope, c, y) or readers[0].inputs[0] is not c:
         return None
-    wide = next((t for t in node.inputs[OWN_INPUTS:] if not _is_row(scope, t)), None)
+    wide = next((t for t in node.inputs[OWN_INPUTS:] if not is_row(scope, t)), None)
     if wide is not None:
         return Missed(label(node), f"'{wide.name}' is no row, so that the view behind the product changes its place")
     a = node.inputs[0]
@@ -65,7 +65,8 @@ def _same_rows(scope: Scope, x: gs.Tensor, y: gs.Tensor) -> bool:
     return rank == scope.rank(y) and all(same_length(scope, x, y, axis) for axis in range(rank - 1))
 
 
-def _is_row(scope: Scope, operand: gs.Tensor) -> bool:
+def is_row(scope: Scope, operand: gs.Tensor) -> bool:
+    """Whether an operand of a product is the same for each row, however these are grouped."""
     shape = scope.shape(operand)
     return shape is not None and len(shape) <= 2 and all(dim == 1 for dim in shape[:-1])
 

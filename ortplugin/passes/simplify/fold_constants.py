@@ -10,6 +10,7 @@ FOLDABLE, compare the two in every opset, with every attribute, negative and uno
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,10 +36,10 @@ SCATTERED = 1 << 14  # indices of a scatter, which the evaluator goes through on
 SHAPE_BYTES = 1 << 16  # inputs up to this size may be what the output's shape depends on
 
 _FOLDABLE = """
-    Abs Add And Cast Ceil Concat ConstantOfShape Cos Div Equal Exp Expand Floor Gather Greater GreaterOrEqual
-    Less LessOrEqual Log Max Min Mod Mul Neg Not Or Pow Range Reciprocal ReduceMax ReduceMin ReduceProd ReduceSum
-    Reshape Round ScatterElements ScatterND Shape Sigmoid Sign Sin Size Slice Split Sqrt Squeeze Sub Tile Transpose
-    Trilu Unsqueeze Where Xor
+    Abs Add And Cast Ceil Concat ConstantOfShape Cos Div Equal Exp Expand Floor Gather GatherElements Greater
+    GreaterOrEqual Less LessOrEqual Log Max Min Mod Mul Neg Not Or Pow Range Reciprocal ReduceMax ReduceMin
+    ReduceProd ReduceSum Reshape Round ScatterElements ScatterND Shape Sigmoid Sign Sin Size Slice Split Sqrt
+    Squeeze Sub Tile Transpose Trilu Unsqueeze Where Xor
 """
 UPDATE_SLICE = f"{DOMAIN}::UpdateSlice"  # what a scatter has become before its data was known
 FOLDABLE = frozenset([*_FOLDABLE.split(), UPDATE_SLICE])
@@ -186,12 +187,8 @@ def _evaluate(scope: Scope, node: gs.Node, given: list[tuple[str, npt.NDArray[An
         for name, array in dict(given).items()
     )
     try:
-        if scope.op(node) == UPDATE_SLICE:
-            data, updates, starts = (array for _, array in given)
-            return [update_slice(data, updates, starts, node.attrs["axes"], node.attrs.get("steps", []))]
-        if scope.op(node) == "Unsqueeze":  # the evaluator adds one axis after the other, also where the others count
-            x, *axes = (array for _, array in given)
-            return [np.expand_dims(x, tuple(int(axis) for axis in (axes[0] if axes else node.attrs["axes"])))]
+        if scope.op(node) in _OWN:
+            return [_OWN[scope.op(node)](node, *(array for _, array in given))]
         with np.errstate(all="ignore"):
             values = ReferenceEvaluator(model).run(None, dict(given))
     except Exception:  # the node is invalid or the evaluator lacks it: it stays for the runtime to judge
@@ -199,5 +196,26 @@ def _evaluate(scope: Scope, node: gs.Node, given: list[tuple[str, npt.NDArray[An
     found = iter(values if isinstance(values, list) else list(values.values()))
     return [np.empty(0) if tensor.is_empty() else np.asarray(next(found)) for tensor in node.outputs]
 
+
+def _unsqueeze(node: gs.Node, x: npt.NDArray[Any], *axes: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """onnx's evaluator adds one axis after the other, also where the others count."""
+    return np.expand_dims(x, tuple(int(axis) for axis in (axes[0] if axes else node.attrs["axes"])))
+
+
+def _gather_elements(node: gs.Node, x: npt.NDArray[Any], indices: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """onnx's evaluator takes at most 32 elements of an axis, and wraps what is out of range."""
+    places: list[npt.NDArray[Any]] = list(np.indices(indices.shape, sparse=True))
+    places[int(node.attrs.get("axis", 0))] = indices
+    return np.asarray(x[tuple(places)])
+
+
+def _update_slice(node: gs.Node, data: npt.NDArray[Any], updates: npt.NDArray[Any], starts: npt.NDArray[Any]) -> Any:
+    return update_slice(data, updates, starts, node.attrs["axes"], node.attrs.get("steps", ()))
+
+
+_OWN: dict[str, Callable[..., npt.NDArray[Any]]] = {
+    "Unsqueeze": _unsqueeze, "GatherElements": _gather_elements, UPDATE_SLICE: _update_slice,
+}  # fmt: skip
+"""What is not left to onnx's evaluator: from the node and its inputs the output."""
 
 FOLD_CONSTANTS = RulePass("fold-constants", "nodes of constants are computed, within a budget", fold)

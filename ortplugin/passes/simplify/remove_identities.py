@@ -1,6 +1,6 @@
 """Nodes that give back their input are removed: Identity, Dropout in inference, a Cast to the same dtype, a Reshape,
-Expand or Transpose that changes nothing, a Concat, Sum, Mean, Max or Min of one input; and of a Cast to a dtype that
-holds every value, and back, the Cast back.
+Expand or Transpose that changes nothing, a Pad by 0, a Slice of all, a Concat, Sum, Mean, Max or Min of one input. Of
+an UpdateSlice of all the updates are left, and of a Cast to a dtype that holds every value, and back, the Cast back.
 
 ONNX Runtime (1.32) takes such a Cast back out as well, whatever its level of optimization, but only where nodes of the
 same graph read it: a body that does finds no value, and the run fails. So it may not stay, and what a pass or a
@@ -11,14 +11,19 @@ Arithmetic such as x + 0 or x * 1 stays: it may broadcast, and x + 0 turns -0 in
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.disputed import disputed
+from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.shapes import equal
 from ortplugin.passes.driver import Applied, Outcome, RulePass
 from ortplugin.program.dtypes import holds
+
+UPDATE_SLICE = f"{DOMAIN}::UpdateSlice"
+END = 2**31 - 1  # from here on the end of a Slice is that of the tensor, as exporters write it
 
 
 def remove_identity(scope: Scope, node: gs.Node) -> Outcome:
@@ -43,8 +48,10 @@ def remove_identity(scope: Scope, node: gs.Node) -> Outcome:
 
 
 def _given_back(scope: Scope, node: gs.Node) -> gs.Tensor | None:
-    """The value that is the first output, where no other output is used: the first input, or what that is a Cast of."""
+    """The value that is the first output, where no other output is used: an input, or what that is a Cast of."""
     op = scope.op(node)
+    if op == UPDATE_SLICE:
+        return node.inputs[1] if _is_whole(scope, node) else None
     if op not in _TESTS or not node.inputs or node.inputs[0].is_empty():
         return None
     if any(scope.used_beyond(tensor, []) for tensor in node.outputs[1:] if not tensor.is_empty()):
@@ -62,6 +69,15 @@ def _widened(scope: Scope, cast: gs.Node) -> gs.Tensor | None:
     given, wide, back = (scope.dtype(each) for each in (maker.inputs[0], cast.inputs[0], cast.outputs[0]))
     exact = given is not None and given == back and wide is not None and holds(wide, given)
     return maker.inputs[0] if exact else None
+
+
+def _is_whole(scope: Scope, update: gs.Node) -> bool:
+    """Whether the updates are as large as the data, as are those that are an update of the same data."""
+    data, updates = update.inputs[:2]
+    inner = scope.producer(updates)
+    same = inner is not None and scope.op(inner) == UPDATE_SLICE and inner.inputs[0] is data
+    forward = all(step > 0 for step in update.attrs.get("steps", ()))
+    return forward and (same or equal(scope.shape(data), scope.shape(updates)))
 
 
 def _always(scope: Scope, node: gs.Node) -> bool:
@@ -97,6 +113,25 @@ def _transpose(scope: Scope, node: gs.Node) -> bool:
     return list(perm) == list(range(len(perm)))
 
 
+def _pad(scope: Scope, node: gs.Node) -> bool:
+    given = node.attrs.get("pads")
+    pads = scope.constant(node.inputs[1]) if given is None and len(node.inputs) > 1 else given
+    return pads is not None and not np.any(pads) and node.inputs[0].name not in disputed(scope.graph)
+
+
+def _slice(scope: Scope, node: gs.Node) -> bool:
+    """A slice that is as long as its input is all of it, unless it is reversed; so is one from 0 to any end."""
+    if len(node.inputs) < 3:  # attributes, before opset 10
+        return _same_shape(scope, node)
+    starts, ends = (scope.constant(each) for each in node.inputs[1:3])
+    stepped = len(node.inputs) > 4 and not node.inputs[4].is_empty()
+    steps = scope.constant(node.inputs[4]) if stepped else np.ones(1)
+    if steps is None or (steps <= 0).any():
+        return False
+    whole = starts is not None and ends is not None and not starts.any() and (ends >= END).all() and (steps == 1).all()
+    return _same_shape(scope, node) or (bool(whole) and node.inputs[0].name not in disputed(scope.graph))
+
+
 _TESTS = {
     "Identity": _always,
     "Dropout": _dropout,
@@ -104,6 +139,8 @@ _TESTS = {
     "Reshape": _same_shape,
     "Expand": _same_shape,
     "Transpose": _transpose,
+    "Pad": _pad,
+    "Slice": _slice,
     **dict.fromkeys(("Concat", "Sum", "Mean", "Max", "Min"), _one_input),
 }
 

@@ -89,29 +89,78 @@ def gelu_block(g: Graph) -> object:
     return gelu(g, g.op("Add", *two(g, x)) if g.chance(0.5) else x)
 
 
-@motif(1)
+def projections(g: Graph, x: Value, heads: int) -> list[Value]:
+    """Q, K and V [n, heads, length, size] of x: of three products or of parts of one, K and V perhaps of one head."""
+    n, length, width = x.shape
+    size = width // heads
+    if g.chance(0.5):
+        y = g.op("Add", g.op("MatMul", x, g.weights(width, 3 * width)), g.weights(3 * width))
+        if g.chance(0.4):
+            at = g.choice([2, 3])
+            y = g.op("Reshape", y, g.ints([n, length, *([3, heads] if at == 2 else [heads, 3]), size]))
+            parts = [g.op("Gather", y, g.constant(np.int64(index)), axis=at) for index in range(3)]
+            return [g.op("Transpose", each, perm=[0, 2, 1, 3]) for each in parts]
+        ends = [[index * width, (index + 1) * width] for index in range(3)]
+        parts = [g.op("Slice", y, g.ints(each[:1]), g.ints(each[1:]), g.ints([2])) for each in ends]
+    else:
+        parts = [g.op("Add", g.op("MatMul", x, g.weights(width, width)), g.weights(width)) for _ in range(3)]
+    found = []
+    for y in parts:
+        y = g.op("Reshape", y, g.ints([g.choice([0, n]), g.choice([length, -1]), heads, size]))
+        found.append(g.op("Transpose", y, perm=[0, 2, 1, 3]))
+    if heads > 1 and g.chance(0.3):
+        for index in (1, 2):
+            one = g.op("Slice", found[index], g.ints([0]), g.ints([1]), g.ints([1]))
+            found[index] = g.op("Expand", one, g.ints([n, heads, length, size])) if g.chance(0.7) else one
+    return found
+
+
+def masked(g: Graph, scores: Value) -> Value:
+    """The scores with up to two masks: of keys, of pairs, a triangle, a bias."""
+    n, heads, rows, columns = scores.shape
+    low, zero = g.constant(-1e4, scores.dtype), g.constant(0.0, scores.dtype)
+    for _ in range(g.choice([0, 1, 1, 2])):
+        kind = g.choice(["keys", "pairs", "triangle", "bias"])
+        if kind == "bias":
+            scores = g.op("Add", scores, g.weights(g.choice([1, n]), heads, rows, columns))
+            continue
+        if kind == "triangle":
+            mask = g.constant(np.tril(np.ones((rows, columns), bool)))
+        else:
+            mask = g.input(g.numbers([n, 1, 1 if kind == "keys" else rows, columns], dtype=np.dtype(np.bool_)))
+        if g.chance(0.5):
+            scores = g.op("Where", mask, scores, low)
+        else:
+            scores = g.op("Add", *g.rng.sample([scores, g.op("Where", mask, zero, low)], 2))
+    return scores
+
+
+@motif(1.5)
 def attention(g: Graph) -> object:
-    """Attention written out, with one or two heads and a mask."""
+    """Attention written out, as exporters write it."""
     x = sequence(g)
     if x.rank != 3:
         raise UnfitError("no sequence")
     n, length, width = x.shape
     heads = 2 if width % 2 == 0 and g.chance(0.6) else 1
-    parts = []
-    for _ in range(3):
-        y = g.op("Add", g.op("MatMul", x, g.weights(width, width)), g.weights(width))
-        y = g.op("Reshape", y, g.ints([g.choice([0, n]), g.choice([length, -1]), heads, width // heads]))
-        parts.append(g.op("Transpose", y, perm=[0, 2, 1, 3]))
-    q, k, v = parts
-    scores = g.op("MatMul", q, g.op("Transpose", k, perm=[0, 1, 3, 2]))
-    scores = g.op("Div", scores, g.constant(np.sqrt(width // heads), x.dtype))
-    if g.chance(0.5):
-        mask = g.input(g.numbers([n, 1, 1, length], dtype=np.dtype(np.bool_)))
-        low = g.constant(-1e4, x.dtype)
-        scores = g.op("Where", mask, scores, low)
-    y = g.op("MatMul", g.op("Softmax", scores, axis=-1 if g.opset >= 11 else 3), v)
-    y = g.op("Reshape", g.op("Transpose", y, perm=[0, 2, 1, 3]), g.ints([n, length, width]))
-    return g.op("Add", x, y)
+    q, k, v = projections(g, x, heads)
+    keys = g.op("Transpose", k, perm=[0, 1, 3, 2])
+    scale = float(width // heads) ** -0.5
+    if g.chance(0.4):
+        root = g.constant(scale**0.5, x.dtype)
+        scores = g.op("MatMul", g.op("Mul", q, root), g.op("Mul", keys, root))
+    else:
+        scores = g.op("Div", g.op("MatMul", q, keys), g.constant(1 / scale, x.dtype))
+    if g.chance(0.2):
+        cap = g.constant(g.choice([1.0, 4.0]), x.dtype)
+        scores = g.op("Mul", g.op("Tanh", g.op("Div", scores, cap)), cap)
+    scores = masked(g, scores)
+    weights = g.op("Softmax", scores, axis=-1 if g.opset >= 11 else 3)
+    if g.opset >= 9 and g.chance(0.2):
+        weights = g.op("Where", g.op("IsNaN", weights), g.constant(0.0, x.dtype), weights)
+    y = g.op("Transpose", g.op("MatMul", weights, v), perm=[0, 2, 1, 3])
+    y = g.op("Reshape", y, g.ints([n, length, width]))
+    return g.op("Add", x, y) if g.chance(0.7) else y
 
 
 @motif(1)

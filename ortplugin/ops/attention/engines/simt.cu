@@ -182,7 +182,7 @@ __device__ __forceinline__ void store(const Arguments& a, storage_t* head, long 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) attention_simt(const Arguments a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_simt(const Arguments a) {
   __shared__ Queries queries;
   __shared__ Tile tile;
   grid_dependency_wait();

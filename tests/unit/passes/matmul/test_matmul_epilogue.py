@@ -100,6 +100,17 @@ def test_what_only_a_pointwise_operator_outside_reads_is_computed_there(rng: np.
     assert_same_outputs(original, optimized, rng)
 
 
+def test_what_only_a_sum_outside_reads_is_computed_there(rng: np.random.Generator) -> None:
+    """The sum reads half of what the product would write beside its result."""
+    original = graph(
+        "a = Add(c, b)  f = Cast<to = 1>(a)  i = IsInf(f)  n = Cast<to = 1>(i)  z = ReduceSum<keepdims = 0>(n)  "
+        "y = Softmax(a)", "f[N,M,8] y, float z",
+    )  # fmt: skip
+    optimized, _ = fuse(original)
+    assert lines(programs(optimized)[0]) == ["y = Add(c, bias)"]
+    assert_same_outputs(original, optimized, rng)
+
+
 def test_a_residual_sum_is_written_once_for_the_norm_and_the_next_sum(rng: np.random.Generator) -> None:
     text = "a = Add(c, b)  h = Add(a, r)  n = LayerNormalization(h, b, b)  d = MatMul(n, w2)  y = Add(d, h)"
     original = graph(text)

@@ -191,6 +191,24 @@ def test_a_reduction_of_constants_stays() -> None:
     assert_unchanged(of_constants("ScatterND", 18, ROWS, one, SHIFTED[:1], reduction="add"), [FOLD_CONSTANTS])
 
 
+@pytest.mark.parametrize("opset", [11, 13])
+@pytest.mark.parametrize(
+    ("shape", "axis", "indices"),
+    [((5, 4), 0, [[0, 4, -1, 2], [-5, 1, 1, 3]]), ((1, 512), 1, [range(9)]), ((3, 4, 2), -2, [[[3], [-4]]])],
+)
+def test_elements_of_constants(shape: tuple[int, ...], axis: int, indices: object, opset: int) -> None:
+    """onnx's evaluator chooses among at most 32 elements, and wraps indices."""
+    data = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    original = of_constants("GatherElements", opset, data, np.array(indices), axis=axis)
+    optimized, _ = run_pass(original, FOLD_CONSTANTS)
+    assert operators(optimized) == ["Identity"]
+    np.testing.assert_array_equal(run(optimized, {})[0], run(original, {})[0], strict=True)
+
+
+def test_elements_out_of_range_stay() -> None:
+    assert_unchanged(of_constants("GatherElements", 13, ROWS, np.array([[5, 0, 0, 0]]), axis=0), [FOLD_CONSTANTS])
+
+
 MASK = """g (float[6,6] x) => (float[6,6] y) <int64[4,1] rows = {0, 1, 2, 3}, int64[2,1] cols = {4, 5}>
     { size = Constant<value_ints = [6, 6]> ()  zero = ConstantOfShape<value = float[1] {0.0}> (size)
        start = Constant<value_ints = [0]> ()  end = Constant<value_ints = [-2]> ()  part = Slice(zero, start, end)

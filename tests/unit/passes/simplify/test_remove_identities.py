@@ -7,8 +7,12 @@ import onnx
 import pytest
 from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, random_feeds, run, run_pass
 
+from ortplugin.passes.scatter.scatter_transpose import SCATTER_TRANSPOSE
+from ortplugin.passes.scatter.update_slice import UPDATE_SLICE
 from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
 from ortplugin.passes.simplify.remove_identities import REMOVE_IDENTITIES
+
+START = "start = Constant<value = int64[2] {0, 0}> ()"
 
 
 @pytest.mark.parametrize(
@@ -22,6 +26,10 @@ from ortplugin.passes.simplify.remove_identities import REMOVE_IDENTITIES
         "shape = Constant<value = int64[2] {-1, 4}> ()  b = Reshape(a, shape)",
         "shape = Constant<value = int64[2] {1, 4}> ()  b = Expand(a, shape)",
         "b = Transpose<perm = [0, 1]> (a)",
+        'pads = Constant<value = int64[4] {0, 0, 0, 0}> ()  b = Pad<mode = "reflect"> (a, pads)',
+        f"{START}  end = Constant<value = int64[2] {{3, 9}}> ()  b = Slice(a, start, end)",
+        "v = Constant<value_ints = [0]> ()  w = Constant<value_ints = [4]> ()  axis = Constant<value_ints = [1]> ()"
+        "  step = Constant<value_ints = [1]> ()  b = Slice(a, v, w, axis, step)",
         "b = Concat<axis = 0> (a)",
         "b = Sum(a)",
         "b = Mean(a)",
@@ -66,6 +74,45 @@ def test_a_wider_form_stays_for_others(end: str, rng: np.random.Generator) -> No
     optimized, _ = run_pass(original, REMOVE_IDENTITIES)
     assert operators(optimized) == ["Abs", "Cast", "Neg", "Sqrt"][: 4 if "Sqrt" in end else 3]
     assert [each.name for each in optimized.graph.output] == ["y", "z"]
+    assert_same_outputs(original, optimized, rng)
+
+
+def test_a_slice_to_the_end_of_an_unknown_length(rng: np.random.Generator) -> None:
+    original = model("""g (float[N,M] x) => (float[N,M] y) { v = Constant<value_ints = [0]> ()
+        w = Constant<value_ints = [9223372036854775807]> ()  b = Slice(x, v, w, v)  y = Neg(b) }""")
+    optimized, _ = run_pass(original, REMOVE_IDENTITIES)
+    assert operators(optimized) == ["Neg"]
+    assert_same_outputs(original, optimized, rng)
+
+
+ALL_ROWS = """g (float[{0},4] x, float[{0},1] u) => (float[{0},4] y) <int64[1,1] one = {{1}}> {{
+    v = Constant<value_ints = [0]> ()  end = Constant<value_ints = [9223372036854775807]> ()
+    rows = Slice(x, v, end)  a = Transpose<perm = [1, 0]> (rows)  t = Transpose<perm = [1, 0]> (u)
+    b = ScatterND(a, one, t)  c = Transpose<perm = [1, 0]> (b)
+    n = Shape(x)  length = Gather(n, zero)  i = Range(zero, length, step)  column = Unsqueeze(i, minus)
+    zero = Constant<value = int64 {{0}}> ()  step = Constant<value = int64 {{1}}> ()
+    minus = Constant<value_ints = [-1]> ()  y = ScatterND(x, column, c) }}"""
+
+
+@pytest.mark.parametrize("rows", ["3", "N"])
+def test_an_update_of_all_rows(rows: str, rng: np.random.Generator) -> None:
+    """x[:, 1] = u, as PyTorch's dynamo exporter writes it: a slice of all rows is taken, updated and put back."""
+    original = model(ALL_ROWS.format(rows))
+    nodes = list(original.graph.node)
+    original.graph.ClearField("node")
+    original.graph.node.extend(sorted(nodes, key=lambda node: node.op_type != "Constant"))
+    first = run_pass(original, REMOVE_IDENTITIES, UPDATE_SLICE, SCATTER_TRANSPOSE)[0]
+    optimized, _ = run_pass(first, REMOVE_IDENTITIES, DEAD_NODES)
+    assert operators(optimized) == ["UpdateSlice"]
+    assert_same_outputs(original, optimized, rng)
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_a_slice_of_attributes(start: int, rng: np.random.Generator) -> None:
+    text = "g (float[3,4] x) => (float[A,4] y) {{ b = Slice<starts = [{0}], ends = [9], axes = [0]>(x)  y = Neg(b) }}"
+    original = model(text.format(start), opset=9)
+    optimized, _ = run_pass(original, REMOVE_IDENTITIES)
+    assert operators(optimized) == ["Slice", "Neg"][start == 0 :]
     assert_same_outputs(original, optimized, rng)
 
 
@@ -117,6 +164,10 @@ def test_an_identity_between_fixed_names_stays(nodes: str, rng: np.random.Genera
         "  b = Squeeze(c, s)",
         "shape = Constant<value = int64[2] {4, 3}> ()  c = Reshape(a, shape)  b = Transpose(c)",
         "c = Transpose(a)  b = Transpose(c)",
+        "pads = Constant<value = int64[4] {1, 0, -1, 0}> ()  b = Pad(a, pads)",  # moves the rows
+        f"{START}  end = Constant<value = int64[2] {{3, 3}}> ()  b = Slice(a, start, end)",
+        "v = Constant<value_ints = [-1]> ()  w = Constant<value_ints = [-9]> ()  axis = Constant<value_ints = [1]> ()"
+        "  b = Slice(a, v, w, axis, v)",  # reversed
         "c = Cast<to = 10> (a)  b = Cast<to = 1> (c)",  # rounds (RELIABILITY 17)
         "c = Cast<to = 7> (a)  b = Cast<to = 1> (c)",
         "d = Cast<to = 11> (a)  e = Cast<to = 6> (d)  b = Cast<to = 1> (e)",
@@ -129,8 +180,8 @@ def test_an_identity_between_fixed_names_stays(nodes: str, rng: np.random.Genera
     ],
 )
 def test_kept(node: str) -> None:
-    rows = 6 if "Concat" in node else 3
-    assert_unchanged(model(f"g (float[3,4] x) => (float[{rows},4] y) {{ a = Sin(x)  {node}  y = Neg(b) }}"),
+    rows, columns = 6 if "Concat" in node else 3, 3 if "{3, 3}" in node else 4
+    assert_unchanged(model(f"g (float[3,4] x) => (float[{rows},{columns}] y) {{ a = Sin(x)  {node}  y = Neg(b) }}"),
                      [REMOVE_IDENTITIES])  # fmt: skip
 
 

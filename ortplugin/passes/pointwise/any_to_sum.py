@@ -1,0 +1,110 @@
+"""Whether any, or every, element of a tensor is true becomes a sum, which fuse-sum-to joins with what makes the tensor.
+
+    any:  y = Cast<bool>(ReduceMax(Cast<int64>(b)))    becomes    y = Cast<bool>(ReduceSum(Cast<float>(b)))
+    all:  y = Cast<bool>(ReduceMin(Cast<int64>(b)))    becomes    y = Not(Cast<bool>(ReduceSum(Cast<float>(Not(b)))))
+
+So T5 asks after each branch whether it overflowed. The sum is that of zeros and ones in float32, which may round where
+it is large, but is 0 only if all terms are. ONNX Runtime's CUDA provider has no ReduceMax of integers: it casts to
+double and back. Of no elements the maximum of a signed dtype is its lowest number, which is true: such axes stay.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+
+from ortplugin.graph.facts import Scope
+from ortplugin.graph.labels import label
+from ortplugin.passes.conditions import unsupported
+from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
+from ortplugin.passes.emit import emit, integers
+
+REDUCTIONS = ("ReduceMax", "ReduceMin")
+FLOAT, BOOL = onnx.TensorProto.FLOAT, onnx.TensorProto.BOOL
+
+
+def rewrite(scope: Scope, node: gs.Node) -> Outcome:
+    """Replaces one reduction and what makes bools of its result."""
+    if scope.op(node) not in REDUCTIONS or unsupported(scope) or not node.inputs:
+        return None
+    numbers, extreme = node.inputs[0], node.outputs[0]
+    bools = numbers if numbers.dtype == np.bool_ else _cast_of(scope, numbers)
+    rank = scope.rank(numbers)
+    if bools is None or rank is None:
+        return None
+    readers = [node] if numbers is bools else scope.consumers(extreme)
+    if numbers is not bools and (
+        scope.used_beyond(extreme, readers) or not readers or not all(_asks(scope, each, extreme) for each in readers)
+    ):
+        return None
+    axes = _axes(scope, node, rank)
+    if axes is None:
+        return Missed(label(node), "its axes are not constant")
+    signed = np.dtype(numbers.dtype).kind not in "ub"
+    lengths = [(scope.shape(numbers) or ())[axis] for axis in axes]
+    if scope.op(node) == "ReduceMax" and signed and not all(isinstance(n, int) and n > 0 for n in lengths):
+        return Missed(label(node), f"'{numbers.name}' is not known to have elements on the axes {axes}")
+    labels = tuple(label(each) for each in (node, *(each for each in readers if each is not node)))
+    total = _count(scope, node, bools, axes)
+    for reader in readers:
+        y = reader.outputs[0]
+        new = gs.Node("Cast", reader.name, {"to": BOOL}, [total])
+        if scope.op(node) == "ReduceMin":
+            found = emit(scope, reader, "Cast", [total], scope.shape(y), to=BOOL)
+            found.dtype = np.dtype(np.bool_)
+            new = gs.Node("Not", reader.name, {}, [found])
+        scope.replace([reader], new, [y])
+    if numbers is not bools:
+        scope.remove(node)
+        cast = scope.producer(numbers)
+        if cast is not None and not scope.used_beyond(numbers, []):
+            scope.remove(cast)
+    return Applied(labels, None)
+
+
+def _cast_of(scope: Scope, numbers: gs.Tensor) -> gs.Tensor | None:
+    """The bools of which the tensor is a Cast."""
+    maker = scope.producer(numbers)
+    if maker is None or scope.op(maker) != "Cast" or maker.inputs[0].dtype != np.bool_:
+        return None
+    return maker.inputs[0]
+
+
+def _asks(scope: Scope, reader: gs.Node, number: gs.Tensor) -> bool:
+    """Whether a node asks only if the number is another than 0: a Cast to bool, or whether it is larger."""
+    if scope.op(reader) == "Greater":
+        return reader.inputs[0] is number and scope.scalar(reader.inputs[1]) == 0 and scope.rank(reader.inputs[1]) == 0
+    return scope.op(reader) == "Cast" and reader.outputs[0].dtype == np.bool_
+
+
+def _axes(scope: Scope, node: gs.Node, rank: int) -> list[int] | None:
+    """The axes, ascending; None where they are not known, or where none are reduced."""
+    axes = node.attrs.get("axes")
+    if axes is None and len(node.inputs) > 1 and not node.inputs[1].is_empty():
+        axes = scope.constant(node.inputs[1])
+        if axes is None:
+            return None
+    given = [int(axis) for axis in axes] if axes is not None else []
+    if not given and node.attrs.get("noop_with_empty_axes", 0):
+        return None
+    return sorted({axis % rank for axis in given}) or list(range(rank))
+
+
+def _count(scope: Scope, node: gs.Node, bools: gs.Tensor, axes: list[int]) -> gs.Tensor:
+    """How many are true, of ReduceMin how many are not, in float32."""
+    shape = scope.shape(bools)
+    if scope.op(node) == "ReduceMin":
+        bools = emit(scope, node, "Not", [bools], shape)
+    ones = emit(scope, node, "Cast", [bools], shape, to=FLOAT)
+    ones.dtype = np.dtype(np.float32)
+    keepdims = {"keepdims": int(node.attrs.get("keepdims", 1))}
+    made = scope.shape(node.outputs[0])
+    if not axes:  # of a scalar
+        return ones
+    if scope.opset < 13:
+        return emit(scope, node, "ReduceSum", [ones], made, axes=axes, **keepdims)
+    return emit(scope, node, "ReduceSum", [ones, integers(scope, axes, "axes")], made, **keepdims)
+
+
+ANY_TO_SUM = RulePass("any-to-sum", "whether any or all elements of a tensor are true becomes a sum", rewrite)

@@ -1,0 +1,150 @@
+"""Operators that are attention already, against what ONNX Runtime computes of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from attention_helpers import assert_equal, attentions, attributes, feeds, in_float, no_constants  # noqa: F401
+from onnx import numpy_helper
+from pass_helpers import assert_unchanged, model, run_pass
+
+from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
+from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
+
+pytestmark = pytest.mark.usefixtures("in_float")
+
+FOUR = "float[2,4,5,8] q, float[2,2,5,8] k, float[2,2,5,8] v"
+THREE = "float[2,5,32] q, float[2,5,16] k, float[2,5,16] v"
+HEADS = "q_num_heads = 4, kv_num_heads = 2"
+LAID = {f"{each}_layout": "b s (h d)" for each in "qkvy"}
+ROOT = round(8**-0.5, 5)
+
+
+def operator(node: str, inputs: str, y: str, opset: int = 23, contrib: bool = False) -> onnx.ModelProto:
+    return model(f"g ({inputs}) => ({y}) {{ {node} }}", opset, contrib, ir=10)
+
+
+def fuse(original: onnx.ModelProto, rng: np.random.Generator, **given: np.ndarray) -> tuple[list[str], onnx.NodeProto]:
+    """The operators after the pass, and the fused node; outputs are equal."""
+    optimized, _ = run_pass(original, FUSE_ATTENTION, DEAD_NODES)
+    assert_equal(original, optimized, {**feeds(original, rng), **given})
+    (node,) = attentions(optimized)
+    return list(no_constants(optimized)), node
+
+
+ONNX = {
+    "heads apart": ("y = Attention(q, k, v)", FOUR, "float[2,4,5,8] y", {"scale": ROOT}),
+    "heads together": (f"y = Attention<{HEADS}> (q, k, v)", THREE, "float[2,5,32] y", {**LAID, "scale": ROOT}),
+    "scale and softcap": ("y = Attention<scale = 0.5, softcap = 2.0> (q, k, v)", FOUR, "float[2,4,5,8] y",
+                          {"scale": 0.5, "softcap": 2.0}),
+    "causal": ("y = Attention<is_causal = 1> (q, k, v)", FOUR, "float[2,4,5,8] y",
+               {"scale": ROOT, "causal": "upper_left"}),
+    "a mask to add": (f"y = Attention<{HEADS}, softcap = 2.0> (q, k, v, m)", f"{THREE}, float[2,1,5,5] m",
+                      "float[2,5,32] y", {**LAID, "scale": ROOT, "softcap": 2.0, "mask_dtype": "float",
+                                          "masked_rows": "zero"}),
+    "bools, causal": ("y = Attention<is_causal = 1> (q, k, v, m)", f"{FOUR}, bool[5,5] m", "float[2,4,5,8] y",
+                      {"scale": ROOT, "causal": "upper_left", "mask_dtype": "bool", "masked_rows": "zero"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("opset", [23, 24])
+@pytest.mark.parametrize("form", ONNX)
+def test_attention_of_onnx(form: str, opset: int, rng: np.random.Generator) -> None:
+    node, inputs, y, expected = ONNX[form]
+    operators, found = fuse(operator(node, inputs, y, opset), rng)
+    assert operators == ["FusedAttention"]
+    assert attributes(found) == expected
+
+
+def test_a_row_that_is_masked_whole_is_zero(rng: np.random.Generator) -> None:
+    original = operator("y = Attention(q, k, v, m)", f"{FOUR}, bool[5,5] m", "float[2,4,5,8] y")
+    mask = np.ones((5, 5), bool)
+    mask[2] = False
+    _, node = fuse(original, rng, m=mask)
+    assert attributes(node)["masked_rows"] == "zero"
+
+
+def test_views_before_and_after_are_read_through(rng: np.random.Generator) -> None:
+    views = """shape = Constant<value = int64[4] {2,5,4,8}> ()  few = Constant<value = int64[4] {2,5,2,8}> ()
+        q4 = Reshape(q, shape)  qh = Transpose<perm = [0,2,1,3]> (q4)  k4 = Reshape(k, few)
+        kh = Transpose<perm = [0,2,1,3]> (k4)  v4 = Reshape(v, few)  vh = Transpose<perm = [0,2,1,3]> (v4)
+        a = Attention(qh, kh, vh)  t = Transpose<perm = [0,2,1,3]> (a)
+        joined = Constant<value = int64[3] {2,5,32}> ()  y = Reshape(t, joined)"""
+    operators, node = fuse(operator(views, THREE, "float[2,5,32] y"), rng)
+    assert operators == ["FusedAttention"]
+    assert attributes(node) == {**LAID, "scale": ROOT}
+
+
+QKV = "float[2,5,32] q, float[2,7,32] k, float[2,7,32] v"
+MULTI_HEAD = "com.microsoft.MultiHeadAttention<num_heads = 4"
+CONTRIB = {
+    "plain": (f"y = {MULTI_HEAD}> (q, k, v)", QKV, {**LAID, "scale": ROOT}, ["FusedAttention"]),
+    "scale, values of another size": (f"y = {MULTI_HEAD}, scale = 0.5> (q, k, v)",
+                                      QKV.replace("[2,7,32] v", "[2,7,12] v"), {**LAID, "scale": 0.5},
+                                      ["FusedAttention"]),
+    "a bias for the scores": (f"y = {MULTI_HEAD}> (q, k, v, , , m)", f"{QKV}, float[1,4,5,7] m",
+                              {**LAID, "scale": ROOT, "mask_dtype": "float"}, ["FusedAttention"]),
+    "padding": (f"y = {MULTI_HEAD}, mask_filter_value = -1000.0> (q, k, v, , m)", f"{QKV}, int32[2,7] m",
+                {**LAID, "scale": ROOT, "mask_dtype": "float"}, ["Cast", "Unsqueeze", "Where", "FusedAttention"]),
+    "causal": (f"y = {MULTI_HEAD}, unidirectional = 1> (q, k, v)", QKV.replace("7,", "5,"),
+               {**LAID, "scale": ROOT, "causal": "upper_left"}, ["FusedAttention"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", CONTRIB)
+def test_attention_of_onnx_runtime(form: str, rng: np.random.Generator) -> None:
+    node, inputs, expected, operators = CONTRIB[form]
+    width = 12 if "12] v" in inputs else 32
+    original = operator(node, inputs, f"float[2,5,{width}] y", 17, contrib=True)
+    found, fused = fuse(original, rng)
+    assert found == operators
+    assert attributes(fused) == expected
+
+
+def test_the_bias_of_the_projections_is_added_before(rng: np.random.Generator) -> None:
+    original = operator(f"y = {MULTI_HEAD}> (q, k, v, b)", QKV, "float[2,5,32] y", 17, contrib=True)
+    original.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(96).astype(np.float32), "b"))
+    operators, _ = fuse(original, rng)
+    assert operators == ["Add", "Add", "Add", "FusedAttention"]
+
+
+def test_one_product_with_its_weights(rng: np.random.Generator) -> None:
+    for attributes_, mask in (("num_heads = 4", None), ("num_heads = 4, unidirectional = 1", None),
+                              ("num_heads = 4", "int32[2,5] m")):  # fmt: skip
+        inputs = "float[2,5,16] x" + (f", {mask}" if mask else "")
+        node = f"y = com.microsoft.Attention<{attributes_}> (x, w, b{', m' if mask else ''})"
+        original = operator(node, inputs, "float[2,5,32] y", 17, contrib=True)
+        for name, shape in (("w", (16, 96)), ("b", (96,))):
+            values = (rng.standard_normal(shape) * 0.3).astype(np.float32)
+            original.graph.initializer.append(numpy_helper.from_array(values, name))
+        operators, fused = fuse(original, rng)
+        assert operators[-1] == "FusedAttention"
+        assert operators.count("MatMul") == 1
+        assert attributes(fused)["k_layout"] == "b s (1/3 h d)"
+
+
+STAY = {
+    "a cache": (f"y = {MULTI_HEAD}> (q, k, v, , , , p, p)", f"{QKV}, float[2,4,3,8] p", "it reads past keys, 'p'"),
+    "lengths of keys": (f"y = {MULTI_HEAD}> (q, k, v, , m)", f"{QKV}, int32[2] m", "has not one number a key"),
+    "a bias that is no constant": (f"y = {MULTI_HEAD}> (q, k, v, b)", f"{QKV}, float[96] b", "'b' is no constant"),
+    "causal with more keys": (f"y = {MULTI_HEAD}, unidirectional = 1> (q, k, v)", QKV, "as many keys as queries"),
+}
+
+
+@pytest.mark.parametrize("name", STAY)
+def test_what_is_more_than_attention_stays(name: str) -> None:
+    node, inputs, reason = STAY[name]
+    assert_unchanged(operator(node, inputs, "float[2,5,32] y", 17, contrib=True), [FUSE_ATTENTION], reason)
+
+
+def test_a_mask_that_may_be_shorter_than_the_keys_stays() -> None:
+    original = operator("y = Attention(q, k, v, m)", f"{FOUR}, float[5,4] m", "float[2,4,5,8] y")
+    assert_unchanged(original, [FUSE_ATTENTION], "may be larger than the scores")
+    original = operator("y = Attention(q, k, v, m)", f"{FOUR}, float[5,1] m", "float[2,4,5,8] y")
+    assert_unchanged(original, [FUSE_ATTENTION], "may be shorter than the keys")
+
+
+def test_the_matrix_of_scores_as_an_output_stays() -> None:
+    original = operator("y, a, b, s = Attention(q, k, v)", FOUR, "float[2,4,5,8] y, float[2,4,5,5] s")
+    assert_unchanged(original, [FUSE_ATTENTION], "'s' is a graph output")

@@ -1,0 +1,62 @@
+"""Expands before pointwise operators."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass
+
+from ortplugin.passes.simplify.late_expand import LATE_EXPAND
+
+
+def graph(nodes: str, inputs: str, shape: object = (2, 1, 3, 4), y: str = "float[2,5,3,4] y") -> onnx.ModelProto:
+    original = model(f"g ({inputs}) => ({y}) {{ {nodes} }}")
+    original.graph.initializer.append(numpy_helper.from_array(np.asarray(shape, np.int64), "s"))
+    return original
+
+
+MASK = "bool[2,1,1,4] m"
+WHERE = "zero = Constant<value_float = 0.0>()  low = Constant<value_float = -65504.0>()  e = Expand(m, s)"
+
+CASES = {
+    "away": (graph("e = Expand(m, s)  y = Add(x, e)", "float[2,5,3,4] x, float[2,1,1,4] m"), ["Add"]),
+    "away, of named lengths": (
+        graph("e = Expand(m, s)  y = Add(x, e)", "float[N,M,3,4] x, float[N,1,1,4] m", (1, 1, 3, 1),
+              "float[N,M,3,4] y"), ["Add"]),
+    "behind": (graph(f"{WHERE}  y = Where(e, zero, low)", MASK, y="float[2,1,3,4] y"), ["Where", "Expand"]),
+    "behind, and then away": (graph(f"{WHERE}  w = Where(e, zero, low)  y = Add(w, x)", f"{MASK}, float[2,5,3,4] x"),
+                              ["Where", "Add"]),
+    "two of one": (graph("e = Expand(m, s)  y = Mul(e, e)", "float[2,1,1,4] m", y="float[2,1,3,4] y"),
+                   ["Mul", "Expand"]),
+    "two that make the shape together": (
+        graph("e = Expand(a, s)  f = Expand(b, s)  y = Add(e, f)", "float[2,1,3,1] a, float[4] b",
+              y="float[2,1,3,4] y"), ["Add"]),
+    "one that others read": (
+        graph("e = Expand(m, s)  y = Add(x, e)  z = Softmax(e)", "float[2,5,3,4] x, float[2,1,1,4] m",
+              y="float[2,5,3,4] y, float[2,1,3,4] z"), ["Expand", "Add", "Softmax"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_smaller(case: str, rng: np.random.Generator) -> None:
+    original, left = CASES[case]
+    optimized, _ = run_pass(original, LATE_EXPAND)
+    assert operators(optimized) == left
+    assert_same_outputs(original, optimized, rng)
+
+
+STAY = {
+    "for what is not pointwise": graph("e = Expand(m, s)  y = Softmax(e)", "float[2,1,1,4] m", y="float[2,1,3,4] y"),
+    "what others read": graph("e = Expand(m, s)  y = Neg(e)  z = Softmax(e)", "float[2,1,1,4] m",
+                              y="float[2,1,3,4] y, float[2,1,3,4] z"),
+    "an output": graph("e = Expand(m, s)  y = Neg(e)", "float[2,1,1,4] m", y="float[2,1,3,4] y, float[2,1,3,4] e"),
+    "lengths that are not known": model("""g (float[N,1] m, int64[2] s) => (float[A,B] y) {
+        e = Expand(m, s)  y = Neg(e) }"""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", STAY)
+def test_stays(what: str) -> None:
+    assert_unchanged(STAY[what], [LATE_EXPAND])
