@@ -169,7 +169,7 @@ def _read_before(scope: Scope, node: gs.Node, operand: _Operand) -> None:
     for read in reversed(reads(scope, operand.rotation.x, tuple(axes), True)[1:]):
         names = {letter: atom.leaves() for letter, atom in atoms.items()}
         found = None if read.repeated else layout_of(read.axes, [length(axis) for axis in read.axes], names)
-        if found is not None and found.shape is None:
+        if found is not None and found.shape is None and scope.dtype(read.tensor) == node.attrs["dtype"]:
             node.inputs[operand.index] = read.tensor
             node.attrs[name] = found.text
             node.attrs["scale"] = float(node.attrs.get("scale", 1.0)) * read.factor
