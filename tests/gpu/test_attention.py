@@ -34,6 +34,11 @@ CHOSEN = (
     "large: Llama, bfloat16",
     "large: Stable Diffusion, float16",
     "large: decoding, float16",
+    "rotary half, 130 rows, 20 pairs of 40, float for bfloat16",
+    "rotary interleaved, everything, float16",
+    "rotary half, channels first",
+    "large: Llama rotated, float16",
+    "large: long and rotated, float16",
 )
 
 
@@ -68,6 +73,11 @@ def test_every_head_size(library: Path, dtype: str) -> None:
         256,
     ):
         value = (size * 7) % 256 + 1
+        if size > 1:
+            for rotary in ("half", "interleaved"):
+                case = case_of(f"{rotary}, {size}, {dtype}", dtype, (1, 2, 1, 70, 70, size, size), rotary=rotary,
+                               tables=(("float", dtype)[size % 2], (70, size // 2)))  # fmt: skip
+                check(case, run(make(case.model()), case))
         for name, value_size in (("the same", size), ("another", value)):
             case = case_of(f"{name}, {size}, {dtype}", dtype, (1, 2, 1, 70, 67, size, value_size))
             check(case, run(make(case.model()), case))

@@ -20,6 +20,7 @@ from threads import in_threads
 from ort.host import CPU_ONLY, assert_runs_repeat, assert_same_bits, assert_threads_change_nothing, make, run
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.ops.attention import OPERATOR
+from ortplugin.program import NUMPY_DTYPES
 
 
 @pytest.mark.parametrize("case", [*CASES, *LARGE_CASES], ids=lambda case: case.name)
@@ -54,6 +55,10 @@ OPSETS = (
     "softcap and mask, double",
     "no keys, zero, float16",
     "no batch, merged, float",
+    "rotary half, packed, fewer heads",
+    "rotary interleaved, 70 rows, 32 pairs of 64, float for float16",
+    "rotary interleaved, everything, double",
+    "rotary half, nothing",
 )
 
 
@@ -137,6 +142,13 @@ class Wrong:
     given: tuple[tuple[str, Any], ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ((2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 6))
     mask: str = ""
+    last: str = ""  # the dtype of the last input, if not float
+
+    @property
+    def dtypes(self) -> list[str]:
+        """Of the inputs."""
+        made = [self.mask if i == 3 and self.mask else "float" for i in range(len(self.shapes))]
+        return [*made[:-1], self.last or made[-1]]
 
     def node(self) -> onnx.NodeProto:
         given = {"qkv_dtype": "float", "heads": 4, "kv_heads": 2, **({"mask_dtype": self.mask} if self.mask else {}),
@@ -146,13 +158,24 @@ class Wrong:
         return helper.make_node("FusedAttention", names, ["y"], "culprit", domain=DOMAIN, **given)
 
     def model(self, known: bool) -> bytes:
-        inputs = [(f"x{i}", self.mask if i == 3 else "float", shape if known else None)
-                  for i, shape in enumerate(self.shapes)]  # fmt: skip
+        inputs = [(f"x{i}", dtype, shape if known else None)
+                  for i, (dtype, shape) in enumerate(zip(self.dtypes, self.shapes, strict=True))]  # fmt: skip
         return model_with([self.node()], inputs, [("y", "float")])
 
 
 def _wrong(words: str, *shapes: tuple[int, ...], mask: str = "", **given: Any) -> Wrong:
     return Wrong(words, tuple(given.items()), shapes or Wrong.shapes, mask)
+
+
+def _rotated(
+    words: str,
+    cos: tuple[int, ...],
+    sin_shape: tuple[int, ...] | None = None,
+    sin: str = "",
+    shapes: tuple[tuple[int, ...], ...] = ((2, 4, 5, 8), (2, 2, 5, 8), (2, 2, 5, 6)),
+    **given: Any,
+) -> Wrong:
+    return Wrong(words, (("rotary", "half"), *given.items()), (*shapes, cos, sin_shape or cos), last=sin)
 
 
 WRONG = (
@@ -197,6 +220,18 @@ WRONG = (
     _wrong("the head size, d of V, is 257", *Wrong.shapes[:2], (2, 2, 7, 257)),
     _wrong("the head size, d of K, is 0", (2, 4, 5, 0), (2, 2, 7, 0), (2, 2, 7, 6)),
     _wrong("the mask's shape [5, 6] does not broadcast to [2, 4, 5, 7]", *Wrong.shapes, (5, 6), mask="bool"),
+    _wrong("'rotary' is 'full'", rotary="full"),
+    _wrong("'rotary_dtype' is 'float', but 'rotary' is none", rotary_dtype="float"),
+    _wrong("the node has 3 inputs", rotary="half"),
+    _rotated("'rotary_dtype' is 'double' but must be one of float", (5, 4), rotary_dtype="double"),
+    _rotated("sin is float16, but the attribute 'rotary_dtype' is float; cast it", (5, 4), sin="float16"),
+    _rotated("s of Q is 5, s of K, which is rotated as Q is, is 7", (5, 4), shapes=Wrong.shapes),
+    _rotated("cos is [5, 4] and sin [5, 3], but both are of one shape", (5, 4), (5, 3)),
+    _rotated("cos is [1, 1, 5, 4] and sin", (1, 1, 5, 4)),
+    _rotated("cos is [6, 4], but b of Q is 2 and s of Q and K is 5", (6, 4)),
+    _rotated("cos is [3, 5, 4], but b of Q is 2", (3, 5, 4)),
+    _rotated("cos has 5 columns, but must have 1 to 8 / 2, half the head size", (5, 5)),
+    _rotated("cos has 0 columns", (5, 0)),
     _wrong("the mask's shape [1, 1, 1, 5, 7] does not broadcast", *Wrong.shapes, (1, 1, 1, 5, 7), mask="bool"),
 )
 
@@ -205,8 +240,8 @@ WRONG = (
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.words)
 def test_what_is_wrong_is_refused(library: Path, wrong: Wrong, known: bool) -> None:
     """With the session, or where only the shapes are wrong and not known, with the run; and by the specification."""
-    feeds = {f"x{i}": np.ones(shape, bool if i == 3 and wrong.mask == "bool" else np.float16 if i == 3 else np.float32)
-             for i, shape in enumerate(wrong.shapes)}  # fmt: skip
+    feeds = {f"x{i}": np.ones(shape, NUMPY_DTYPES[dtype])
+             for i, (dtype, shape) in enumerate(zip(wrong.dtypes, wrong.shapes, strict=True))}  # fmt: skip
     with pytest.raises(Exception) as caught:  # noqa: PT011, ONNX Runtime's own kinds
         make(wrong.model(known)).run(None, feeds)
     message = str(caught.value)

@@ -19,7 +19,7 @@ from ortplugin.graph.shapes import Shape
 from ortplugin.ops import TensorType
 from ortplugin.ops.attention import OPERATOR
 from ortplugin.ops.attention.layout import Atom, Sizes, parse, shape_of, sizes
-from ortplugin.ops.attention.reference import Scores, attention, laid_out, view
+from ortplugin.ops.attention.reference import Scores, attention, laid_out, rotated, view
 
 FLOAT = np.dtype(np.float32)
 
@@ -244,6 +244,13 @@ WRONG = {
     "softcap inf": node_with(softcap=float("inf")),
     "q_layout is 'b s h': b, s, h and d": node_with(q_layout="b s h"),
     "k_layout is 'b s h:3/4 d', but from head 3 on there are no 2 of 4": node_with(k_layout="b s h:3/4 d"),
+    "rotary is 'full'": node_with(rotary="full"),
+    "perhaps a mask, and with rotary 'half' cos and sin": node_with(4, rotary="half"),
+    "mask_dtype is '', but must be one of ('bool', 'float', 'float16')": node_with(6, dtype="float16", rotary="half"),
+    "rotary_dtype is 'float', but rotary is 'none'; remove it": node_with(rotary_dtype="float"),
+    "rotary_dtype is 'double', but must be 'float' or 'float16'": node_with(
+        5, dtype="float16", rotary="interleaved", rotary_dtype="double"
+    ),
     "y_layout is 'b s h:0/4 d': an output": node_with(y_layout="b s h:0/4 d"),
 }
 
@@ -289,6 +296,54 @@ def _output(case: Case) -> Array:
 @pytest.mark.parametrize("case", CASES[::9], ids=lambda case: case.name)
 def test_the_reference_passes_its_own_comparison(case: Case) -> None:
     check(case, [_output(case)])
+
+
+ROTATED_MISTAKES: dict[str, Callable[[list[Array]], list[Array]]] = {
+    "the angles' sign": lambda x: [*x[:4], -x[4]],
+    "a row further": lambda x: [*x[:3], *(np.roll(each, 1, axis=0) for each in x[3:])],
+    "one pair is not": lambda x: [*x[:3], np.where(np.arange(4) == 3, 1, x[3]), np.where(np.arange(4) == 3, 0, x[4])],
+    "Q is not": lambda x: [turned(x[0], x[3], -x[4]), *x[1:]],
+}
+
+
+def turned(x: Array, cos: Array, sin: Array) -> Array:
+    return np.array(rotated(x, cos, sin, "half"))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float", "double"])
+@pytest.mark.parametrize("mistake", ROTATED_MISTAKES)
+def test_the_comparison_sees_mistakes_of_a_rotation(mistake: str, dtype: str) -> None:
+    case = case_of(f"mistaken, rotated, {dtype}", dtype, (2, 2, 20, 20, 16), tables=(dtype, (20, 4)), rotary="half")
+    inputs = [np.asarray(x) for x in case.inputs()]
+    changed = [np.asarray(x).astype(inputs[0].dtype) for x in ROTATED_MISTAKES[mistake](inputs)]
+    with pytest.raises(AssertionError, match="differ"):
+        check(case, OPERATOR.reference(case.node(), changed))
+
+
+def test_a_rotation_is_the_formula() -> None:
+    """One pair at a time, as products of complex numbers."""
+    rng = np.random.default_rng(5)
+    x, angles = rng.standard_normal((2, 3, 4, 11)), rng.uniform(-9, 9, (2, 4, 5))
+    for rotary, pairs in (
+        ("half", [(p, p + 5) for p in range(5)]),
+        ("interleaved", [(2 * p, 2 * p + 1) for p in range(5)]),
+    ):
+        found = rotated(x, np.cos(angles), np.sin(angles), rotary)
+        for p, (m, n) in enumerate(pairs):
+            wanted = (x[..., m] + 1j * x[..., n]) * np.exp(1j * angles[:, None, :, p])
+            np.testing.assert_allclose(found[..., m] + 1j * found[..., n], wanted, 1e-12)
+        np.testing.assert_array_equal(found[..., 10:], x[..., 10:])
+
+
+def test_tables_in_the_mask_s_place() -> None:
+    """An empty name between V and cos is no mask."""
+    case = by_name["rotary half, merged"]
+    node = case.node()
+    node.input.insert(3, "")
+    inputs: list[Any] = case.inputs()
+    inputs.insert(3, None)
+    check(case, OPERATOR.reference(node, inputs))
+    assert OPERATOR.infer_shapes(node, [TensorType(None, None)] * 6)[0].shape is None
 
 
 MISTAKES: dict[str, Callable[[list[Array]], list[Array]]] = {

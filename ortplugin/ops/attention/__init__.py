@@ -112,8 +112,11 @@ def _check_tables(where: str, cos: Shape, sin: Shape, batch: Dim, rows: Dim, hea
 
 def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[TensorType]:
     """Y's dtype, which is Q's, and its shape, as far as those of the inputs tell."""
-    attention = attributes_of(node)
-    inputs = [inputs[number] for number in given_inputs(node)]
+    return _infer_shapes(attributes_of(node), [inputs[number] for number in given_inputs(node)])
+
+
+def _infer_shapes(attention: Attention, inputs: Sequence[TensorType]) -> list[TensorType]:
+    """The same of the inputs alone, without what an empty name stands for."""
     _check_dtypes(attention, inputs)
     where, found = attention.where, []
     for name, layout, heads, x in zip(
@@ -165,7 +168,7 @@ def reference(
     """
     attention = attributes_of(node)
     inputs = [inputs[number] for number in given_inputs(node)]
-    infer_shapes(node, [TensorType(x.dtype, x.shape) for x in inputs])
+    _infer_shapes(attention, [TensorType(x.dtype, x.shape) for x in inputs])
     q, k, v = (
         numpy_reference.view(x, layout, heads)
         for x, layout, heads in zip(

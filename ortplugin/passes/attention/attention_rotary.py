@@ -69,7 +69,7 @@ def draw_in(scope: Scope, node: gs.Node) -> Outcome:
         return Missed(label(node), tables)
     old = {id(each): each for operand in operands for each in operand.rotation.nodes}
     for operand in operands:
-        _read_before(scope, node, operand)
+        old |= {id(each): each for each in _read_before(scope, node, operand)}
     node.inputs.extend(tables)
     node.attrs["rotary"] = "interleaved" if operands[0].rotation.interleaved else "half"
     dtype = scope.dtype(tables[0])
@@ -150,8 +150,8 @@ def _equal(scope: Scope, one: gs.Tensor, other: gs.Tensor) -> bool:
     return values[0].shape == values[1].shape and values[0].tobytes() == values[1].tobytes()
 
 
-def _read_before(scope: Scope, node: gs.Node, operand: _Operand) -> None:
-    """Lets the node read what was rotated, or the farthest tensor that it is a view of."""
+def _read_before(scope: Scope, node: gs.Node, operand: _Operand) -> list[gs.Node]:
+    """Lets the node read what was rotated, or the farthest tensor that it is a view of; views left out."""
     name, heads = (("q_layout", "heads"), ("k_layout", "kv_heads"))[operand.index]
     atoms = {letter: Atom(size) for letter, size in operand.sizes.items()}
     count = int(node.attrs[heads])
@@ -166,14 +166,17 @@ def _read_before(scope: Scope, node: gs.Node, operand: _Operand) -> None:
                 terms.append(Term(atoms["h"], each.first, total) if each.name == "h" else whole(atoms[each.name]))
         axes.append(tuple(terms))
     node.inputs[operand.index] = operand.rotation.x
-    for read in reversed(reads(scope, operand.rotation.x, tuple(axes), True)[1:]):
+    views = reads(scope, operand.rotation.x, tuple(axes), True)
+    for read in reversed(views[1:]):
         names = {letter: atom.leaves() for letter, atom in atoms.items()}
         found = None if read.repeated else layout_of(read.axes, [length(axis) for axis in read.axes], names)
         if found is not None and found.shape is None and scope.dtype(read.tensor) == node.attrs["qkv_dtype"]:
             node.inputs[operand.index] = read.tensor
             node.attrs[name] = found.text
             node.attrs["scale"] = float(node.attrs.get("scale", 1.0)) * read.factor
-            return
+            made = (scope.producer(each.tensor) for each in views[: read.depth])
+            return [each for each in made if each is not None]
+    return []
 
 
 def _remove_unused(scope: Scope, nodes: dict[int, gs.Node]) -> None:

@@ -4,8 +4,9 @@
 //
 //   const EngineKernel kernel = MakeAttention(problem, aligned, device);
 //
-// Its arguments begin with the addresses of Q, K, V, the mask, cos and sin if there are any, and Y. Kernels wait for the kernel
-// before them (griddepcontrol.wait) before they touch memory, need no workspace and give the same bits in every run.
+// Its arguments begin with the addresses of Q, K, V, the mask, cos and sin if there are any, and Y. Kernels wait for
+// the kernel before them (griddepcontrol.wait) before they touch memory, need no workspace and give the same bits in
+// every run.
 #pragma once
 
 #include <optional>
@@ -35,7 +36,8 @@ EngineKernel MakeAttention(const AttentionProblem& problem, bool aligned, const 
 // ---- What the engines share -----------------------------------------------------------------------------------------
 
 // CUDA C++ in front of a kernel: storage_t, compute_t, mask_t, the attributes as macros (HEAD_SIZE, VALUE_SIZE, MASK,
-// IS_BOOL_MASK, IS_CAUSAL, HAS_WINDOW, HAS_SOFTCAP, ROTARY; with it PAIRS, IS_INTERLEAVED and table_t), and struct Arguments, whose numbers AttentionArguments gives.
+// IS_BOOL_MASK, IS_CAUSAL, HAS_WINDOW, HAS_SOFTCAP, ROTARY; with it PAIRS, IS_INTERLEAVED and table_t), and struct
+// Arguments, whose numbers AttentionArguments gives.
 std::string AttentionPreamble(const AttentionProblem& problem);
 std::vector<uint64_t> AttentionArguments(const AttentionProblem& problem);
 

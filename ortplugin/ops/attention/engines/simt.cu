@@ -120,7 +120,8 @@ typedef compute_t Queries[ROWS][HEAD_SIZE];
 typedef compute_t Results[ROWS_OF_WARP][COLUMNS];
 
 // 0 beyond the tensor.
-__device__ __forceinline__ void load_queries(Queries& queries, const RotatedRows& rows, long long first, long long count) {
+__device__ __forceinline__ void load_queries(Queries& queries, const RotatedRows& rows, long long first,
+                                             long long count) {
 #if ROTARY
 #pragma unroll 2
 #endif
