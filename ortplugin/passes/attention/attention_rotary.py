@@ -15,11 +15,11 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
+from ortplugin.graph.lengths import Length, dims
 from ortplugin.graph.shapes import show
 from ortplugin.ops.attention import layout as layouts
 from ortplugin.passes.attention.axes import Atom, Axis, Term, length, whole
 from ortplugin.passes.attention.layouts import layout_of
-from ortplugin.passes.attention.lengths import Length, dims
 from ortplugin.passes.attention.node import is_attention
 from ortplugin.passes.attention.rotations import Rotation, rotation_of
 from ortplugin.passes.attention.tables import Place, make_tables
