@@ -16,6 +16,7 @@ from gpu.device import make, need_memory, run, run_bound
 from gpu.sessions import Trial, check_addresses, check_capture, check_graph, check_repeats, check_stream, check_threads
 from gpu.sessions import trial as trial_of
 from ortplugin.ops.attention import OPERATOR
+from ortplugin.program import NUMPY_DTYPES
 
 cupy = pytest.importorskip("cupy")
 
@@ -171,12 +172,13 @@ def test_more_than_two_to_the_31_elements(library: Path, dtype: str) -> None:
     need_memory(24 if dtype == "float" else 12)
     batch, keys, heads, size = 3, 1 << 17, 48, 128
     node = case_of("far", dtype, (batch, heads, heads, 1, keys, size, size), "merged").node()
-    x = cupy.zeros((batch, keys, heads * size), dtype)
+    stored = NUMPY_DTYPES[dtype]  # NumPy's own "float" has 64 bits
+    x = cupy.zeros((batch, keys, heads * size), stored)
     assert x.size > 1 << 31
     x[-1, -1, -size:] = 1
-    q = cupy.ones((batch, 1, heads * size), dtype)
+    q = cupy.ones((batch, 1, heads * size), stored)
     q *= 8
-    y = cupy.zeros(q.shape, dtype)
+    y = cupy.zeros(q.shape, stored)
     node.input[:] = ["q", "x", "x"]
     made = model_with([node], [("q", dtype, q.shape), ("x", dtype, x.shape)], [("y", dtype)])
     run_bound(make(made), [q, x], [y])
