@@ -44,6 +44,8 @@ CASES = {
         "mask all, bool of float, zero",
         "window, 20 by 90, float, alone",
         "softcap and mask, float16",
+        "rotary half, channels first",
+        "rotary interleaved, everything, float16",
     ),
     "conv": (
         "3x3, float",
