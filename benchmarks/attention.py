@@ -113,8 +113,8 @@ class Case:
         """A model of `count` steps that share nothing."""
         shapes = self.shapes()
         rows = "b s (h d)"
-        attributes = {"dtype": "float16", "heads": self.heads, "kv_heads": self.groups, "scale": self.head_size**-0.5,
-                      "causal": "upper_left" if self.causal else "none",
+        attributes = {"qkv_dtype": "float16", "heads": self.heads, "kv_heads": self.groups,
+                      "scale": self.head_size**-0.5, "causal": "upper_left" if self.causal else "none",
                       **{f"{name}_layout": rows for name in "qkvy"}}  # fmt: skip
         if self.mask:
             attributes["mask_dtype"] = "bool" if self.mask == "padding" else "float16"

@@ -122,7 +122,7 @@ class Case:
 
     def node(self, name: str = "attention") -> onnx.NodeProto:
         _, heads, kv_heads, *_ = self.sizes
-        given: Attributes = {"dtype": self.dtype, "heads": heads, "kv_heads": kv_heads, **dict(self.attributes)}
+        given: Attributes = {"qkv_dtype": self.dtype, "heads": heads, "kv_heads": kv_heads, **dict(self.attributes)}
         if self.mask:
             given["mask_dtype"] = self.mask[0]
         if self.tables and self.tables[0] != self.dtype:

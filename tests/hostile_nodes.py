@@ -170,11 +170,11 @@ def seeds() -> list[Node]:
     ]  # fmt: skip
     made += [
         Node("attention", "FusedAttention",
-             {**ATTENTION, "dtype": "float", "mask_dtype": "bool", "q_layout": "b h s d", "k_layout": "b h:2/4 s d",
+             {**ATTENTION, "qkv_dtype": "float", "mask_dtype": "bool", "q_layout": "b h s d", "k_layout": "b h:2/4 s d",
               "v_layout": "b h s 0/2 d", "y_layout": "b s (h d)"},
              (*_floats((2, 4, 5, 8), (2, 4, 7, 8), (2, 2, 7, 2, 6)), Input("bool", (5, 7))), ("float",)),
         Node("attention, half", "FusedAttention",
-             {"dtype": "float16", "mask_dtype": "float16", "heads": 3, "kv_heads": 3, "q_layout": "b s (0/3 h d)",
+             {"qkv_dtype": "float16", "mask_dtype": "float16", "heads": 3, "kv_heads": 3, "q_layout": "b s (0/3 h d)",
               "k_layout": "b s (1/3 h d)", "v_layout": "b s (2/3 h d)", "y_layout": "(b s) (h d)"},
              _floats((2, 5, 72), (2, 5, 72), (2, 5, 72), (2, 1, 1, 5), dtype="float16"), ("float16",)),
         Node("attention, rotated", "FusedAttention",
@@ -186,7 +186,7 @@ def seeds() -> list[Node]:
              {"dtype": "double", "heads": 2, "kv_heads": 2, "rotary": "interleaved"},
              _floats((2, 2, 5, 8), (2, 2, 5, 8), (2, 2, 5, 8), (2, 5, 4), (2, 5, 4), dtype="double"), ("double",)),
         Node("attention, double", "FusedAttention",
-             {"dtype": "double", "heads": 4, "kv_heads": 1, "q_layout": "s b (h d)", "k_layout": "b h d s"},
+             {"qkv_dtype": "double", "heads": 4, "kv_heads": 1, "q_layout": "s b (h d)", "k_layout": "b h d s"},
              _floats((5, 2, 32), (2, 1, 8, 7), (2, 1, 7, 8), dtype="double"), ("double",)),
     ]  # fmt: skip
     for dtype in ("float", "float16", "double"):

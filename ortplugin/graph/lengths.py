@@ -1,25 +1,83 @@
-"""Whether tensors surely have equal lengths where shape inference has no name for them: where the lengths come from.
+"""The lengths of a tensor's axes as products of numbers and names, also where shape inference has no name for them.
 
-Exporters of models for any batch reshape by what a Shape gives: [B, S, H, D] to Concat(Shape(x)[0], S, H * D). The way
-back from an axis leads to the axis whose length it has, over operators that keep it and through such arithmetic. Two
-axes have one length if their ways meet, or come to one name.
+[batch, rows, 64] reshaped to (batch, rows, -1, 16), as exporters write it with Shape, Gather and Concat, has the
+lengths batch, rows, 4 and 16: the way back from an axis leads over operators that keep it, and through such arithmetic,
+to where its length comes from. Equal lengths here are equal in every run in which nothing is empty.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
+from ortplugin.graph.bounds import BROADCAST
 from ortplugin.graph.certainty import is_generated
 from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope
+from ortplugin.graph.extents import unsqueezed_axes
+from ortplugin.graph.facts import KEEPS_SHAPE, Scope
 from ortplugin.graph.pointwise import is_pointwise
 
-FAR = 64  # steps back, at most
+Name = str | tuple[int, int]
+VISITS = 256  # lengths that are looked at to tell those of one tensor, at most
+KEEPS = frozenset((*KEEPS_SHAPE, "RMSNormalization", "CastLike", "Dropout"))
+PRODUCTS = ("MatMul", f"{DOMAIN}::FusedMatMul")
+# All results have the shape to which the inputs broadcast.
+CHAINS = (f"{DOMAIN}::FusedPointwise", f"{DOMAIN}::FusedLayerNorm")
 
-Place = tuple[gs.Tensor, int]  # a tensor and one of its axes, from the front; of a vector an element of it
-KEEPING = ("FusedPointwise", "FusedLayerNorm")  # results have the shape that all inputs broadcast to
+
+class Length(NamedTuple):
+    """A product of numbers, and of names in order."""
+
+    number: int
+    names: tuple[Name, ...] = ()
+
+    def times(self, other: Length) -> Length:
+        """The product of both."""
+        return Length(self.number * other.number, tuple(sorted((*self.names, *other.names), key=str)))
+
+    def over(self, other: Length) -> Length | None:
+        """The quotient; None where it is not known to be whole."""
+        names = list(self.names)
+        for name in other.names:
+            if name not in names:
+                return None
+            names.remove(name)
+        if not other.number or self.number % other.number:
+            return None
+        return Length(self.number // other.number, tuple(names))
+
+    @property
+    def known(self) -> int | None:
+        """The number, where there are no names."""
+        return None if self.names else self.number
+
+
+ONE = Length(1)
+
+
+def product(lengths: Sequence[Length]) -> Length:
+    """All of them multiplied."""
+    result = ONE
+    for each in lengths:
+        result = result.times(each)
+    return result
+
+
+def agreed(lengths: Sequence[Length]) -> Length | None:
+    """The length to which these broadcast, where they tell."""
+    others = {each for each in lengths if each != ONE}
+    if not others:
+        return ONE
+    number = next((each for each in others if each.known is not None), None)
+    return number or (others.pop() if len(others) == 1 else None)
+
+
+def dims(scope: Scope, tensor: gs.Tensor, told: Mapping[int, Sequence[Length]] | None = None) -> list[Length] | None:
+    """The lengths of the tensor's axes; None if its rank is unknown. `told`: those of others, by their id."""
+    return _Lengths(scope, told or {}).dims(tensor)
 
 
 def same_lengths(scope: Scope, a: gs.Tensor, b: gs.Tensor) -> bool:
@@ -30,103 +88,171 @@ def same_lengths(scope: Scope, a: gs.Tensor, b: gs.Tensor) -> bool:
 
 def same_length(scope: Scope, a: gs.Tensor, b: gs.Tensor, axis: int) -> bool:
     """Whether two tensors of known rank have surely one length along an axis."""
-    dims = [(scope.shape(each) or ())[axis] for each in (a, b)]
-    if dims[0] is not None and dims[0] == dims[1]:
+    given = [(scope.shape(each) or ())[axis] for each in (a, b)]
+    if given[0] is not None and given[0] == given[1]:
         return True
-    if any(isinstance(dim, int) for dim in dims):
-        return False
-    return not {*_way(scope, (a, axis))}.isdisjoint(_way(scope, (b, axis)))
+    lengths = _Lengths(scope, {})
+    return lengths.length(a, axis) == lengths.length(b, axis)
 
 
-def _way(scope: Scope, place: Place) -> Iterator[tuple[int, int] | str]:
-    """The places on the way back from an axis, and the names of its length."""
-    at: Place | None = place
-    for _ in range(FAR):
-        if at is None:
-            return
-        yield id(at[0]), at[1]
-        dim = (scope.shape(at[0]) or (None,) * (at[1] + 1))[at[1]]
-        if isinstance(dim, str) and not is_generated(dim):
-            yield dim
-        at = _back(scope, *at)
+class _Lengths:
+    """One question: goes back over operators, each length once."""
 
+    def __init__(self, scope: Scope, told: Mapping[int, Sequence[Length]]) -> None:
+        self.scope = scope
+        self.told = told
+        self.seen: dict[tuple[int, int], Length] = {}
 
-def _back(scope: Scope, tensor: gs.Tensor, axis: int) -> Place | None:
-    """The axis that has the length of another one, of the operator before it; None if that can't be told."""
-    node, rank = scope.producer(tensor), scope.rank(tensor)
-    if node is None or rank is None:
+    def dims(self, tensor: gs.Tensor) -> list[Length] | None:
+        if id(tensor) in self.told:
+            return list(self.told[id(tensor)])
+        rank = self.scope.rank(tensor)
+        return None if rank is None else [self.length(tensor, axis) for axis in range(rank)]
+
+    def length(self, tensor: gs.Tensor, axis: int) -> Length:
+        """Of one axis, counted from the front, of a tensor of known rank."""
+        if id(tensor) in self.told:
+            return self.told[id(tensor)][axis]
+        dim = (self.scope.shape(tensor) or ())[axis]
+        if isinstance(dim, int):
+            return Length(dim)
+        itself = Length(1, (dim if isinstance(dim, str) else (id(tensor), axis),))
+        if (isinstance(dim, str) and not is_generated(dim)) or len(self.seen) >= VISITS:
+            return itself
+        key = id(tensor), axis
+        if key not in self.seen:
+            self.seen[key] = itself
+            node = self.scope.producer(tensor)
+            found = self._derived(node, tensor, axis) if node is not None and node.inputs else None
+            self.seen[key] = found or itself
+        return self.seen[key]
+
+    def _derived(self, node: gs.Node, tensor: gs.Tensor, axis: int) -> Length | None:
+        """The length by the operator that makes the tensor; None where that does not tell."""
+        scope, x = self.scope, node.inputs[0]
+        op, rank, own = scope.op(node), scope.rank(tensor) or 0, scope.rank(x)
+        if own is None or (tensor is not node.outputs[0] and node.domain != DOMAIN):
+            return None
+        if op in KEEPS and own == rank:
+            return self.length(x, axis)
+        if op == "Reshape":
+            return self._reshaped(node, axis)
+        if op == "Range":
+            counted = scope.scalar(x) == 0 and scope.scalar(node.inputs[2]) == 1
+            values = self.shape_of(node.inputs[1]) if counted else None
+            return values[0] if values else None
+        if op == "Transpose":
+            return self.length(x, [int(each) for each in node.attrs.get("perm") or reversed(range(rank))][axis])
+        if op == "Unsqueeze":
+            new = unsqueezed_axes(scope, node)
+            if new is None or axis in new:
+                return None if new is None else ONE
+            return self.length(x, [each for each in range(rank) if each not in new].index(axis))
+        if op == "Expand":
+            values = self.shape_of(node.inputs[1])
+            if values is None or Length(-1) in values:
+                return None
+            return self._broadcast([x], rank, axis, values[axis - rank] if len(values) >= rank - axis else ONE)
+        if op in PRODUCTS and rank >= 2:
+            right = node.inputs[1]
+            if axis == rank - 1 and (scope.rank(right) or 0) >= 2:
+                return self.length(right, (scope.rank(right) or 0) - (2 if node.attrs.get("trans_b", 0) else 1))
+            if axis == rank - 2 and own >= 2:
+                return self.length(x, own - 2)
+            batch = [each for each in node.inputs[:2] if (scope.rank(each) or 0) > rank - axis - 1]
+            return self._broadcast(batch, rank, axis, ONE) if axis < rank - 2 else None
+        if op in BROADCAST or op in CHAINS or is_pointwise(scope, node):
+            return self._broadcast([each for each in node.inputs if not each.is_empty()], rank, axis, ONE)
         return None
-    op, x = scope.op(node), node.inputs[0] if node.inputs else tensor
-    if op == "Reshape":
-        return _element(scope, node.inputs[1], axis, x, bool(node.attrs.get("allowzero", 0)))
-    if op == "Transpose":
-        perm = node.attrs.get("perm") or list(range(rank))[::-1]
-        return x, int(perm[axis])
-    if op in ("Softmax", "LayerNormalization"):
-        return x, axis
-    if op in ("MatMul", f"{DOMAIN}::FusedMatMul"):
-        return (x, axis) if axis < rank - 1 and scope.rank(x) == rank and scope.rank(node.inputs[1]) == 2 else None
-    if is_pointwise(scope, node) or (node.domain == DOMAIN and node.op in KEEPING):
-        return _only_long(scope, node, axis, rank)
-    return None
 
-
-def _only_long(scope: Scope, node: gs.Node, axis: int, rank: int) -> Place | None:
-    """The axis of the only input that is not of length 1 there."""
-    found: list[Place] = []
-    for each in node.inputs:
-        shape = scope.shape(each)
-        if each.is_empty():
-            continue
-        if shape is None:
+    def _broadcast(self, tensors: Sequence[gs.Tensor], rank: int, axis: int, more: Length | None) -> Length | None:
+        ranks = [self.scope.rank(each) for each in tensors]
+        if more is None or None in ranks:
             return None
-        own = axis - rank + len(shape)
-        if own >= 0 and shape[own] != 1 and not any(each is tensor for tensor, _ in found):
-            found.append((each, own))
-    return found[0] if len(found) == 1 else None
+        places = [axis - rank + (own or 0) for own in ranks]
+        return agreed([more, *(self.length(t, at) for t, at in zip(tensors, places, strict=True) if at >= 0)])
 
-
-def _element(scope: Scope, vector: gs.Tensor, index: int, reshaped: gs.Tensor, allowzero: bool) -> Place | None:
-    """The axis whose length an element of a vector is, with which `reshaped` is reshaped; None if it is of none."""
-    for _ in range(FAR):
-        values, node = scope.constant(vector), scope.producer(vector)
-        if values is not None and values.ndim == 1 and index < len(values):
-            return (reshaped, index) if values[index] == 0 and not allowzero else None
-        if node is None:
+    def _reshaped(self, node: gs.Node, axis: int) -> Length | None:
+        """0 copies a length, -1 is what is left of the elements."""
+        values, x = self.shape_of(node.inputs[1]), node.inputs[0]
+        if values is None or axis >= len(values):
             return None
+        lengths: list[Length | None] = []
+        for index, value in enumerate(values):
+            if value == Length(0) and not node.attrs.get("allowzero", 0):
+                lengths.append(self.length(x, index) if index < (self.scope.rank(x) or 0) else None)
+            else:
+                lengths.append(None if value == Length(-1) else value)
+        if lengths[axis] is not None or values[axis] != Length(-1):
+            return lengths[axis]
+        rest = [each for index, each in enumerate(lengths) if index != axis]
+        given = self.dims(x)
+        if given is None or any(each is None for each in rest):
+            return None
+        return product(given).over(product([each for each in rest if each is not None]))
+
+    def shape_of(self, tensor: gs.Tensor) -> list[Length | None] | None:
+        """What a tensor that is used as a shape holds, None where an element may be anything; a scalar is one."""
+        scope = self.scope
+        values = scope.constant(tensor)
+        if values is not None:
+            return (
+                [Length(int(each)) for each in values.ravel()]
+                if values.ndim < 2 and values.dtype.kind in "iu"
+                else None
+            )
+        node = scope.producer(tensor)
+        if node is None or not node.inputs or scope.rank(tensor) not in (0, 1) or len(self.seen) >= VISITS:
+            return None
+        self.seen[id(tensor), -1] = ONE  # counts the visit
         op, x = scope.op(node), node.inputs[0]
         if op == "Shape":
-            start = int(node.attrs.get("start", 0))
-            return (x, index + start) if start >= 0 and index + start < (scope.rank(x) or 0) else None
+            given = self.dims(x)
+            return None if given is None else list(given[slice(node.attrs.get("start", 0), node.attrs.get("end"))])
         if op == "Concat":
-            found = _part(scope, node, index)
-            if found is None:
+            parts = [self.shape_of(each) or _unknown(scope, each) for each in node.inputs]
+            return None if None in parts else [each for part in parts if part is not None for each in part]
+        if op in ("Identity", "Cast", "Unsqueeze", "Squeeze", "Reshape"):
+            return self.shape_of(x)
+        if op in ("Gather", "Slice"):
+            return _picked(scope, node, self.shape_of(x))
+        if op == "Mul":
+            return _multiplied([self.shape_of(each) for each in node.inputs])
+        if op == "Where":  # TorchScript: a length of -1 means 1, and a Shape has none
+            test, ones = scope.producer(node.inputs[0]), scope.constant(node.inputs[1])
+            minus = None if test is None or scope.op(test) != "Equal" else scope.constant(test.inputs[1])
+            if test is None or ones is None or minus is None or test.inputs[0] is not node.inputs[2]:
                 return None
-            vector, index = found
-        elif op in ("Cast", "Identity", "Unsqueeze", "Squeeze") and scope.rank(x) in (0, 1):
-            vector = x
-        elif op == "Gather" and scope.rank(x) == 1:
-            chosen = scope.constant(node.inputs[1])
-            if chosen is None or index >= chosen.size or chosen.reshape(-1)[index] < 0:
-                return None
-            vector, index = x, int(chosen.reshape(-1)[index])
-        elif op == "Slice" and scope.rank(x) == 1 and len(node.inputs) in (3, 4):
-            first = scope.scalar(node.inputs[1])
-            if first is None or first < 0:
-                return None
-            vector, index = x, index + int(first)
-        else:
-            return None
-    return None
+            held = self.shape_of(node.inputs[2]) if (minus == -1).all() and (ones == 1).all() else None
+            return None if held is None else [ONE if each == Length(-1) else each for each in held]
+        return None
 
 
-def _part(scope: Scope, node: gs.Node, index: int) -> Place | None:
-    """The input of a Concat of vectors that an element comes from, and its place there."""
-    for each in node.inputs:
-        shape = scope.shape(each)
-        if shape is None or len(shape) != 1 or not isinstance(shape[0], int):
-            return None
-        if index < shape[0]:
-            return each, index
-        index -= shape[0]
-    return None
+def _unknown(scope: Scope, tensor: gs.Tensor) -> list[Length | None] | None:
+    shape = scope.shape(tensor)
+    return [None] * shape[0] if shape is not None and len(shape) == 1 and isinstance(shape[0], int) else None
+
+
+def _picked(scope: Scope, node: gs.Node, held: list[Length | None] | None) -> list[Length | None] | None:
+    operands = [None if each.is_empty() else scope.constant(each) for each in node.inputs[1:]]
+    if held is None or any(each is None or each.dtype.kind not in "iu" for each in operands):
+        return None
+    numbers = [np.reshape(each, -1) for each in operands if each is not None]
+    if scope.op(node) == "Gather":
+        indices = numbers[0]
+        return [held[int(i)] for i in indices] if all(-len(held) <= i < len(held) for i in indices) else None
+    if (
+        any(each.size != 1 for each in numbers)
+        or len(numbers) < 2
+        or (len(numbers) > 2 and numbers[2][0] not in (0, -1))
+    ):
+        return None
+    step = int(numbers[3][0]) if len(numbers) > 3 else 1
+    return held[int(numbers[0][0]) : int(numbers[1][0]) : step] if step > 0 else None
+
+
+def _multiplied(held: Sequence[list[Length | None] | None]) -> list[Length | None] | None:
+    a, b = held
+    if a is None or b is None or len(a) != 1 or len(b) != 1 or a[0] is None or b[0] is None:
+        return None
+    return [a[0].times(b[0])] if a[0].number > 0 and b[0].number > 0 else None

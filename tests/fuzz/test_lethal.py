@@ -143,9 +143,8 @@ def test_what_the_result_in_half_dies_of(library: Any, perm: str, rotates: bool,
     model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
         g (float[2, 2, 2] x) => (float[2, 2, 1] y) <float[2, 1] w = {{1, 2}}>
         {{ a = {first}(x)  t = Transpose<perm = [{perm}]>(a)  y = MatMul(t, w) }}""")
-    case = Case(
-        0, "fp32", model, None, frozenset(), [{"x": np.ones((2, 2, 2), np.float32)}], {"precision": "fp16"}, ("ort",)
-    )
+    options = {"precision": "fp16", "skip": ["matmul-to-fused"]}  # which leaves ONNX Runtime no MatMul to die of
+    case = Case(0, "fp32", model, None, frozenset(), [{"x": np.ones((2, 2, 2), np.float32)}], options, ("ort",))
     worker = Worker()
     assert worker.ask(case).what == "same"
     worker.close()

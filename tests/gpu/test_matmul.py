@@ -86,7 +86,7 @@ def test_every_algorithm(library: Path, name: str) -> None:
 def test_no_rows_have_no_algorithms(library: Path) -> None:
     case = made("none", BARE, "float16", (0, 64), 64)
     types = [TensorType(array.dtype, array.shape) for array in case.inputs()]
-    assert OPERATOR.device_variants(case.node(), types, [False, False]) == ()
+    assert not OPERATOR.device_variants(case.node(), types, [False, False])
 
 
 CHOSEN = [

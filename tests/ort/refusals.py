@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from node_cases import OPSET
@@ -66,6 +67,45 @@ def culprit(
     )
     imports = [helper.make_opsetid("", OPSET), helper.make_opsetid("ortplugin", 1)]
     return bytes(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A node with a program that is refused: words of the message beside the names of operator and node, and when."""
+
+    operator: str
+    words: str
+    attributes: dict[str, Any] = field(default_factory=dict)
+    text: str | int | None = "(float c, float b) => (float y) { a = Add(c, b) y = Relu(a) }"
+    shapes: tuple[tuple[int | str, ...] | None, ...] = ()
+    dtypes: tuple[int, ...] = ()
+    outputs: tuple[str, ...] = ("y",)
+    fed: tuple[tuple[int, ...], ...] | None = None  # shapes at the run, if that is when it is refused
+
+    def model(self) -> bytes:
+        attributes = {"program": self.text, **self.attributes}
+        return culprit(self.operator, self.shapes, attributes, self.dtypes, self.outputs)
+
+
+def wrong_epilogues(wrong: Callable[..., Wrong]) -> dict[str, Wrong]:
+    """What every product of two floats refuses of the program that follows it. `wrong`: a Wrong with three inputs."""
+    half, single = TensorProto.FLOAT16, TensorProto.FLOAT
+    norm = "(float c, float b) => (float y) { n = LayerNormalization(c) y = Add(n, b) }"
+    whole = "(int32 c, int32 b) => (int32 y) { y = Add(c, b) }"
+    residual = "(float c, float b, float r) => (float y) { a = Add(c, b) y = Add(a, r) }"
+    return {
+        "no program": wrong("program", text=None),
+        "a number for a program": wrong("type", text=5),
+        "a norm": wrong("LayerNormalization", text=norm),
+        "no parameter": wrong("numbers alone", text="() => (float y) { y = Relu(1) }"),
+        "a value of integers": wrong("floating", text=whole, dtypes=(TensorProto.INT32,) * 3),
+        "an operand too many": wrong("takes 2 inputs; it has 3", text="(float c) => (float c) {}"),
+        "an operand too few": wrong("takes 4 inputs; it has 3", text=residual),
+        "an output too many": wrong("1 results, the node 2 outputs", outputs=("y", "z")),
+        "weights of another dtype": wrong("input 1 is float16", dtypes=(single, half, single)),
+        "a bias of another dtype": wrong("parameter 'b' is float", dtypes=(single, single, half)),
+        "an algorithm that is a number": wrong("algorithm", {"algorithm": 7}),
+    }
 
 
 def refusals_of(wrong: Mapping[str, tuple[bytes, Sequence[Feed] | None]]) -> dict[str, tuple[str, str]]:

@@ -151,7 +151,7 @@ class Wrong:
         return [*made[:-1], self.last or made[-1]]
 
     def node(self) -> onnx.NodeProto:
-        given = {"dtype": "float", "heads": 4, "kv_heads": 2, **({"mask_dtype": self.mask} if self.mask else {}),
+        given = {"qkv_dtype": "float", "heads": 4, "kv_heads": 2, **({"mask_dtype": self.mask} if self.mask else {}),
                  **dict(self.given)}  # fmt: skip
         names = [f"x{i}" for i in range(len(self.shapes))]
         given = {key: value for key, value in given.items() if value is not None}
@@ -179,8 +179,8 @@ def _rotated(
 
 
 WRONG = (
-    _wrong("'dtype' is missing", dtype=None),
-    _wrong("'dtype' is 'int8'", dtype="int8"),
+    _wrong("'qkv_dtype' is missing", qkv_dtype=None),
+    _wrong("'qkv_dtype' is 'int8'", qkv_dtype="int8"),
     _wrong("'heads' is 0", heads=None),
     _wrong("'heads' is 65537", heads=65537),
     _wrong("heads is 3, but must be a multiple of kv_heads, 2", heads=3),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from tampering import PROGRAM, tampered
 from threads import in_threads
 
 from ort.host import CPU_ONLY, assert_refused, assert_runs_repeat, assert_sessions_come_and_go, make, run
-from ort.refusals import culprit
+from ort.refusals import Wrong as WrongNode
+from ort.refusals import wrong_epilogues
 from ortplugin.ops.conv import OPERATOR
 
 FLOAT = TensorProto.FLOAT
@@ -191,40 +193,11 @@ def test_weights_that_a_caller_may_override(library: Path) -> None:
 # -------------------------------------------------------------------------------------------------------- wrong nodes
 
 
-@dataclass(frozen=True)
-class Wrong:
-    """A node that must be refused: words of the message beside the names of operator and node, and when."""
-
-    words: str
-    attributes: dict[str, Any] = field(default_factory=dict)
-    text: str | int | None = typed(BIAS_RELU, "float")
-    shapes: tuple[tuple[int | str, ...] | None, ...] = ((2, 6, 9, 11), (8, 6, 3, 3), (8, 1, 1))
-    dtypes: tuple[int, ...] = ()
-    outputs: tuple[str, ...] = ("y",)
-    fed: tuple[tuple[int, ...], ...] | None = None  # shapes at the run, if that is when it is refused
-
-    def model(self) -> bytes:
-        attributes = {"program": self.text, **self.attributes}
-        return culprit("FusedConv", self.shapes, attributes, self.dtypes, self.outputs)
-
-
+Wrong = partial(WrongNode, "FusedConv", shapes=((2, 6, 9, 11), (8, 6, 3, 3), (8, 1, 1)))
 UNKNOWN = (("n", "c", "h", "w"), ("m", "d", "k", "l"), ("b", 1, 1))
 HALF = TensorProto.FLOAT16
 WRONG = {
-    "no program": Wrong("program", text=None),
-    "a number for a program": Wrong("type", text=5),
-    "a norm": Wrong(
-        "LayerNormalization", text="(float c, float b) => (float y) { n = LayerNormalization(c) y = Add(n, b) }"
-    ),
-    "no parameter": Wrong("numbers alone", text="() => (float y) { y = Relu(1) }"),
-    "a value of integers": Wrong(
-        "floating", text="(int32 c, int32 b) => (int32 y) { y = Add(c, b) }", dtypes=(TensorProto.INT32,) * 3
-    ),
-    "an operand too many": Wrong("takes 2 inputs; it has 3", text="(float c) => (float c) {}"),
-    "an operand too few": Wrong("takes 4 inputs; it has 3", text=typed(RESIDUAL_RELU, "float")),
-    "an output too many": Wrong("1 results, the node 2 outputs", outputs=("y", "z")),
-    "weights of another dtype": Wrong("input 1 is float16", dtypes=(FLOAT, HALF, FLOAT)),
-    "a bias of another dtype": Wrong("parameter 'b' is float", dtypes=(FLOAT, FLOAT, HALF)),
+    **wrong_epilogues(Wrong),
     "another auto_pad": Wrong("'SAME'", {"auto_pad": "SAME"}),
     "auto_pad of another type": Wrong("auto_pad", {"auto_pad": 1}),
     "pads beside auto_pad": Wrong("auto_pad SAME_UPPER; remove", {"auto_pad": "SAME_UPPER", "pads": [1, 1, 1, 1]}),
@@ -246,7 +219,6 @@ WRONG = {
     "an input_layout that is none": Wrong("input_layout is 'NWHC'", {"input_layout": "NWHC"}),
     "an input with channels last alone": Wrong("with the layout NCHW it must be NCHW", {"input_layout": "NHWC"}),
     "tf32 that is no flag": Wrong("allow_tf32 is 2", {"allow_tf32": 2}),
-    "an algorithm that is a number": Wrong("algorithm", {"algorithm": 7}),
     "channels that disagree": Wrong("X has 7 channels, W with 1 groups is for 6",
                                     shapes=((2, 7, 9, 11), (8, 6, 3, 3), (8, 1, 1))),
     "channels that disagree in groups": Wrong("X has 6 channels, W with 2 groups is for 12", {"group": 2}),

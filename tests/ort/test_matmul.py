@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from matmul_cases import BIAS_RELU, CASES, RESIDUAL_RELU, Case, by_name, check, expect, made, typed
+from matmul_cases import BIAS_RELU, CASES, RESIDUAL_RELU, Case, by_name, check, expect, made
 from node_cases import OPSET, bits
 from onnx import TensorProto, helper
 from threads import in_threads
 
 from ort.host import CPU_ONLY, assert_refused, assert_runs_repeat, assert_sessions_come_and_go, make, run
-from ort.refusals import culprit
+from ort.refusals import Wrong as WrongNode
+from ort.refusals import wrong_epilogues
 from ortplugin.ops.matmul import OPERATOR
 
 FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
@@ -115,42 +117,12 @@ def test_weights_may_change_from_run_to_run(library: Path) -> None:
 # -------------------------------------------------------------------------------------------------------- wrong nodes
 
 
-@dataclass(frozen=True)
-class Wrong:
-    """A node that must be refused: words of the message beside the names of operator and node, and when."""
-
-    words: str
-    attributes: dict[str, Any] = field(default_factory=dict)
-    text: str | int | None = typed(BIAS_RELU, "float")
-    shapes: tuple[tuple[int | str, ...] | None, ...] = ((2, 5, 6), (6, 8), (8,))
-    dtypes: tuple[int, ...] = ()
-    outputs: tuple[str, ...] = ("y",)
-    fed: tuple[tuple[int, ...], ...] | None = None  # shapes at the run, if that is when it is refused
-
-    def model(self) -> bytes:
-        attributes = {"program": self.text, **self.attributes}
-        return culprit("FusedMatMul", self.shapes, attributes, self.dtypes, self.outputs)
-
-
+Wrong = partial(WrongNode, "FusedMatMul", shapes=((2, 5, 6), (6, 8), (8,)))
 UNKNOWN = (("n", "s", "k"), ("l", "m"), ("b",))
 WRONG = {
-    "no program": Wrong("program", text=None),
-    "a number for a program": Wrong("type", text=5),
-    "a norm": Wrong(
-        "LayerNormalization", text="(float c, float b) => (float y) { n = LayerNormalization(c) y = Add(n, b) }"
-    ),
-    "no parameter": Wrong("numbers alone", text="() => (float y) { y = Relu(1) }"),
-    "a value of integers": Wrong(
-        "floating", text="(int32 c, int32 b) => (int32 y) { y = Add(c, b) }", dtypes=(TensorProto.INT32,) * 3
-    ),
-    "an operand too many": Wrong("takes 2 inputs; it has 3", text="(float c) => (float c) {}"),
-    "an operand too few": Wrong("takes 4 inputs; it has 3", text=typed(RESIDUAL_RELU, "float")),
-    "an output too many": Wrong("1 results, the node 2 outputs", outputs=("y", "z")),
-    "weights of another dtype": Wrong("input 1 is float16", dtypes=(FLOAT, HALF, FLOAT)),
-    "a bias of another dtype": Wrong("parameter 'b' is float", dtypes=(FLOAT, FLOAT, HALF)),
+    **wrong_epilogues(Wrong),
     "trans_b that is no flag": Wrong("trans_b is 2", {"trans_b": 2}),
     "trans_b of another type": Wrong("trans_b", {"trans_b": "yes"}),
-    "an algorithm that is a number": Wrong("algorithm", {"algorithm": 7}),
     "lengths that disagree": Wrong("A's last length must be K, 6", shapes=((2, 5, 7), (6, 8), (8,))),
     "B that is transposed": Wrong("which is [N, K]", {"trans_b": 1}),
     "B of three dimensions": Wrong("must have two dimensions", shapes=((2, 5, 6), (2, 6, 8), (8,))),

@@ -215,7 +215,7 @@ def test_shape_inference() -> None:
 
 
 def node_with(inputs: int = 3, outputs: int = 1, **given: Any) -> onnx.NodeProto:
-    whole = {"dtype": "float", "heads": 4, "kv_heads": 2, **given}
+    whole = {"qkv_dtype": "float", "heads": 4, "kv_heads": 2, **given}
     names = [f"x{i}" for i in range(inputs)], [f"y{i}" for i in range(outputs)]
     kept = {key: value for key, value in whole.items() if value is not None}
     return helper.make_node("FusedAttention", *names, "culprit", domain=DOMAIN, **kept)
@@ -226,11 +226,11 @@ WRONG = {
     "and 2 outputs": node_with(outputs=2),
     "it has no attribute 'head'; did you mean heads": node_with(head=3),
     "the attribute 'scale' is INT instead of FLOAT": node_with(scale=1),
-    "dtype, that of Q, K, V and Y, is ''": node_with(dtype=None),
-    "dtype, that of Q, K, V and Y, is 'int8'": node_with(dtype="int8"),
+    "qkv_dtype, that of Q, K, V and Y, is ''": node_with(qkv_dtype=None),
+    "qkv_dtype, that of Q, K, V and Y, is 'int8'": node_with(qkv_dtype="int8"),
     "mask_dtype is '', but must be one of ('bool', 'float')": node_with(4),
     "mask_dtype is 'double', but must be one of ('bool', 'float', 'float16')": node_with(
-        4, dtype="float16", mask_dtype="double"
+        4, qkv_dtype="float16", mask_dtype="double"
     ),
     "mask_dtype is 'bool', but there is no mask": node_with(mask_dtype="bool"),
     "heads is None": node_with(heads=None),
@@ -282,7 +282,7 @@ def test_contradictions_are_named() -> None:
         assert OPERATOR.infer_shapes(masked, [*types_of(*right), TensorType(np.dtype(bool), mask)])
     with pytest.raises(ModelError, match="the mask is float32, but mask_dtype is 'bool'"):
         OPERATOR.infer_shapes(masked, types_of(*right, (5, 7)))
-    with pytest.raises(ModelError, match="V is float64, but dtype is 'float'"):
+    with pytest.raises(ModelError, match="V is float64, but qkv_dtype is 'float'"):
         OPERATOR.infer_shapes(node_with(), [*types_of(*right[:2]), TensorType(np.dtype(np.float64), right[2])])
 
 

@@ -14,7 +14,7 @@ Domain `ortplugin`, version 1.
 Inputs: Q, K, V, a mask, which may be left out (not by an empty name: ONNX Runtime gives a library's operators none),
     and cos and sin, with `rotary`; Output: Y.
 Attributes:
-    `dtype` (string, required): of Q, K, V and Y: "float16", "bfloat16", "float" or "double".
+    `qkv_dtype` (string, required): of Q, K, V and Y: "float16", "bfloat16", "float" or "double".
     `mask_dtype` (string; required with a mask, absent without): "bool", "float" or that dtype.
     `heads`, `kv_heads` (int, required): the heads of Q, and of K and V; heads is a multiple of kv_heads.
     `scale` (float, default 1), `softcap` (float, default 0: none).
@@ -25,7 +25,7 @@ Attributes:
     `masked_rows` (string): a row in which every s is -inf is NaN ("nan", default), as Softmax has it, or 0 ("zero").
     `rotary` (string): "none" (default); of R / 2 pairs, "half": p and p + R / 2, or "interleaved": 2 p and 2 p + 1. The
         first R elements of a head are rotated.
-    `rotary_dtype` (string, default `dtype`; only with `rotary`): of cos and sin, "float" or `dtype`.
+    `rotary_dtype` (string, default `qkv_dtype`; only with `rotary`): of cos and sin, "float" or `qkv_dtype`.
     `q_layout`, `k_layout`, `v_layout`, `y_layout` (string, default "b h s d"): how the tensor lies; see layout.py.
 Shapes: b is the same in Q, K and V; d in Q and K, and s in K and V. The mask broadcasts to [b, heads, S, T] and has at
     most four dimensions. Head sizes, d of K and d of V, are from 1 to 256. cos and sin are [S, R / 2], [1, S, R / 2] or
@@ -77,7 +77,7 @@ def _check_dtypes(attention: Attention, inputs: Sequence[TensorType]) -> None:
     """Raises ModelError where an input has another dtype than the node says."""
     kinds = {"the mask": "mask_dtype", "cos": "rotary_dtype", "sin": "rotary_dtype"}
     for name, x in zip(attention.input_names, inputs, strict=True):
-        attribute = kinds.get(name, "dtype")
+        attribute = kinds.get(name, "qkv_dtype")
         dtype = getattr(attention, attribute)
         if x.dtype is not None and x.dtype != NUMPY_DTYPES[dtype]:
             raise ModelError(f"{attention.where}: {name} is {x.dtype}, but {attribute} is '{dtype}'; cast it")
@@ -147,7 +147,7 @@ def _infer_shapes(attention: Attention, inputs: Sequence[TensorType]) -> list[Te
     shape: Shape | None = shape_of(attention.y, attention.heads, Sizes(batch, q.s, v.d))
     if all(x.shape is None for x in inputs[:3]):
         shape = None
-    return [TensorType(NUMPY_DTYPES[attention.dtype], shape)]
+    return [TensorType(NUMPY_DTYPES[attention.qkv_dtype], shape)]
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:

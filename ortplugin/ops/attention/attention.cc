@@ -298,7 +298,7 @@ template <typename Source>
 AttentionAttributes ParseAttributes(const Source& source) {
   AttentionAttributes attributes;
   AttentionProblem& problem = attributes.problem;
-  attributes.dtype = problem.dtype = DTypeOf("dtype", source.string_attribute("dtype"),
+  attributes.dtype = problem.dtype = DTypeOf("qkv_dtype", source.string_attribute("qkv_dtype"),
                                              {DType::kFloat16, DType::kBFloat16, DType::kFloat, DType::kDouble});
   const std::string mask_dtype = source.string_attribute("mask_dtype", "");
   if (!mask_dtype.empty())
@@ -388,7 +388,7 @@ void CheckAttentionType(const AttentionAttributes& attributes, size_t input, ort
     Fail(kNames[role], " is ", NameOfOrt(type), ", but the attribute '",
          role > 3    ? "rotary_dtype"
          : role == 3 ? "mask_dtype"
-                     : "dtype",
+                     : "qkv_dtype",
          "' is ", NameOf(wanted), "; cast it");
 }
 

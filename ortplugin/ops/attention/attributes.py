@@ -20,7 +20,7 @@ MOST_HEADS = 65536
 
 _LAYOUTS = ("q_layout", "k_layout", "v_layout", "y_layout")
 _TYPES = {
-    "dtype": AttributeProto.STRING,
+    "qkv_dtype": AttributeProto.STRING,
     "mask_dtype": AttributeProto.STRING,
     "heads": AttributeProto.INT,
     "kv_heads": AttributeProto.INT,
@@ -40,7 +40,7 @@ class Attention:
     """A node's attributes, checked, with the defaults filled in."""
 
     where: str  # for errors
-    dtype: str  # of Q, K, V and Y, as programs name it
+    qkv_dtype: str  # of Q, K, V and Y, as programs name it
     mask_dtype: str  # "" where there is no mask
     heads: int
     kv_heads: int
@@ -82,9 +82,9 @@ def attributes_of(node: onnx.NodeProto) -> Attention:
             f"{where}: its inputs are Q, K, V{others}, its output is Y, but it has "
             f"{[*node.input[:7]]} and {len(node.output)} outputs"
         )
-    dtype, mask_dtype = given.get("dtype", ""), given.get("mask_dtype", "")
+    dtype, mask_dtype = given.get("qkv_dtype", ""), given.get("mask_dtype", "")
     if dtype not in FLOATING:
-        raise ModelError(f"{where}: dtype, that of Q, K, V and Y, is {dtype[:40]!r}, but must be one of {FLOATING}")
+        raise ModelError(f"{where}: qkv_dtype, that of Q, K, V and Y, is {dtype[:40]!r}, but must be one of {FLOATING}")
     masks = tuple(dict.fromkeys(("bool", "float", dtype))) if len(inputs) - tables == 4 else ("",)
     if mask_dtype not in masks:
         said = f"must be one of {masks}" if masks != ("",) else "there is no mask; remove it"

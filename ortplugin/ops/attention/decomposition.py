@@ -132,8 +132,8 @@ class _Attention(Builder):
 def decomposed(attention: Attention, inputs: Sequence[str], output: str, opset: int) -> list[onnx.NodeProto]:
     """The nodes that read `inputs`, Q, K, V, perhaps a mask, cos and sin, and write `output`."""
     b = _Attention(opset, f"{output}/unfused")
-    wide = "double" if attention.dtype == "double" else "float"
-    is_narrow = attention.dtype != wide
+    wide = "double" if attention.qkv_dtype == "double" else "float"
+    is_narrow = attention.qkv_dtype != wide
 
     def widened(value: str, dtype: str) -> str:
         return value if dtype == wide else b.cast(value, wide)
@@ -143,11 +143,11 @@ def decomposed(attention: Attention, inputs: Sequence[str], output: str, opset: 
 
     def rotated(x: str) -> str:
         """Q or K, widened, rotated and rounded before that."""
-        x = widened(x, attention.dtype)
+        x = widened(x, attention.qkv_dtype)
         if not attention.rotary_dtype:
             return x
         x = b.rotate(x, cos, sin, attention.rotary)
-        return widened(b.cast(x, attention.dtype), attention.dtype) if is_narrow else x
+        return widened(b.cast(x, attention.qkv_dtype), attention.qkv_dtype) if is_narrow else x
 
     def shared(viewed: str) -> str:
         """K or V with as many heads as Q."""
@@ -176,8 +176,8 @@ def decomposed(attention: Attention, inputs: Sequence[str], output: str, opset: 
         alive = b.sum(b.cast(b.op("Not", b.op("Equal", s, nothing)), wide), [3], keepdims=True)
         p = b.op("Where", b.cast(alive, "bool"), p, b.constant(0, wide))
     if is_narrow:
-        p = widened(b.cast(p, attention.dtype), attention.dtype)
+        p = widened(b.cast(p, attention.qkv_dtype), attention.qkv_dtype)
     v = shared(b.view(inputs[2], attention.v, attention.kv_heads))
-    y = b.op("MatMul", p, widened(v, attention.dtype))
-    b.laid_out(b.cast(y, attention.dtype) if is_narrow else y, attention.y, output)
+    y = b.op("MatMul", p, widened(v, attention.qkv_dtype))
+    b.laid_out(b.cast(y, attention.qkv_dtype) if is_narrow else y, attention.y, output)
     return b.nodes

@@ -18,10 +18,10 @@ from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.convert import attached
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
+from ortplugin.graph.lengths import ONE, Length, dims
 from ortplugin.graph.shapes import show
 from ortplugin.passes.attention.axes import Atom, Axes, Term, whole
 from ortplugin.passes.attention.core import Core, fuse_core
-from ortplugin.passes.attention.lengths import ONE, Length, dims
 from ortplugin.passes.attention.node import DTYPES, LARGEST_HEAD
 from ortplugin.passes.attention.scores import Chain, Mask, broadcasts
 from ortplugin.passes.attention.views import Read

@@ -15,11 +15,11 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
+from ortplugin.graph.lengths import Length, dims
 from ortplugin.graph.shapes import show
 from ortplugin.ops.attention import layout as layouts
 from ortplugin.passes.attention.axes import Atom, Axis, Term, length, whole
 from ortplugin.passes.attention.layouts import layout_of
-from ortplugin.passes.attention.lengths import Length, dims
 from ortplugin.passes.attention.node import is_attention
 from ortplugin.passes.attention.rotations import Rotation, rotation_of
 from ortplugin.passes.attention.tables import Place, make_tables
@@ -73,7 +73,7 @@ def draw_in(scope: Scope, node: gs.Node) -> Outcome:
     node.inputs.extend(tables)
     node.attrs["rotary"] = "interleaved" if operands[0].rotation.interleaved else "half"
     dtype = scope.dtype(tables[0])
-    if dtype != node.attrs["dtype"]:
+    if dtype != node.attrs["qkv_dtype"]:
         node.attrs["rotary_dtype"] = dtype
     labels = tuple(label(each) for each in old.values())
     _remove_unused(scope, old)
@@ -105,7 +105,7 @@ def _operand(scope: Scope, node: gs.Node, index: int, rotation: Rotation) -> _Op
     rotated = 0 if operator is None else int(operator.attrs.get("rotary_embedding_dim", 0))
     if operator is not None and (rotated or sizes["d"].number) != 2 * rotation.pairs:
         return f"{label(operator)} rotates {rotated or sizes['d'].number} elements by {rotation.pairs} columns"
-    if scope.dtype(rotation.x) != node.attrs["dtype"]:
+    if scope.dtype(rotation.x) != node.attrs["qkv_dtype"]:
         return f"'{rotation.x.name}', which is rotated, is {scope.dtype(rotation.x)}, not {node.attrs['dtype']}"
     return _Operand(index, layout, sizes, rotation)
 
@@ -172,7 +172,7 @@ def _read_before(scope: Scope, node: gs.Node, operand: _Operand) -> list[gs.Node
     for read in reversed(views[1:]):
         names = {letter: atom.leaves() for letter, atom in atoms.items()}
         found = None if read.repeated else layout_of(read.axes, [length(axis) for axis in read.axes], names)
-        if found is not None and found.shape is None and scope.dtype(read.tensor) == node.attrs["dtype"]:
+        if found is not None and found.shape is None and scope.dtype(read.tensor) == node.attrs["qkv_dtype"]:
             node.inputs[operand.index] = read.tensor
             node.attrs[name] = found.text
             node.attrs["scale"] = float(node.attrs.get("scale", 1.0)) * read.factor

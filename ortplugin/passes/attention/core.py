@@ -9,9 +9,9 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
+from ortplugin.graph.lengths import ONE, Length
 from ortplugin.passes.attention.axes import Atom, length
 from ortplugin.passes.attention.layouts import Layout, Names, layout_of, restored_shape, size_of
-from ortplugin.passes.attention.lengths import ONE, Length
 from ortplugin.passes.attention.masks import plan_masks
 from ortplugin.passes.attention.node import DTYPES, LARGEST_HEAD, Attention, attention_node, replaced
 from ortplugin.passes.attention.scores import Chain

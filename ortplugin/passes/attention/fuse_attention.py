@@ -17,11 +17,11 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
+from ortplugin.graph.lengths import dims
 from ortplugin.graph.shapes import show
 from ortplugin.passes.attention.attention_operators import fuse_operator
 from ortplugin.passes.attention.axes import Atom, Axes, Axis, atoms_of, length, whole
 from ortplugin.passes.attention.core import Core, fuse_core
-from ortplugin.passes.attention.lengths import dims
 from ortplugin.passes.attention.products import Product, product_of
 from ortplugin.passes.attention.scores import Chain, Scores, is_over, score_dims, softmax_before, trace_scores
 from ortplugin.passes.attention.views import Read, unbroadcast

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ortplugin.graph.lengths import ONE, Length, product
 from ortplugin.passes.attention.axes import Atom, Axes, Term, flat
-from ortplugin.passes.attention.lengths import ONE, Length, product
 
 Names = Mapping[str, Sequence[Atom]]  # b, h, s, d: the atoms of each, outermost first
 

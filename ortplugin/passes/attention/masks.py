@@ -19,9 +19,9 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
+from ortplugin.graph.lengths import ONE, Length, dims, product
 from ortplugin.graph.shapes import broadcast
 from ortplugin.passes.attention.axes import Atom, flat
-from ortplugin.passes.attention.lengths import ONE, Length, dims, product
 from ortplugin.passes.attention.scores import LARGE_NEGATIVE, Mask
 from ortplugin.passes.emit import emit, integers
 from ortplugin.program import NUMPY_DTYPES

@@ -54,7 +54,7 @@ def attention_node(scope: Scope, before: gs.Node, given: Attention, dtype: str) 
         "y_layout": given.y_layout,
     }  # fmt: skip
     attributes = {
-        "dtype": dtype,
+        "qkv_dtype": dtype,
         **({} if mask is None else {"mask_dtype": scope.dtype(mask)}),
         "heads": given.heads,
         "kv_heads": given.kv_heads,

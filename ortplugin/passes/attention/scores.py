@@ -18,9 +18,9 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
+from ortplugin.graph.lengths import ONE, Length, agreed, dims
 from ortplugin.graph.shapes import show
 from ortplugin.passes.attention.axes import Atom, Axes, flat, regroup
-from ortplugin.passes.attention.lengths import ONE, Length, agreed, dims
 from ortplugin.passes.attention.products import Product, product_of
 from ortplugin.passes.attention.views import FAR, RESHAPES, Read, backward, scalar_operand
 from ortplugin.passes.driver import Missed

@@ -14,8 +14,8 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.facts import Scope
+from ortplugin.graph.lengths import ONE, Length, dims
 from ortplugin.graph.shapes import Dim, show
-from ortplugin.passes.attention.lengths import ONE, Length, dims
 from ortplugin.passes.attention.node import is_attention
 from ortplugin.passes.attention.rotations import CONTRIB, Rotation
 from ortplugin.passes.emit import emit, integers

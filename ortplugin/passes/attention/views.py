@@ -15,8 +15,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
+from ortplugin.graph.lengths import ONE, Length, dims
 from ortplugin.passes.attention.axes import Atom, Axes, Term, flat, part_of, regroup
-from ortplugin.passes.attention.lengths import ONE, Length, dims
 
 FAR = 32  # operators that are followed, at most
 HALVES = ("float16", "bfloat16")

@@ -13,17 +13,16 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.pointwise import NotPointwiseError
-from ortplugin.passes.absorb import DTYPES, chain_of, drawn, needed
+from ortplugin.passes.absorb import DTYPES, Chain, chain_of, drawn, needed
 from ortplugin.passes.conv.extents import same_lengths
 from ortplugin.passes.conv.fused import CONV, is_channels_last
-from ortplugin.passes.driver import Missed
 from ortplugin.passes.members import Member
 from ortplugin.program import Parameter, Program
 
 VIEWS = ("Reshape", "Flatten", "Squeeze")
 
 
-def conv_chain(scope: Scope, conv: gs.Node) -> tuple[list[Member], list[gs.Tensor], list[Missed]]:
+def conv_chain(scope: Scope, conv: gs.Node) -> Chain:
     """The convolution and what it draws in, in order; what they make for others; why there is no more."""
     first = CONV.read(scope, conv)
     if first is None:

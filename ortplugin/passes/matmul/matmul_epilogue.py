@@ -14,58 +14,28 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.domains import DOMAIN
-from ortplugin.graph.facts import Scope, scopes
-from ortplugin.graph.labels import label
+from ortplugin.graph.facts import Scope
 from ortplugin.graph.lengths import same_lengths
 from ortplugin.graph.pointwise import is_pointwise
 from ortplugin.ops.layer_norm import NAME as FUSED_LAYER_NORM
 from ortplugin.ops.pointwise import NAME as FUSED_POINTWISE
 from ortplugin.ops.sum_to import NAME as FUSED_SUM_TO
-from ortplugin.passes.absorb import chain_of, drawn
-from ortplugin.passes.base import Change, NearMiss, PassResult
-from ortplugin.passes.driver import Missed
+from ortplugin.passes.absorb import Chain, ChainPass, chain_of, drawn
 from ortplugin.passes.matmul.fused import MATMUL, is_product
 from ortplugin.passes.members import Member, compose
 from ortplugin.program import MAX_RESULTS
 
 
-class MatMulEpilogue:
-    """The pass; see the module."""
-
-    name = "matmul-epilogue"
-    summary = "bias, activations, residual sums and other pointwise operators after a FusedMatMul become part of it"
-
-    def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
-        """Draws into each product of the graph and its bodies what it can; at most `limit` of them change."""
-        changes: list[Change] = []
-        misses: list[Missed] = []
-        for scope in scopes(graph):
-            while True:  # the near misses are the last sweep's, which changes nothing
-                before, missed = len(changes), []
-                for node in [each for each in reversed(scope.slots) if each is not None and is_product(scope, each)]:
-                    if limit is not None and len(changes) >= limit:
-                        break
-                    members, outputs, reasons = _chain(scope, node)
-                    missed += reasons
-                    if len(members) > 1:
-                        changes.append(self._draw(scope, members, outputs))
-                if len(changes) == before or (limit is not None and len(changes) >= limit):
-                    misses += missed
-                    break
-        found = dict.fromkeys(NearMiss(self.name, each.node, each.reason) for each in misses)
-        return PassResult(tuple(changes), tuple(found))
-
-    def _draw(self, scope: Scope, members: list[Member], outputs: list[gs.Tensor]) -> Change:
-        nodes = [member.node for member in members]
-        labels = tuple(label(node) for node in nodes)
-        program, inputs = compose(members, outputs)
-        assert inputs[0] is members[0].inputs[0]  # the product's value
-        new = MATMUL.node_of(members[0], program, inputs)
-        scope.replace(nodes, new, outputs)
-        return Change(self.name, labels, label(new))
+def _draw(scope: Scope, members: list[Member], outputs: list[gs.Tensor]) -> gs.Node:
+    nodes = [member.node for member in members]
+    program, inputs = compose(members, outputs)
+    assert inputs[0] is members[0].inputs[0]  # the product's value
+    new = MATMUL.node_of(members[0], program, inputs)
+    scope.replace(nodes, new, outputs)
+    return new
 
 
-def _chain(scope: Scope, node: gs.Node) -> tuple[list[Member], list[gs.Tensor], list[Missed]]:
+def _chain(scope: Scope, node: gs.Node) -> Chain:
     """The product and what it draws in, in order; what they make for others; why there is no more."""
     first = MATMUL.read(scope, node)
     if first is None:
@@ -101,4 +71,10 @@ def _is_wanted(scope: Scope, tensor: gs.Tensor) -> bool:
     return any(scope.op(each) not in names and not is_pointwise(scope, each) for each in readers)
 
 
-MATMUL_EPILOGUE = MatMulEpilogue()
+MATMUL_EPILOGUE = ChainPass(
+    "matmul-epilogue",
+    "bias, activations, residual sums and other pointwise operators after a FusedMatMul become part of it",
+    is_product,
+    _chain,
+    _draw,
+)

@@ -12,7 +12,7 @@ from ortplugin.graph.labels import label
 from ortplugin.passes.driver import Applied, Outcome, RulePass
 from ortplugin.passes.simplify.determinism import is_random
 
-SMALL = 64  # constants of up to so many elements are compared
+ELEMENTS = 1 << 20  # constants of up to so many elements are compared: biases and masks, which folding copied
 
 
 def merge_with_earlier(scope: Scope, node: gs.Node) -> Outcome:
@@ -55,8 +55,10 @@ def _same(scope: Scope, a: gs.Node, b: gs.Node) -> bool:
 def _same_value(scope: Scope, x: gs.Tensor, y: gs.Tensor) -> bool:
     if x is y or (x.is_empty() and y.is_empty()):
         return True
-    left = scope.constant(x, SMALL)
-    right = scope.constant(y, SMALL) if left is not None else None
+    if not scope.is_constant(x) or not scope.is_constant(y) or scope.shape(x) != scope.shape(y):
+        return False
+    left = scope.constant(x, ELEMENTS)
+    right = scope.constant(y, ELEMENTS) if left is not None else None
     if left is None or right is None or left.dtype != right.dtype or left.shape != right.shape:
         return False
     if left.dtype == object:

@@ -62,7 +62,7 @@ def attributes(node: onnx.NodeProto) -> dict[str, Any]:
     return {
         name: round(each, 5) if isinstance(each, float) else each
         for name, each in plain.items()
-        if name not in ("dtype", "heads", "kv_heads")
+        if name not in ("qkv_dtype", "heads", "kv_heads")
     }
 
 

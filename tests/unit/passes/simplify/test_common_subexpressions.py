@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx import numpy_helper
 from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass
 
 from ortplugin.passes.simplify.common_subexpressions import COMMON_SUBEXPRESSIONS
@@ -27,6 +28,18 @@ def test_equal_constants_are_the_same(rng: np.random.Generator) -> None:
         b = Constant<value = float {2.0}> ()  p = Pow(x, a)  q = Pow(x, b)  y = Add(p, q) }""")
     optimized, _ = run_pass(original, COMMON_SUBEXPRESSIONS)
     assert operators(optimized) == ["Pow", "Add"]
+    assert_same_outputs(original, optimized, rng)
+
+
+@pytest.mark.parametrize("differ", [False, True])
+def test_biases_that_folding_copied(differ: bool, rng: np.random.Generator) -> None:
+    original = model("g (float[N,1000] x) => (float[N,1000] y) { a = Add(x, b)  c = Add(x, d)  y = Mul(a, c) }")
+    for name in "bd":
+        bias = np.arange(1000, dtype=np.float32)
+        bias[-1] += differ and name == "d"
+        original.graph.initializer.append(numpy_helper.from_array(bias, name))
+    optimized, _ = run_pass(original, COMMON_SUBEXPRESSIONS)
+    assert operators(optimized) == ["Add", "Add", "Mul"][not differ :]
     assert_same_outputs(original, optimized, rng)
 
 
