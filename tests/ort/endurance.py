@@ -44,6 +44,8 @@ CASES = {
         "mask all, bool of float, zero",
         "window, 20 by 90, float, alone",
         "softcap and mask, float16",
+        "rotary half, channels first",
+        "rotary interleaved, everything, float16",
     ),
     "conv": (
         "3x3, float",
@@ -167,7 +169,7 @@ def refused_models() -> list[bytes]:
         helper.make_node(name, ["x"], ["y"], name, domain=DOMAIN, **attributes)
         for name, attributes in [
             *(("FusedPointwise", {"program": text}) for text in texts),
-            ("FusedAttention", {"dtype": "float", "heads": 4, "kv_heads": 3}),
+            ("FusedAttention", {"qkv_dtype": "float", "heads": 4, "kv_heads": 3}),
             ("FusedPool", {"kind": "median"}),
             ("FusedResize", {"mode": "linear", "scales": [1.0, -2.0]}),
         ]

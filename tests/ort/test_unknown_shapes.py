@@ -36,7 +36,7 @@ NODES: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "FusedResize": ([IMAGE], {"sizes": [7, 8], "mode": "linear"}),
     "FusedAttention": (
         [IMAGE, IMAGE, IMAGE],
-        {"dtype": "float", "heads": 3, "kv_heads": 3, "causal": "upper_left", "k_layout": "b h d s"},
+        {"qkv_dtype": "float", "heads": 3, "kv_heads": 3, "causal": "upper_left", "k_layout": "b h d s"},
     ),
     "ScatterND": ([IMAGE, np.array([[1]]), (1, 3, 5, 5)], {}),
     "ScatterElements": ([IMAGE, np.zeros(IMAGE, np.int64), IMAGE], {"axis": 1, "reduction": "add"}),

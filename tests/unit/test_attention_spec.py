@@ -246,10 +246,12 @@ WRONG = {
     "k_layout is 'b s h:3/4 d', but from head 3 on there are no 2 of 4": node_with(k_layout="b s h:3/4 d"),
     "rotary is 'full'": node_with(rotary="full"),
     "perhaps a mask, and with rotary 'half' cos and sin": node_with(4, rotary="half"),
-    "mask_dtype is '', but must be one of ('bool', 'float', 'float16')": node_with(6, dtype="float16", rotary="half"),
+    "mask_dtype is '', but must be one of ('bool', 'float', 'float16')": node_with(
+        6, qkv_dtype="float16", rotary="half"
+    ),
     "rotary_dtype is 'float', but rotary is 'none'; remove it": node_with(rotary_dtype="float"),
     "rotary_dtype is 'double', but must be 'float' or 'float16'": node_with(
-        5, dtype="float16", rotary="interleaved", rotary_dtype="double"
+        5, qkv_dtype="float16", rotary="interleaved", rotary_dtype="double"
     ),
     "y_layout is 'b s h:0/4 d': an output": node_with(y_layout="b s h:0/4 d"),
 }

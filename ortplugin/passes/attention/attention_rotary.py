@@ -88,6 +88,8 @@ def _operand(scope: Scope, node: gs.Node, index: int, rotation: Rotation) -> _Op
     sizes = None if given is None else _sizes(layout, given, int(node.attrs[heads]))
     if sizes is None:
         return f"'{tensor.name}' has sizes that are not known"
+    if dims(scope, rotation.x) != given:
+        return f"'{rotation.x.name}', which is rotated, is not known to have the shape of the result"
     last, operator = layout.axes[-1], rotation.operator
     alone = [atom.name for atom in last] == ["d"]
     if operator is not None and not alone and len(layout.axes) == 3:

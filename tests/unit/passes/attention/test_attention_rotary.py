@@ -228,6 +228,9 @@ MISSES = {
         GPT_J, tables(*ROWS, doubled="half"), at="b s h d"),
     "has not one row for each position": Form(FULL, tables(1, 1, 1, 4, doubled="half")),
     "is not known to be one row for each position": Form(FULL, tables(1, 4, 5, 4, doubled="half")),
+    "'qh_one', which is rotated, is not known to have the shape": Form(
+        "{y}_one = Slice({x}, zero, one, zero)  " + FULL.replace("{x}", "{y}_one"),
+        tables(2, 1, 5, 4, doubled="half")),
     "'kr' is a graph output": Form(FULL, tables(*FOUR, doubled="half")),
     "the first position, 'start', is no constant": Form(
         CONTRIB + "({x}, start, cos, sin)", tables(9, 4), inputs="int64[1] start"),
