@@ -13,6 +13,7 @@ the same run. Writes results/layer_norm.json and .svg; --readme fills the table 
 
 from __future__ import annotations
 
+import re
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -167,7 +168,13 @@ def plot(record: dict[str, Any], path: Path) -> None:
     axes.minorticks_off()
     axes.legend(fontsize=8)
     figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
+    figure.savefig(path, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    path.write_text(short_svg(path.read_text()))
+
+
+def short_svg(text: str) -> str:
+    """The same picture: coordinates with two decimals, lines not indented."""
+    return re.sub(r"\s*\n\s*", "\n", re.sub(r"(\.\d\d)\d+", r"\1", text))
 
 
 def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:

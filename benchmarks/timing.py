@@ -112,9 +112,8 @@ def write(name: str, record: Mapping[str, Any], folder: Path = RESULTS, *, colum
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    text = json.dumps(_shortened(_in_columns(record) if columns else record), indent=1)
-    between = "" if columns else " "
-    path.write_text(re.sub(r"[{\[][^{}\[\]]*[}\]]", lambda found: re.sub(r"\s*\n\s*", between, found[0]), text) + "\n")
+    text = json.dumps(_shortened(_in_columns(record) if columns else record), indent=0, separators=(",", ":"))
+    path.write_text(re.sub(r"[{\[][^{}\[\]]*[}\]]", lambda found: re.sub(r"\s*\n\s*", "", found[0]), text) + "\n")
     return path
 
 

@@ -11,13 +11,13 @@ that the files can be made again:
     python -m models.export_tiny --only bert     # those whose name contains "bert"
     python -m models.export_tiny --list
 
-``tests/data/expected.json`` records for each file how it was made, which inputs it takes, and how many layer and RMS
+``expected.json`` beside them records for each file how it was made, which inputs it takes, and how many layer and RMS
 norms and which scatters it holds. Neither count comes from the ONNX file: the scatters' are given below, and for the
 norms' the script counts the calls of norm modules (``torch.nn.LayerNorm``, ``torch.nn.RMSNorm`` and the architectures'
 own RMS norms) while PyTorch runs the model.
 
 Each file is run in ONNX Runtime and compared with PyTorch before it is written. Doc strings and metadata are removed:
-the exporters store stack traces with file paths there.
+the exporters store stack traces with file paths there. Then float32 weights are shortened (``models/packed.py``).
 """
 
 from __future__ import annotations
@@ -45,9 +45,8 @@ import transformers
 from torch import nn
 
 from models import tiny_scatters
-from models.packed import ARCHIVE, pack, strip, unpack
+from models.packed import pack, shorten_weights, strip, unpack
 
-DATA = ARCHIVE.parent
 SEED = 20240701
 VOCAB = 48  # token ids in every language model
 
@@ -440,6 +439,7 @@ def make(case: Case) -> tuple[onnx.ModelProto, dict[str, Any]]:
     (got,) = session.run(None, feeds)
     rtol, atol = TOLERANCES[case.dtype]
     np.testing.assert_allclose(got, wanted.numpy(), rtol=rtol, atol=atol, err_msg=case.name)
+    shorten_weights(proto)
 
     entry = {
         "architecture": case.architecture,
@@ -473,7 +473,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     folder = Path(tempfile.mkdtemp(prefix="ortplugin-models-"))
     unpack(folder)
-    expected_path = DATA / "expected.json"
+    expected_path = folder / "expected.json"
     expected: dict[str, Any] = json.loads(expected_path.read_text()) if expected_path.exists() else {}
     for case in cases:
         proto, entry = make(case)
@@ -487,7 +487,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
     known = {case.name for case in CASES}
     expected = {name: expected[name] for name in sorted(expected) if name in known}
-    lines = [f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in expected.items()]
+    lines = [f"{json.dumps(name)}: {json.dumps(entry, separators=(',', ':'))}" for name, entry in expected.items()]
     expected_path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     pack(folder)
     shutil.rmtree(folder)

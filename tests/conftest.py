@@ -87,7 +87,7 @@ def library() -> Path:
 
 @pytest.fixture(scope="session")
 def exported() -> dict[str, dict[str, Any]]:
-    """The entries of tests/data/expected.json by model name."""
+    """The entries of expected.json by model name."""
     entries: dict[str, dict[str, Any]] = json.loads((DATA / "expected.json").read_text())
     return entries
 

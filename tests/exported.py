@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -13,7 +12,6 @@ _folder = tempfile.TemporaryDirectory(prefix="ortplugin-models-")  # removed whe
 DATA = Path(_folder.name)
 
 unpack(DATA)
-shutil.copy(ARCHIVE.parent / "expected.json", DATA)
 
 
 _architectures = tempfile.TemporaryDirectory(prefix="ortplugin-architectures-")
@@ -21,6 +19,6 @@ _architectures = tempfile.TemporaryDirectory(prefix="ortplugin-architectures-")
 
 @cache
 def architectures() -> Path:
-    """A folder with the models of models/architectures, unpacked when first asked for."""
+    """A folder with the models of models/architectures and architectures.json, unpacked when first asked for."""
     unpack(Path(_architectures.name), ARCHIVE.with_name("architectures.tar.xz"))
     return Path(_architectures.name)

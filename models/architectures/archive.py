@@ -11,16 +11,14 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx.numpy_helper
 import onnxruntime
 
-from models.packed import ARCHIVE, pack, strip, unpack
-from ortplugin.graph.messages import walk_tensors
+from models.packed import ARCHIVE, pack, shorten_weights, strip, unpack
+from ortplugin.graph.messages import walk_graphs
 
 FILES = ARCHIVE.with_name("architectures.tar.xz")
-ENTRIES = ARCHIVE.with_name("architectures.json")
+ENTRIES = "architectures.json"
 SEED = 20240701
-PERIOD = 251  # prime, so that rows of a weight differ
 
 Feeds = Mapping[str, np.ndarray]
 
@@ -33,18 +31,30 @@ def finished(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def shorten(proto: onnx.ModelProto) -> None:
-    """For a smaller archive: float32 weights of two significant bits that repeat after PERIOD elements, and of a model
-    whose inputs have no open lengths no shapes of values, which follow from those. A second time changes nothing."""
-    for tensor, _ in walk_tensors(proto):
-        values = onnx.numpy_helper.to_array(tensor)
-        if values.dtype == np.float32 and values.size >= 8:  # fewer are factors and limits
-            short = (values.view(np.uint32) & np.uint32(0xFFC00000)).view(np.float32)
-            if np.isfinite(short).all() and len(np.unique(short)) > 8:  # fewer are a mask
-                short = np.resize(short.ravel()[:PERIOD], short.shape)
-            tensor.CopyFrom(onnx.numpy_helper.from_array(short, tensor.name))
+    """For a smaller archive: short weights, short names, and of a model whose inputs have no open lengths no shapes of
+    values, which follow from those. A second time changes nothing."""
+    shorten_weights(proto)
     dims = (dim for each in proto.graph.input for dim in each.type.tensor_type.shape.dim)
     if all(dim.HasField("dim_value") for dim in dims):
         del proto.graph.value_info[:]
+    shorten_names(proto)
+
+
+def shorten_names(proto: onnx.ModelProto) -> None:
+    """Numbers for the names of values but inputs and outputs, none for nodes: half of an archive would be names."""
+    kept = {"", *(each.name for each in (*proto.graph.input, *proto.graph.output))}
+    numbers: dict[str, str] = {}
+
+    def short(name: str) -> str:
+        return name if name in kept else numbers.setdefault(name, f"_{len(numbers)}")
+
+    for graph in walk_graphs(proto.graph):
+        for node in graph.node:
+            node.ClearField("name")
+            node.input[:] = [short(each) for each in node.input]
+            node.output[:] = [short(each) for each in node.output]
+        for value in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
+            value.name = short(value.name)
 
 
 def check(proto: onnx.ModelProto, runs: Sequence[tuple[Feeds, Sequence[np.ndarray]]], what: str) -> None:
@@ -93,13 +103,14 @@ def entry(
 
 def write(made: Mapping[str, tuple[onnx.ModelProto, dict[str, Any]]], known: set[str], exporters: set[str]) -> None:
     """Adds the models to the archive, in place of their former ones, and removes those of `exporters` not `known`."""
-    said_before = json.loads(ENTRIES.read_text()) if ENTRIES.exists() else {"exporters": {}, "models": {}}
-    entries: dict[str, Any] = said_before["models"]
-    versions: dict[str, Any] = said_before["exporters"]
     with tempfile.TemporaryDirectory(prefix="ortplugin-models-") as name:
         folder = Path(name)
         if FILES.exists():
             unpack(folder, FILES)
+        path = folder / ENTRIES
+        said_before = json.loads(path.read_text()) if path.exists() else {"exporters": {}, "models": {}}
+        entries: dict[str, Any] = said_before["models"]
+        versions: dict[str, Any] = said_before["exporters"]
         for model, (proto, said) in made.items():
             shorten(proto)
             (folder / f"{model}.onnx").write_bytes(proto.SerializeToString(deterministic=True))
@@ -109,9 +120,9 @@ def write(made: Mapping[str, tuple[onnx.ModelProto, dict[str, Any]]], known: set
         for each in gone:
             (folder / f"{each}.onnx").unlink()
             del entries[each]
+        parts = ({"exporters": versions, "models": entries}).items()
+        path.write_text("{\n" + ",\n".join(f"{json.dumps(name)}: {_lines(part)}" for name, part in parts) + "\n}\n")
         pack(folder, FILES)
-    parts = ({"exporters": versions, "models": entries}).items()
-    ENTRIES.write_text("{\n" + ",\n".join(f"{json.dumps(name)}: {_lines(part)}" for name, part in parts) + "\n}\n")
     print(f"{len(entries)} models, {FILES.stat().st_size} bytes")
 
 

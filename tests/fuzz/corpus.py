@@ -72,7 +72,10 @@ def from_text(text: str) -> Case:
 
 
 def _plain(array: Array) -> dict[str, Any]:
-    return {"dtype": array.dtype.name, "shape": list(array.shape), "data": array.reshape(-1).tolist()}
+    data = array.reshape(-1).tolist()
+    if array.dtype in (np.float16, np.float32):  # as few digits as tell it from its neighbours
+        data = [float(str(each)) for each in array.reshape(-1)]
+    return {"dtype": array.dtype.name, "shape": list(array.shape), "data": data}
 
 
 def _array(plain: dict[str, Any]) -> Array:

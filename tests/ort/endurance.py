@@ -59,6 +59,12 @@ CASES = {
     ),
     "conv_transpose": ("3x3, NCHW, float", "groups, NHWC, float16", "strided, NHWC, double", "3-D, turned, float"),
     "conv_grad": ("3x3, NCHW, float", "groups, NHWC, float16", "strided, transposed, NHWC, double", "scaled, float"),
+    "matmul": (
+        "odd, float",
+        "GELU, float16, trans_b",
+        "inside: five axes, double",
+        "constant weights: aligned, float, trans_b",
+    ),
     "layer_norm": ("Gelu, float, 256", "bare RMS, double, 33", "three axes, float16"),
     "pointwise": ("a chain of eight, float16", "integers beside, float", "bits, int64, normal", "16 results, double"),
     "sum_to": (

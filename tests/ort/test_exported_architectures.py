@@ -19,11 +19,10 @@ import pytest
 from exported import architectures
 
 import ortplugin
-from models.packed import ARCHIVE
 from ortplugin.check.compare import Tolerance, compare, compare_form
 from ortplugin.graph.messages import walk_nodes
 
-ENTRIES: dict[str, dict[str, Any]] = json.loads(ARCHIVE.with_name("architectures.json").read_text())["models"]
+ENTRIES: dict[str, dict[str, Any]] = json.loads((architectures() / "architectures.json").read_text())["models"]
 VARIANTS: dict[str, dict[str, str]] = {"fp16": {"precision": "fp16"}, "nhwc": {"layout": "nhwc"}}
 Feeds = dict[str, np.ndarray]
 every_file = pytest.mark.parametrize("name", sorted(ENTRIES))

@@ -60,8 +60,7 @@ const std::vector<Engine>& EngineTable() {
        "measured"},
       {"gemm", FitsGemm, IsGemmFast, Make<MakeGemm>,
        "matrix products, and pointwise (1x1) convolutions of stride 1; behind conv_1x1, which reads the weights once. "
-       "As "
-       "measured"},
+       "As measured"},
       {"polyphase", FitsPolyphaseAlone, IsPolyphaseFast, Make<MakePolyphase>,
        "transposed with strides, of any filter; the most general of the transposed ones. As measured"},
       {"direct", FitsDirect, IsDirectFast, MakeDirect,
