@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import io
 import lzma
+import math
 import tarfile
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +21,6 @@ import onnx.numpy_helper
 from ortplugin.graph.messages import walk_tensors
 
 ARCHIVE = Path(__file__).resolve().parent.parent / "tests" / "data" / "models.tar.xz"
-
-# Prime, so that rows of a weight differ. No length of theirs is a multiple, of which rows would be equal, or one more
-# than a multiple, of which square weights would be symmetric.
-PERIOD = 37
 
 # For bytes that stand at any offset, as those of protobuf do: 1% smaller than the preset alone.
 _FILTER = {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 4, "lp": 0, "pb": 0}
@@ -35,7 +34,7 @@ def unpack(folder: Path, source: Path = ARCHIVE) -> None:
             assert data is not None
             path = folder / member.name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data.read())
+            path.write_bytes(_with_weights(data.read(), _fill) if path.suffix == ".onnx" else data.read())
 
 
 def pack(folder: Path, target: Path = ARCHIVE) -> None:
@@ -44,9 +43,9 @@ def pack(folder: Path, target: Path = ARCHIVE) -> None:
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for path in sorted((*folder.rglob("*.onnx"), *folder.glob("*.json"))):
             member = tarfile.TarInfo(path.relative_to(folder).as_posix())
-            member.size = path.stat().st_size
-            with path.open("rb") as data:
-                archive.addfile(member, data)
+            data = _with_weights(path.read_bytes(), _empty) if path.suffix == ".onnx" else path.read_bytes()
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
     target.write_bytes(lzma.compress(raw.getvalue(), filters=[_FILTER]))
 
 
@@ -62,12 +61,64 @@ def strip(message: Any) -> None:
             strip(item)
 
 
+WEIGHTS = {onnx.TensorProto.FLOAT: np.float32, onnx.TensorProto.FLOAT16: np.float16}
+
+
 def shorten_weights(proto: onnx.ModelProto) -> None:
-    """For a smaller archive: float32 weights of two significant bits that repeat after PERIOD elements."""
+    """For a smaller archive: weights in float32 and float16 become made ones of about the same mean and deviation."""
     for tensor, _ in walk_tensors(proto):
-        values = onnx.numpy_helper.to_array(tensor)
-        if values.dtype == np.float32 and values.size >= 8:  # fewer are factors and limits
-            short = (values.view(np.uint32) & np.uint32(0xFFC00000)).view(np.float32)
-            if np.isfinite(short).all() and len(np.unique(short)) > 8:  # fewer are a mask
-                short = np.resize(short.ravel()[:PERIOD], short.shape)
-            tensor.CopyFrom(onnx.numpy_helper.from_array(short, tensor.name))
+        if not _may_be_made(tensor) or _is_made(tensor):
+            continue
+        values = onnx.numpy_helper.to_array(tensor).astype(np.float32)
+        if np.isfinite(values).all() and len(np.unique(values)) > 8:  # fewer are a mask
+            mean, spread = values.mean(), values.std() * 3**0.5
+            ends = np.clip([mean - spread, mean + spread], values.min(), values.max()).astype(np.float32)
+            short = (ends.view(np.uint32) & np.uint32(0xFFF00000)).view(np.float32).astype(WEIGHTS[tensor.data_type])
+            tensor.CopyFrom(onnx.numpy_helper.from_array(_made(tensor, short), tensor.name))
+
+
+def _made(tensor: onnx.TensorProto, ends: np.ndarray) -> np.ndarray:
+    """The tensor's weights, between two numbers, which come first, as its name and shape give them.
+
+    SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+    """
+    shape = tuple(tensor.dims)
+    start = np.uint64(zlib.crc32(f"{tensor.name}{shape}".encode())) << np.uint64(32)
+    z = (np.arange(1, math.prod(shape) + 1, dtype=np.uint64) + start) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    low, high = ends.astype(np.float64)
+    values = (low + (high - low) * ((z >> np.uint64(40)).astype(np.float64) / 2**24)).astype(ends.dtype)
+    values[:2] = ends
+    return values.reshape(shape)
+
+
+def _with_weights(data: bytes, change: Callable[[onnx.TensorProto], None]) -> bytes:
+    proto = onnx.ModelProto.FromString(data)
+    for tensor, _ in walk_tensors(proto):
+        if _may_be_made(tensor):
+            change(tensor)
+    return bytes(proto.SerializeToString(deterministic=True))
+
+
+def _may_be_made(tensor: onnx.TensorProto) -> bool:
+    return tensor.data_type in WEIGHTS and math.prod(tensor.dims) >= 8  # fewer are factors and limits
+
+
+def _ends(tensor: onnx.TensorProto) -> np.ndarray:
+    return np.frombuffer(tensor.raw_data, WEIGHTS[tensor.data_type])[:2]
+
+
+def _is_made(tensor: onnx.TensorProto) -> bool:
+    return len(_ends(tensor)) == 2 and tensor.raw_data == _made(tensor, _ends(tensor)).tobytes()
+
+
+def _empty(tensor: onnx.TensorProto) -> None:
+    """Leaves the two numbers between which made weights lie."""
+    if _is_made(tensor):
+        tensor.raw_data = _ends(tensor).tobytes()
+
+
+def _fill(tensor: onnx.TensorProto) -> None:
+    if len(tensor.raw_data) == _ends(tensor).nbytes > 0:
+        tensor.raw_data = _made(tensor, _ends(tensor)).tobytes()

@@ -33,11 +33,11 @@ def finished(proto: onnx.ModelProto) -> onnx.ModelProto:
 def shorten(proto: onnx.ModelProto) -> None:
     """For a smaller archive: short weights, short names, and of a model whose inputs have no open lengths no shapes of
     values, which follow from those. A second time changes nothing."""
-    shorten_weights(proto)
     dims = (dim for each in proto.graph.input for dim in each.type.tensor_type.shape.dim)
     if all(dim.HasField("dim_value") for dim in dims):
         del proto.graph.value_info[:]
     shorten_names(proto)
+    shorten_weights(proto)  # by their names
 
 
 def shorten_names(proto: onnx.ModelProto) -> None:

@@ -61,7 +61,7 @@ CASES = {
     "conv_grad": ("3x3, NCHW, float", "groups, NHWC, float16", "strided, transposed, NHWC, double", "scaled, float"),
     "matmul": (
         "odd, float",
-        "GELU, float16, trans_b",
+        "Gelu, float16, trans_b",
         "inside: five axes, double",
         "constant weights: aligned, float, trans_b",
     ),
