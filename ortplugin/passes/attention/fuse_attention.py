@@ -27,6 +27,9 @@ from ortplugin.passes.attention.scores import Chain, Scores, is_over, score_dims
 from ortplugin.passes.attention.views import Read, unbroadcast
 from ortplugin.passes.driver import Missed, Outcome, RulePass, first_of
 
+PRODUCTS = ("MatMul", "Gemm", "Einsum")
+FAR = 64  # values that are looked at before it is not sure
+
 
 def fuse(scope: Scope, node: gs.Node) -> Outcome:
     """Replaces the attention that ends in this product."""
@@ -40,6 +43,8 @@ def _core(scope: Scope, node: gs.Node) -> Core | Missed | None:
     if product is None:
         return None
     for side in (0, 1):
+        if not _has_softmax(scope, node.inputs[side]):
+            continue
         own, others = score_dims(scope, node.inputs[side]), dims(scope, node.inputs[1 - side])
         if own is None or others is None:
             return None
@@ -54,6 +59,20 @@ def _core(scope: Scope, node: gs.Node) -> Core | Missed | None:
         if found is not None:
             return _inside(scope, product, side, atoms, found)
     return None
+
+
+def _has_softmax(scope: Scope, tensor: gs.Tensor) -> bool:
+    """Whether a Softmax stands before the tensor, without a product between: most products are told so at once."""
+    stack, seen = [tensor], {id(tensor)}
+    while stack and len(seen) < FAR:
+        node = scope.producer(stack.pop())
+        if node is None or scope.op(node) in PRODUCTS:
+            continue
+        if scope.op(node) == "Softmax":
+            return True
+        stack += [each for each in node.inputs if id(each) not in seen]
+        seen.update(id(each) for each in node.inputs)
+    return bool(stack)
 
 
 def _inside(
