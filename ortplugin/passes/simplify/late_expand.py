@@ -21,7 +21,8 @@ from ortplugin.passes.emit import integers
 
 def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     """Takes one Expand from a pointwise operator."""
-    if not node.inputs or not is_pointwise(scope, node):
+    # Dropout's mask has its data's shape, too, and nothing would expand it; PRelu's slope must broadcast to its data.
+    if not node.inputs or len(node.outputs) != 1 or not is_pointwise(scope, node) or scope.op(node) == "PRelu":
         return None
     for index, tensor in enumerate(node.inputs):
         expand = scope.producer(tensor)

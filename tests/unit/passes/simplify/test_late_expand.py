@@ -48,6 +48,10 @@ def test_smaller(case: str, rng: np.random.Generator) -> None:
 
 
 STAY = {
+    "a mask of Dropout, which nothing else expands": graph(
+        "e = Expand(m, s)  y, k = Dropout(e)", "float[2,1,1,4] m", y="float[2,1,3,4] y, bool[2,1,3,4] k"),
+    "data of PRelu, to which its slope broadcasts": graph(
+        "e = Expand(m, s)  y = PRelu(e, x)", "float[2,1,1,4] m, float[2,1,3,4] x", y="float[2,1,3,4] y"),
     "for what is not pointwise": graph("e = Expand(m, s)  y = Softmax(e)", "float[2,1,1,4] m", y="float[2,1,3,4] y"),
     "what others read": graph("e = Expand(m, s)  y = Neg(e)  z = Softmax(e)", "float[2,1,1,4] m",
                               y="float[2,1,3,4] y, float[2,1,3,4] z"),
