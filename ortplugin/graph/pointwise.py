@@ -77,6 +77,15 @@ def is_pointwise(scope: Scope, node: gs.Node) -> bool:
     return op in _HANDLERS or (spec is not None and not spec.core)
 
 
+def is_symmetric(scope: Scope, node: gs.Node) -> bool:
+    """Whether a pointwise operator has one result, of the shape that its operands broadcast to, whichever is smaller.
+
+    Dropout's mask has its data's shape, too, and PRelu's slope must broadcast to its data. Who makes an operand smaller
+    must ask.
+    """
+    return is_pointwise(scope, node) and len(node.outputs) == 1 and scope.op(node) != "PRelu"
+
+
 def known_dtype(writer: Writer, tensor: gs.Tensor) -> str:
     """The tensor's dtype in the program. Raises NotPointwiseError if the program can have none of it."""
     dtype = writer.scope.dtype(tensor)

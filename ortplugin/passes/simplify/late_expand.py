@@ -13,7 +13,7 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.disputed import disputed
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
-from ortplugin.graph.pointwise import is_pointwise
+from ortplugin.graph.pointwise import is_symmetric
 from ortplugin.graph.shapes import broadcast, equal
 from ortplugin.passes.driver import Applied, Outcome, RulePass
 from ortplugin.passes.emit import integers
@@ -21,8 +21,7 @@ from ortplugin.passes.emit import integers
 
 def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     """Takes one Expand from a pointwise operator."""
-    # Dropout's mask has its data's shape, too, and nothing would expand it; PRelu's slope must broadcast to its data.
-    if not node.inputs or len(node.outputs) != 1 or not is_pointwise(scope, node) or scope.op(node) == "PRelu":
+    if not node.inputs or not is_symmetric(scope, node):
         return None
     for index, tensor in enumerate(node.inputs):
         expand = scope.producer(tensor)

@@ -16,7 +16,7 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
-from ortplugin.graph.pointwise import is_pointwise
+from ortplugin.graph.pointwise import is_symmetric
 from ortplugin.graph.shapes import Shape, broadcast, equal
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass, first_of
 
@@ -25,7 +25,7 @@ ELEMENTS = 1 << 22  # of constants that are looked at
 
 def narrow_operand(scope: Scope, node: gs.Node) -> Outcome:
     """Gives a pointwise node less of a constant."""
-    if len(node.inputs) < 2 or not is_pointwise(scope, node):
+    if len(node.inputs) < 2 or not is_symmetric(scope, node):
         return None
     for index, tensor in enumerate(node.inputs):
         array = None if tensor.is_empty() else scope.constant(tensor, ELEMENTS)
@@ -52,7 +52,7 @@ def narrow_lookup(scope: Scope, node: gs.Node) -> Outcome:
     if not readers or scope.used_beyond(y, readers):
         return None
     for reader in readers:
-        if not is_pointwise(scope, reader) or not _fits(scope, reader, y, rows):
+        if not is_symmetric(scope, reader) or not _fits(scope, reader, y, rows):
             return Missed(label(node), f"{label(reader)} reads the rows that it looks up several times")
     node.inputs[1] = scope.add_constant(once, node.inputs[1].name)
     y.shape = rows
