@@ -356,23 +356,20 @@ LARGE_CASES: tuple[Case, ...] = (
     case_of(
         "large: Swin, float", "float", (64, 3, 3, 49, 49, 32, 32), "packed, an axis", mask=("float", (64, 1, 49, 49))
     ),
-    case_of(
-        "large: Llama rotated, float16",
-        "float16",
-        (2, 16, 4, 300, 300, 64, 64),
-        "packed, fewer heads",
-        tables=("float16", (300, 32)),
-        causal="upper_left",
-        rotary="half",
-    ),
-    case_of(
-        "large: long and rotated, float16",
-        "float16",
-        (4, 16, 16, 1040, 1040, 64, 64),
-        "merged",
-        tables=("float", (1040, 32)),
-        causal="upper_left",
-        rotary="interleaved",
+    *(
+        case_of(
+            f"large: {name}, float16",
+            "float16",
+            sizes,
+            layout,
+            tables=(dtype, (sizes[3], 32)),
+            causal="upper_left",
+            rotary=rotary,
+        )
+        for name, sizes, layout, dtype, rotary in (
+            ("Llama rotated", (2, 16, 4, 300, 300, 64, 64), "packed, fewer heads", "float16", "half"),
+            ("long and rotated", (4, 16, 16, 1040, 1040, 64, 64), "merged", "float", "interleaved"),
+        )
     ),
     case_of("large: decoding, float16", "float16", (8, 32, 8, 1, 2000, 128, 128), causal="lower_right"),
 )

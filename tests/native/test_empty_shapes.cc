@@ -130,6 +130,23 @@ void TestImages() {
   }
 }
 
+// No element of an image without pixels is read: one window has them all, and an average is 0 times their sum.
+void TestImagesWithoutPixels() {
+  PoolAttributes global;
+  global.is_global = true;
+  for (const bool channels_last : {false, true})
+    for (const Shape& spatial : {Shape{0}, Shape{3, 0}, Shape{0, 4}, Shape{0, 0}, Shape{2, 0, 3}}) {
+      global.channels_last = channels_last;
+      Shape input = {2, 5};
+      input.insert(input.begin() + (channels_last ? 1 : 2), spatial.begin(), spatial.end());
+      const PoolShape shape = FitCudaPool(global, input);
+      const PoolConfig config = ConfigurePool(shape, DType::kFloat, kGpu, 16);
+      CHECK_WITH(shape.is_global && config.blocks > 0 && config.group > 0, ToString(input));
+      const std::vector<uint64_t> numbers = PoolArguments(shape, config);
+      CHECK_WITH(numbers[3] == 0 && numbers.back() == 0, ToString(input));  // pixels, their share
+    }
+}
+
 void TestScatter(const ScatterAttributes& attributes, const std::vector<Shape>& inputs) {
   const ScatterShape shape = FitScatter(attributes, inputs);
   CHECK(shape.is_empty());
@@ -165,6 +182,7 @@ int main() {
   TestSums();
   TestPointwise();
   TestImages();
+  TestImagesWithoutPixels();
   TestScatters();
   return test::Summary();
 }

@@ -51,7 +51,7 @@ std::vector<Case> Cases(const cuda::DeviceFacts& gpu) {
   std::vector<Case> cases;
   const auto pool = [&](const std::string& name, const PoolAttributes& attributes, const Shape& input, DType dtype,
                         int vector, bool wide = false, int cluster = 1, int alignment = 16) {
-    const PoolShape shape = FitPool(attributes, input);
+    const PoolShape shape = FitCudaPool(attributes, input);
     const PoolConfig config = ConfigurePool(shape, dtype, gpu, alignment);
     cases.push_back({name + " " + NameOf(dtype), PoolSource(attributes, shape, dtype, config),
                      shape.is_global ? "pool_global" : "pool", config.threads, config.vector, vector, config.wide, wide,
@@ -66,6 +66,8 @@ std::vector<Case> Cases(const cuda::DeviceFacts& gpu) {
     pool("squeeze", Global(false, true), {8, 112, 112, 32}, dtype, most, false, 8);
     pool("end", Global(false, true), {8, 7, 7, 2048}, dtype, most);
     pool("squeeze, channels first", Global(false, false), {8, 64, 56, 56}, dtype, most);
+    pool("no pixels", Global(false, true), {2, 0, 7, 5}, dtype, 1);
+    pool("no pixels, channels first", Global(true, false), {2, 5, 7, 0}, dtype, most);
   }
   for (const DType dtype : {DType::kFloat16, DType::kInt8, DType::kUInt8}) {
     const int most = 16 / static_cast<int>(SizeOf(dtype));

@@ -211,30 +211,20 @@ std::vector<Dim> OutputDims(const AttentionAttributes& attributes, const AllSize
 // Where the elements of a tensor of this shape and layout lie. `sizes` are its own.
 AttentionProblem::View ViewOf(const AttentionLayout& layout, int64_t heads, int64_t b, int64_t s, int64_t d) {
   AttentionProblem::View view;
+  struct Known {
+    char name;
+    int64_t length, *stride;
+  };
+  const std::array<Known, 3> known = {{{'b', b, &view.batch}, {'s', s, &view.row}, {'d', d, &view.column}}};
   int64_t stride = 1;
   for (auto axis = layout.axes.rbegin(); axis != layout.axes.rend(); ++axis)
     for (auto atom = axis->rbegin(); atom != axis->rend(); ++atom) {
-      int64_t length = LengthOf(*atom, heads);
-      switch (atom->name) {
-        case 'b':
-          view.batch = stride;
-          length = b;
-          break;
-        case 's':
-          view.row = stride;
-          length = s;
-          break;
-        case 'd':
-          view.column = stride;
-          length = d;
-          break;
-        case 'h':
-          view.head = stride;
-          view.offset += atom->first * stride;
-          break;
-        default:
-          view.offset += atom->first * stride;
-      }
+      const auto own =
+          std::find_if(known.begin(), known.end(), [&](const Known& each) { return each.name == atom->name; });
+      const int64_t length = own == known.end() ? LengthOf(*atom, heads) : own->length;
+      if (own != known.end()) *own->stride = stride;
+      if (atom->name == 'h') view.head = stride;
+      view.offset += atom->first * stride;
       stride *= length;
     }
   return view;

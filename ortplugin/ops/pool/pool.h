@@ -91,6 +91,8 @@ struct PoolConfig {
   int64_t blocks;
 };
 // `alignment`: what every address is a multiple of, in bytes; a power of two.
+// As FitPool, but an image without pixels is whole as well: a window of it has no element that a thread could read.
+PoolShape FitCudaPool(const PoolAttributes& attributes, const Shape& input);
 PoolConfig ConfigurePool(const PoolShape& shape, DType dtype, const cuda::DeviceFacts& gpu, int alignment);
 std::string PoolSource(const PoolAttributes& attributes, const PoolShape& shape, DType dtype, const PoolConfig& config);
 std::vector<uint64_t> PoolArguments(const PoolShape& shape, const PoolConfig& config);

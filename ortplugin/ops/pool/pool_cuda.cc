@@ -56,6 +56,12 @@ uint64_t Pair(int64_t low, int64_t high) {
 
 // ---- FusedPool ------------------------------------------------------------------------------------------------------
 
+PoolShape FitCudaPool(const PoolAttributes& attributes, const Shape& input) {
+  PoolShape shape = FitPool(attributes, input);
+  if (attributes.is_global) shape.is_global = true;
+  return shape;
+}
+
 PoolConfig ConfigurePool(const PoolShape& shape, DType dtype, const cuda::DeviceFacts& gpu, int alignment) {
   PoolConfig best{};
   best.threads = 256;
@@ -136,7 +142,7 @@ std::vector<uint64_t> PoolArguments(const PoolShape& shape, const PoolConfig& co
   const auto add = [&](int64_t number) { block.push_back(static_cast<uint64_t>(number)); };
   if (shape.is_global) {
     const int64_t inner = shape.inner / (config.along ? 1 : config.vector);
-    const double share = 1.0 / static_cast<double>(shape.pixels());
+    const double share = shape.pixels() == 0 ? 0 : 1.0 / static_cast<double>(shape.pixels());
     add(shape.outer);
     add(shape.pixels() / (config.along ? config.vector : 1));
     add(inner);
@@ -319,10 +325,10 @@ class CudaPool : public CudaImages {
   void CheckInput(ort::ElementType type) const override { CheckPoolType(attributes_, type); }
   Shape OutputShape(const Shape& input) const override { return FitPool(attributes_, input).output; }
   const char* KernelName(const Shape& input) const override {
-    return FitPool(attributes_, input).is_global ? "pool_global" : "pool";
+    return FitCudaPool(attributes_, input).is_global ? "pool_global" : "pool";
   }
   Made Prepare(const Shape& input, DType dtype, int alignment) const override {
-    PoolShape shape = FitPool(attributes_, input);
+    PoolShape shape = FitCudaPool(attributes_, input);
     if (!shape.is_global && !attributes_.count_include_pad)
       for (PoolWindow& w : shape.windows) Trim(&w);
     // Each thread goes over a whole window.

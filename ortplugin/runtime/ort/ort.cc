@@ -393,22 +393,25 @@ std::string NodeInfo::string_attribute(const char* name, const char* absent) con
   return absent;
 }
 
-int64_t NodeInfo::int_attribute(const char* name, int64_t absent) const {
-  int64_t number = absent;
-  ort::Status* missing = ort::KernelInfoGetAttribute_int64(api_, info_, name, &number);
+// `get`: (number), as in the C interface.
+template <typename T, typename Get>
+static T NumberAttribute(const ort::Api* api, const ort::KernelInfo* info, const char* name, T absent, Get get) {
+  T number = absent;
+  ort::Status* missing = get(&number);
   if (missing == nullptr) return number;
-  ort::ReleaseStatus(api_, missing);
-  CheckAbsent(api_, info_, name);
+  ort::ReleaseStatus(api, missing);
+  CheckAbsent(api, info, name);
   return absent;
 }
 
+int64_t NodeInfo::int_attribute(const char* name, int64_t absent) const {
+  return NumberAttribute(api_, info_, name, absent,
+                         [&](int64_t* number) { return ort::KernelInfoGetAttribute_int64(api_, info_, name, number); });
+}
+
 float NodeInfo::float_attribute(const char* name, float absent) const {
-  float number = absent;
-  ort::Status* missing = ort::KernelInfoGetAttribute_float(api_, info_, name, &number);
-  if (missing == nullptr) return number;
-  ort::ReleaseStatus(api_, missing);
-  CheckAbsent(api_, info_, name);
-  return absent;
+  return NumberAttribute(api_, info_, name, absent,
+                         [&](float* number) { return ort::KernelInfoGetAttribute_float(api_, info_, name, number); });
 }
 
 // An attribute of several numbers, empty where it is absent. `get`: (numbers, count), as in the C interface.
