@@ -56,6 +56,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 KEYS = ("case", "precision", "exporter")
 # What is measured first: every network by one exporter in one precision, the usual sizes before the small ones.
 ORDER = [(e, p, s) for e in ("dynamo", "torchscript") for p in ("fp16", "fp32") for s in ("usual", "small")]
+SHOWN = 6  # in the docs, of those that gain least and of those that gain most
 RIGHT, BAD = "right", ("wrong", "fails")
 DIED = "died"  # in a row: its process did
 INTERNAL = ("stage", "failing", DIED)  # parts of a row while it is measured
@@ -343,8 +344,11 @@ def line(row: Mapping[str, Any]) -> str:
 # ---------------------------------------------------------------------------------------------------------- the table
 
 
-def table(record: Mapping[str, Any]) -> str:
-    """One line for each network, wrong ones first, and below it what was not measured and why."""
+def table(record: Mapping[str, Any], most: int | None = None) -> str:
+    """One line for each network, wrong ones first, and below it what was not measured and why.
+
+    `most`: of the right ones, so many that gain least, and most, in each precision, and so many names for a reason.
+    """
     cases: dict[str, list[Mapping[str, Any]]] = {}
     for row in in_order(record["rows"]):
         cases.setdefault(row["case"], []).append(row)
@@ -355,13 +359,20 @@ def table(record: Mapping[str, Any]) -> str:
         "|---|---:|" + "---:|" * 11,
     ]
     bad = [name for name, rows in measured.items() if any(verdict(row) in BAD for row in rows)]
-    for name in (*bad, *(name for name in measured if name not in bad)):
+    right = [name for name in measured if name not in bad]
+    shown = right if most is None else _least_and_most(measured, right, most)
+    for name in (*bad, *shown):
         lines.append(_case_line(name, measured[name], bold=name in bad))
     verdicts = Counter(verdict(row) for rows in cases.values() for row in rows)
     total = ", ".join(f"{count} {each}" for each, count in verdicts.most_common())
     gains = _gains(row for rows in measured.values() for row in rows)
     lines += ["", f"{sum(verdicts.values())} rows of {len(cases)} networks: {total}.{gains}"]
-    problems = _problems(cases)
+    if len(shown) < len(right):
+        lines[-1] += (
+            f" Of those that are right, the {most} that gain least and the {most} that gain most in each precision "
+            "are shown; `python benchmarks/zoo.py --from benchmarks/results/zoo.json` prints all."
+        )
+    problems = _problems(cases, most)
     if problems:
         lines += ["", "Not right, or not measured, and why:", "", *problems]
     lines += ["", timing.footer("zoo", "Times: the GPU's for a run, microseconds", record["environment"],
@@ -408,13 +419,34 @@ def _time(row: Mapping[str, Any], key: str) -> str:
     return f"{best:.0f}" + "*" * (("ort_uncaptured" if key == "us_ort" else "uncaptured") in row)
 
 
+def _least_and_most(cases: Mapping[str, Sequence[Mapping[str, Any]]], names: Sequence[str], most: int) -> list[str]:
+    """Those of the names that gain least and most in any precision, in their order."""
+    found = set()
+    for precision in ("fp16", "fp32"):
+        gains = {
+            name: gain
+            for name in names
+            for row in cases[name]
+            if (row["precision"], row["exporter"]) == (precision, "dynamo") and (gain := _gain(row)) is not None
+        }
+        order = sorted(gains, key=lambda name: gains[name])
+        found |= {*order[:most], *order[-most:]}
+    return [name for name in names if name in found]
+
+
+def _gain(row: Mapping[str, Any]) -> float | None:
+    """ONNX Runtime's time over ours, where both have CUDA graphs."""
+    if not {"us", "us_ort"} <= row.keys() or {"uncaptured", "ort_uncaptured"} & row.keys():
+        return None
+    return float(min(row["us_ort"], row.get("us_nhwc", row["us_ort"])) / row["us"])
+
+
 def _gains(rows: Iterator[Mapping[str, Any]]) -> str:
-    """ONNX Runtime's time over ours, where both have CUDA graphs: geometric means."""
+    """The geometric means of what is gained."""
     ratios: dict[str, list[float]] = {}
     for row in rows:
-        if {"us", "us_ort"} <= row.keys() and not {"uncaptured", "ort_uncaptured"} & row.keys():
-            original = min(row["us_ort"], row.get("us_nhwc", row["us_ort"]))
-            ratios.setdefault(row["precision"], []).append(original / row["us"])
+        if (gain := _gain(row)) is not None:
+            ratios.setdefault(row["precision"], []).append(gain)
     if not ratios:
         return ""
     means = {name: math.exp(sum(map(math.log, values)) / len(values)) for name, values in ratios.items()}
@@ -422,8 +454,11 @@ def _gains(rows: Iterator[Mapping[str, Any]]) -> str:
     return f" ONNX Runtime's time over ours, geometric means: {', '.join(texts)}. *: without a CUDA graph."
 
 
-def _problems(cases: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
-    """What is not right or was not captured, by reason: the same reason once, wrong ones first and bold."""
+def _problems(cases: Mapping[str, Sequence[Mapping[str, Any]]], most: int | None = None) -> list[str]:
+    """What is not right or was not captured, by reason: the same reason once, wrong ones first and bold.
+
+    `most`: so many networks of a reason, but all of those that are wrong.
+    """
     places: dict[tuple[str, str], list[str]] = {}
     for name, rows in cases.items():
         reasons: dict[tuple[str, str], list[str]] = {}
@@ -463,7 +498,10 @@ def _problems(cases: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     lines = []
     for what, why in sort:
         emphasis = "**" if what in BAD else ""
-        lines.append(f"- {emphasis}{what}{emphasis}: {_escaped(why)}: {', '.join(places[what, why])}")
+        names = places[what, why]
+        if most is not None and what not in BAD and len(names) > most:
+            names = [*names[:most], f"and {len(names) - most} more"]
+        lines.append(f"- {emphasis}{what}{emphasis}: {_escaped(why)}: {', '.join(names)}")
     return lines
 
 
@@ -572,7 +610,7 @@ def main() -> None:
     print(table(record))
     print(*(line(row) for row in record["rows"] if verdict(row) in BAD), sep="\n")
     if args.readme:
-        timing.fill_readme("zoo", table(record))
+        timing.fill_readme("zoo", table(record, SHOWN))
 
 
 if __name__ == "__main__":

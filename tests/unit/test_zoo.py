@@ -307,6 +307,27 @@ def test_the_table_has_wrong_networks_first_and_reasons_once() -> None:
     assert "of another list" not in text
 
 
+def test_the_docs_have_the_ends_of_the_table() -> None:
+    cases = list(zoo_networks.CASES)[:7]
+    times = (100.0, 50.0, 400.0, 200.0, 90.0)
+    rows = [_row(case, us=us) for case, us in zip(cases, times, strict=False)]
+    rows += [_row(cases[1], "fp32", us=10.0), _row(cases[4], "fp32", us=99.0), _row(cases[0], "fp32", us=50.0)]
+    rows += [_row(cases[5], verdict="wrong", why="so"), _row(cases[6], verdict="wrong", why="so")]
+    rows += [{"case": case, "precision": "fp32", "exporter": "dynamo", "verdict": "no export", "why": "no"}
+             for case in cases[2:4]]  # fmt: skip
+    whole = zoo.table({"environment": ENVIRONMENT, "rows": rows})
+    text = zoo.table({"environment": ENVIRONMENT, "rows": rows}, 1)
+    shown = [line.split("|")[1].strip(" *") for line in text.split("\n")[2:] if line.startswith("|")]
+    assert shown == [*cases[5:], *(cases[at] for at in (1, 2, 4))]  # of fp16 at 1 and 2, of fp32 at 1 and 4
+    assert "prints all" in text
+    assert "prints all" not in whole
+    assert f"- **wrong**: `so`: {cases[5]}, {cases[6]}" in text
+    assert f"- no export: `no`: {cases[2]} (fp32 dynamo), and 1 more" in text
+    assert f"- no export: `no`: {cases[2]} (fp32 dynamo), {cases[3]} (fp32 dynamo)" in whole
+    means = [line for line in text.split("\n") if "geometric means" in line]
+    assert means[0].startswith(next(line for line in whole.split("\n") if "geometric means" in line))
+
+
 def test_a_time_without_a_graph_has_a_star_and_is_no_ratio() -> None:
     rows = [_row(SMALL, ort_uncaptured="Concat", sessions="differ"), _row(USUAL, us=100.0, us_ort=130.0)]
     text = zoo.table({"environment": ENVIRONMENT, "rows": rows})
