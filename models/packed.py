@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 import onnx.numpy_helper
 
+from models.names import pack_names, unpack_names
 from ortplugin.graph.messages import walk_tensors
 
 ARCHIVE = Path(__file__).resolve().parent.parent / "tests" / "data" / "models.tar.xz"
@@ -34,7 +35,7 @@ def unpack(folder: Path, source: Path = ARCHIVE) -> None:
             assert data is not None
             path = folder / member.name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(_with_weights(data.read(), _fill) if path.suffix == ".onnx" else data.read())
+            path.write_bytes(_whole(data.read()) if path.suffix == ".onnx" else data.read())
 
 
 def pack(folder: Path, target: Path = ARCHIVE) -> None:
@@ -43,7 +44,7 @@ def pack(folder: Path, target: Path = ARCHIVE) -> None:
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for path in sorted((*folder.rglob("*.onnx"), *folder.glob("*.json"))):
             member = tarfile.TarInfo(path.relative_to(folder).as_posix())
-            data = _with_weights(path.read_bytes(), _empty) if path.suffix == ".onnx" else path.read_bytes()
+            data = _short(path.read_bytes()) if path.suffix == ".onnx" else path.read_bytes()
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
     target.write_bytes(lzma.compress(raw.getvalue(), filters=[_FILTER]))
@@ -93,12 +94,25 @@ def _made(tensor: onnx.TensorProto, ends: np.ndarray) -> np.ndarray:
     return values.reshape(shape)
 
 
-def _with_weights(data: bytes, change: Callable[[onnx.TensorProto], None]) -> bytes:
+def _short(data: bytes) -> bytes:
+    """A model as it stands in an archive."""
     proto = onnx.ModelProto.FromString(data)
+    _change_weights(proto, _empty)  # by their names
+    pack_names(proto)
+    return bytes(proto.SerializeToString(deterministic=True))
+
+
+def _whole(data: bytes) -> bytes:
+    proto = onnx.ModelProto.FromString(data)
+    unpack_names(proto)
+    _change_weights(proto, _fill)
+    return bytes(proto.SerializeToString(deterministic=True))
+
+
+def _change_weights(proto: onnx.ModelProto, change: Callable[[onnx.TensorProto], None]) -> None:
     for tensor, _ in walk_tensors(proto):
         if _may_be_made(tensor):
             change(tensor)
-    return bytes(proto.SerializeToString(deterministic=True))
 
 
 def _may_be_made(tensor: onnx.TensorProto) -> bool:

@@ -13,8 +13,8 @@ import numpy as np
 import onnx
 import onnxruntime
 
+from models.names import shorten_names
 from models.packed import ARCHIVE, pack, shorten_weights, strip, unpack
-from ortplugin.graph.messages import walk_graphs
 
 FILES = ARCHIVE.with_name("architectures.tar.xz")
 ENTRIES = "architectures.json"
@@ -38,23 +38,6 @@ def shorten(proto: onnx.ModelProto) -> None:
         del proto.graph.value_info[:]
     shorten_names(proto)
     shorten_weights(proto)  # by their names
-
-
-def shorten_names(proto: onnx.ModelProto) -> None:
-    """Numbers for the names of values but inputs and outputs, none for nodes: half of an archive would be names."""
-    kept = {"", *(each.name for each in (*proto.graph.input, *proto.graph.output))}
-    numbers: dict[str, str] = {}
-
-    def short(name: str) -> str:
-        return name if name in kept else numbers.setdefault(name, f"_{len(numbers)}")
-
-    for graph in walk_graphs(proto.graph):
-        for node in graph.node:
-            node.ClearField("name")
-            node.input[:] = [short(each) for each in node.input]
-            node.output[:] = [short(each) for each in node.output]
-        for value in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
-            value.name = short(value.name)
 
 
 def check(proto: onnx.ModelProto, runs: Sequence[tuple[Feeds, Sequence[np.ndarray]]], what: str) -> None:

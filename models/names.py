@@ -1,0 +1,99 @@
+"""Short names for the values of archived models, and shorter ones yet inside an archive.
+
+Of a model whose values are numbered in the order in which nodes name them, equal layers have equal bytes once each name
+says how many numbers back it is: archives of such models have half the size.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import onnx
+
+from ortplugin.graph.messages import walk_graphs
+
+NEXT, BACK, STEP = "\x01", "\x02", "\x03"  # inside an archive: the next number; so many back; so many from the last
+FAR = 100  # numbers; what is further away, such as a mask, is named as it is: it is the same for all layers
+_NUMBERED = re.compile(r"_\d+")
+
+Change = Callable[[str], str]
+
+
+def shorten_names(proto: onnx.ModelProto) -> None:
+    """Numbers for the names of values but inputs and outputs, none for nodes: half of an archive would be names."""
+    kept = {"", *(each.name for each in (*proto.graph.input, *proto.graph.output))}
+    numbers: dict[str, str] = {}
+
+    def short(name: str) -> str:
+        return name if name in kept else numbers.setdefault(name, f"_{len(numbers)}")
+
+    for graph in walk_graphs(proto.graph):
+        for node in graph.node:
+            node.ClearField("name")
+    _rename(proto, short, short)
+
+
+def pack_names(proto: onnx.ModelProto) -> None:
+    """Numbers of names become what they are relative to those before them; other names stay."""
+    count = last = 0
+
+    def used(name: str) -> str:
+        nonlocal count
+        number = _number(name)
+        if number == count:
+            count += 1
+            return NEXT
+        return f"{BACK}{count - number}" if number is not None and 0 < count - number <= FAR else name
+
+    def listed(name: str) -> str:
+        nonlocal last
+        number = _number(name)
+        if number is None:
+            return name
+        step, last = number - last, number
+        return f"{STEP}{step}"
+
+    _rename(proto, used, listed)
+
+
+def unpack_names(proto: onnx.ModelProto) -> None:
+    """The inverse of pack_names."""
+    count = last = 0
+
+    def used(name: str) -> str:
+        nonlocal count
+        if name == NEXT:
+            count += 1
+            return f"_{count - 1}"
+        return f"_{count - int(name[1:])}" if name.startswith(BACK) else name
+
+    def listed(name: str) -> str:
+        nonlocal last
+        if not name.startswith(STEP):
+            return name
+        last += int(name[1:])
+        return f"_{last}"
+
+    _rename(proto, used, listed)
+
+
+def _number(name: str) -> int | None:
+    """That of a name as shorten_names gives them."""
+    if name.startswith((NEXT, BACK, STEP)):
+        raise ValueError(f"the name {name!r} has a meaning of its own in an archive; rename the value")
+    return int(name[1:]) if _NUMBERED.fullmatch(name) and str(int(name[1:])) == name[1:] else None
+
+
+def _rename(proto: onnx.ModelProto, used: Change, listed: Change) -> None:
+    """Gives names in nodes, and then those of values that are listed, what the functions make of each in turn."""
+    for graph in walk_graphs(proto.graph):
+        for node in graph.node:
+            node.input[:] = [used(each) for each in node.input]
+            node.output[:] = [used(each) for each in node.output]
+        for value in _values(graph):
+            value.name = listed(value.name)
+
+
+def _values(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto | onnx.TensorProto]:
+    yield from (*graph.input, *graph.output, *graph.initializer, *graph.value_info)
