@@ -19,6 +19,7 @@ from pathlib import Path
 import onnx
 import torch
 
+from models.names import shorten_names
 from models.packed import pack, unpack
 
 OPSET = 17  # of the TorchScript exporter
@@ -94,6 +95,7 @@ def main() -> None:
         for exporter in ("torchscript", "dynamo"):
             model = export(module, shapes, exporter == "dynamo")
             onnx.checker.check_model(model)
+            shorten_names(model, nodes=True)
             (folder / "lerp" / f"{name}_{exporter}.onnx").write_bytes(model.SerializeToString(deterministic=True))
     pack(folder)
     shutil.rmtree(folder)

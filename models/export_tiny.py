@@ -17,7 +17,8 @@ norms' the script counts the calls of norm modules (``torch.nn.LayerNorm``, ``to
 own RMS norms) while PyTorch runs the model.
 
 Each file is run in ONNX Runtime and compared with PyTorch before it is written. Doc strings and metadata are removed:
-the exporters store stack traces with file paths there. Then float32 weights are shortened (``models/packed.py``).
+the exporters store stack traces with file paths there. Then names and weights are shortened (``models/names.py``,
+``models/packed.py``).
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ import transformers
 from torch import nn
 
 from models import tiny_scatters
+from models.names import shorten_names
 from models.packed import pack, shorten_weights, strip, unpack
 
 SEED = 20240701
@@ -439,7 +441,8 @@ def make(case: Case) -> tuple[onnx.ModelProto, dict[str, Any]]:
     (got,) = session.run(None, feeds)
     rtol, atol = TOLERANCES[case.dtype]
     np.testing.assert_allclose(got, wanted.numpy(), rtol=rtol, atol=atol, err_msg=case.name)
-    shorten_weights(proto)
+    shorten_names(proto, nodes=True)
+    shorten_weights(proto)  # by their names
 
     entry = {
         "architecture": case.architecture,

@@ -15,21 +15,27 @@ from ortplugin.graph.messages import walk_graphs
 
 NEXT, BACK, STEP = "\x01", "\x02", "\x03"  # inside an archive: the next number; so many back; so many from the last
 FAR = 100  # numbers; what is further away, such as a mask, is named as it is: it is the same for all layers
+NODE = "n"
 _NUMBERED = re.compile(r"_\d+")
 
 Change = Callable[[str], str]
 
 
-def shorten_names(proto: onnx.ModelProto) -> None:
-    """Numbers for the names of values but inputs and outputs, none for nodes: half of an archive would be names."""
+def shorten_names(proto: onnx.ModelProto, nodes: bool = False) -> None:
+    """Numbers for the names of values but inputs and outputs: half of an archive would be names.
+
+    `nodes`: numbers for the names of nodes, too, which have none otherwise.
+    """
     kept = {"", *(each.name for each in (*proto.graph.input, *proto.graph.output))}
     numbers: dict[str, str] = {}
 
     def short(name: str) -> str:
         return name if name in kept else numbers.setdefault(name, f"_{len(numbers)}")
 
-    for graph in walk_graphs(proto.graph):
-        for node in graph.node:
+    for place, node in enumerate(_nodes(proto)):
+        if nodes:
+            node.name = f"{NODE}{place}"
+        else:
             node.ClearField("name")
     _rename(proto, short, short)
 
@@ -37,6 +43,9 @@ def shorten_names(proto: onnx.ModelProto) -> None:
 def pack_names(proto: onnx.ModelProto) -> None:
     """Numbers of names become what they are relative to those before them; other names stay."""
     count = last = 0
+    for place, node in enumerate(_nodes(proto)):
+        if node.name == f"{NODE}{place}":
+            node.name = NEXT
 
     def used(name: str) -> str:
         nonlocal count
@@ -60,6 +69,9 @@ def pack_names(proto: onnx.ModelProto) -> None:
 def unpack_names(proto: onnx.ModelProto) -> None:
     """The inverse of pack_names."""
     count = last = 0
+    for place, node in enumerate(_nodes(proto)):
+        if node.name == NEXT:
+            node.name = f"{NODE}{place}"
 
     def used(name: str) -> str:
         nonlocal count
@@ -83,6 +95,10 @@ def _number(name: str) -> int | None:
     if name.startswith((NEXT, BACK, STEP)):
         raise ValueError(f"the name {name!r} has a meaning of its own in an archive; rename the value")
     return int(name[1:]) if _NUMBERED.fullmatch(name) and str(int(name[1:])) == name[1:] else None
+
+
+def _nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    return (node for graph in walk_graphs(proto.graph) for node in graph.node)
 
 
 def _rename(proto: onnx.ModelProto, used: Change, listed: Change) -> None:

@@ -11,6 +11,7 @@ import onnx.parser
 import pytest
 
 from models.architectures.archive import shorten
+from models.names import BACK, NEXT, pack_names, shorten_names, unpack_names
 from models.packed import pack, shorten_weights, unpack
 
 TEXT = """<ir_version: 8, opset_import: ["" : 17]> g (float[2,64] x, bool c) => (float[2,64] y) {
@@ -72,3 +73,25 @@ def test_names_in_bodies_follow() -> None:
     assert gemm.output[0] == add.input[0] != "long_name"
     assert {attribute.g.node[0].input[0] for attribute in branches.attribute} == {add.output[0]}
     assert ([each.name for each in made.graph.input], branches.output[0]) == (["x", "c"], "y")
+
+
+def test_names_inside_an_archive_tell_how_far_back_they_are() -> None:
+    made = example()
+    made.graph.node[0].input[1] = made.graph.initializer[0].name = "_00"  # no number as they are given
+    pack_names(made)
+    unpack_names(made)
+    assert made.graph.node[0].input[1] == "_00"
+    for nodes in (False, True):
+        made = example()
+        shorten_names(made, nodes)
+        given = made.SerializeToString(deterministic=True)
+        pack_names(made)
+        gemm, add, _ = made.graph.node
+        assert list(gemm.input) == ["x", NEXT, NEXT]
+        assert (list(gemm.output), list(add.input)) == ([NEXT], [f"{BACK}1", NEXT])
+        assert gemm.name == add.name == (NEXT if nodes else "")
+        unpack_names(made)
+        assert made.SerializeToString(deterministic=True) == given
+    made.graph.node[1].input[1] = f"{BACK}1"
+    with pytest.raises(ValueError, match="rename the value"):
+        pack_names(made)
