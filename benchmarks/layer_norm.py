@@ -18,6 +18,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import onnx
@@ -173,8 +174,30 @@ def plot(record: dict[str, Any], path: Path) -> None:
 
 
 def short_svg(text: str) -> str:
-    """The same picture: coordinates with two decimals, lines not indented."""
-    return re.sub(r"\s*\n\s*", "\n", re.sub(r"(\.\d\d)\d+", r"\1", text))
+    """The same picture: coordinates with two decimals, groups only where they say something, equal styles once."""
+    for prefix, uri in (("", "http://www.w3.org/2000/svg"), ("xlink", "http://www.w3.org/1999/xlink")):
+        ElementTree.register_namespace(prefix, uri)
+    root = ElementTree.fromstring(re.sub(r"(\.\d\d)\d+", r"\1", text))
+    classes: dict[str, str] = {}
+    _shorten(root, classes)
+    rules = "".join(f".{name}{{{style}}}" for style, name in classes.items())
+    style = next(each for each in root.iter() if each.tag.endswith("style"))
+    style.text = f"{style.text}{rules}"
+    return re.sub(r"\s*\n\s*", "\n", ElementTree.tostring(root, encoding="unicode")) + "\n"
+
+
+def _shorten(element: ElementTree.Element, classes: dict[str, str]) -> None:
+    children: list[ElementTree.Element] = []
+    for child in element:
+        _shorten(child, classes)
+        if child.tag.endswith("}g"):
+            child.attrib.pop("id", None)
+        children += [child] if child.attrib or not child.tag.endswith("}g") else child
+    element[:] = children
+    if element.attrib.get("transform", "").startswith("rotate(-0 "):
+        del element.attrib["transform"]
+    if "style" in element.attrib:
+        element.attrib["class"] = classes.setdefault(element.attrib.pop("style"), f"c{len(classes)}")
 
 
 def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:

@@ -23,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,7 @@ def write(name: str, record: Mapping[str, Any], folder: Path = RESULTS, *, colum
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     text = json.dumps(_shortened(_in_columns(record) if columns else record), indent=0, separators=(",", ":"))
+    text = re.sub(r"(?m)(^|:)([1-9]\.\d+e-\d+|0\.000\d+)(?=,?$)", lambda found: found[1] + _whole(found[2]), text)
     path.write_text(re.sub(r"[{\[][^{}\[\]]*[}\]]", lambda found: re.sub(r"\s*\n\s*", "", found[0]), text) + "\n")
     return path
 
@@ -186,11 +188,19 @@ def older(rows: Iterable[Mapping[str, Any]], titles: Iterable[str]) -> str:
 
 
 def _shortened(value: Any) -> Any:
+    """Numbers with six digits, whole ones without a point."""
     if isinstance(value, float):
-        return float(f"{value:.6g}")
+        short = float(f"{value:.6g}")
+        return int(short) if short.is_integer() else short
     if isinstance(value, Mapping):
         return {key: _shortened(each) for key, each in value.items()}
     return [_shortened(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _whole(number: str) -> str:
+    """A number far below 1 as a whole one and its power of ten, which takes fewer characters: 303e-6."""
+    _, digits, exponent = Decimal(number).normalize().as_tuple()
+    return f"{''.join(map(str, digits))}e{exponent}"
 
 
 def fill_readme(name: str, table: str) -> None:

@@ -303,9 +303,9 @@ def first_try(first: Mapping[str, Any], row: Mapping[str, Any]) -> Row:
 
 
 def compact(row: Mapping[str, Any]) -> Row:
-    """The row with times of four digits and other numbers of three, without how long it took and that it is right."""
+    """The row with times of four digits and other numbers of two, without how long it took and that it is right."""
     return {
-        key: float(f"{value:.4g}" if key.startswith("us") else f"{value:.3g}") if isinstance(value, float) else value
+        key: float(f"{value:.4g}" if key.startswith("us") else f"{value:.2g}") if isinstance(value, float) else value
         for key, value in row.items()
         if key != "seconds" and (key, value) != ("verdict", RIGHT)
     }

@@ -365,7 +365,7 @@ def test_rows_are_short(tmp_path: Path) -> None:
     assert not {"verdict", "seconds"} & row.keys()
     assert zoo.verdict(row) == "right"
     assert zoo.compact(_row(SMALL, verdict="wrong"))["verdict"] == "wrong"
-    assert (row["error"], row["us"]) == (0.00123, 1235.0)
+    assert (row["error"], row["us"]) == (0.0012, 1235.0)
     whole = [
         _row(job.case, job.precision, job.exporter)
         | ({"error_tf32": 1e-3, "error_tf32_ort": 1e-3} if job.precision == "fp32" else {})
