@@ -21,7 +21,6 @@ convolution on the CPU. Writes results/conv.json; --readme fills the tables in d
 from __future__ import annotations
 
 import ctypes
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -441,10 +440,10 @@ def main() -> None:
     }
     args = timing.arguments(__doc__, options)
     path = args.source or args.out / "conv.json"
-    record: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    record: dict[str, Any] = timing.read(path) if path.exists() else {}
     for name in () if args.source else args.only:
         record[name] = measure_table(name, args.tuned, args.commit)
-        timing.write("conv", record, args.out)
+        timing.write("conv", record, args.out, columns=True)
     for name in COLUMNS:
         print(table(record, name))
         if args.readme and table(record, name):

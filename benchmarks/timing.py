@@ -109,41 +109,83 @@ def write(name: str, record: Mapping[str, Any], folder: Path = RESULTS, *, colum
     """Writes `<folder>/<name>.json`, numbers with six digits, what holds no other object in one line.
 
     `columns`: of many rows alike the keys stand once, and each row lists its values, of texts that many rows have the
-    number in "texts"; `read` reads both forms.
+    number in "texts"; `read` reads both forms. A record may be several by name.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    text = json.dumps(_shortened(_in_columns(record) if columns else record), indent=0, separators=(",", ":"))
+    if columns:
+        several = _is_several(record)
+        record = {name: _in_columns(each) for name, each in record.items()} if several else _in_columns(record)
+    text = json.dumps(_shortened(record), indent=0, separators=(",", ":"))
     text = re.sub(r"(?m)(^|:)([1-9]\.\d+e-\d+|0\.000\d+)(?=,?$)", lambda found: found[1] + _whole(found[2]), text)
     path.write_text(re.sub(r"[{\[][^{}\[\]]*[}\]]", lambda found: re.sub(r"\s*\n\s*", "", found[0]), text) + "\n")
     return path
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The record that `write` wrote."""
+    """The record that `write` wrote, or the records that it wrote by name."""
     record: dict[str, Any] = json.loads(path.read_text())
-    names, texts = record.pop("columns", None), record.pop("texts", {})
-    if names is not None:
-        pairs = (zip(names, row, strict=False) for row in record["rows"])
-        record["rows"] = [
-            {name: texts[name][value] if name in texts else value for name, value in each if value is not None}
-            for each in pairs
-        ]
-    return record
+    return {name: _in_rows(each) for name, each in record.items()} if _is_several(record) else _in_rows(record)
+
+
+def _is_several(record: Mapping[str, Any]) -> bool:
+    return all(isinstance(each, Mapping) and "rows" in each for each in record.values())
 
 
 def _in_columns(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Null where a row lacks a column, the rarest of which come last and are left out there."""
-    counts = Counter(name for row in record["rows"] for name in row)
+    """Null where a row lacks a column, the rarest of which come last and are left out there.
+
+    What a column's objects list under much the same names are columns, too: "microseconds/ours".
+    """
+    given = record["rows"]
+    while nested := _nested(given):
+        given = [_flat(row, nested) for row in given]
+    counts = Counter(name for row in given for name in row)
     names = [name for name, _ in counts.most_common()]
-    last = [max(names.index(name) for name in row) for row in record["rows"]]
-    texts = {name: found for name in names if (found := _repeated(record["rows"], name))}
+    last = [max(names.index(name) for name in row) for row in given]
+    texts = {name: found for name in names if (found := _repeated(given, name))}
 
     def value(row: Mapping[str, Any], name: str) -> Any:
         return texts[name].index(row[name]) if name in row and name in texts else row.get(name)
 
-    rows = [[value(row, name) for name in names[: end + 1]] for row, end in zip(record["rows"], last, strict=True)]
+    rows = [[value(row, name) for name in names[: end + 1]] for row, end in zip(given, last, strict=True)]
     return {**record, "columns": names, "texts": texts, "rows": rows}
+
+
+def _in_rows(record: dict[str, Any]) -> dict[str, Any]:
+    """The inverse of _in_columns."""
+    names, texts = record.pop("columns", None), record.pop("texts", {})
+    if names is not None:
+        given, record["rows"] = record["rows"], []
+        for values in given:
+            row: dict[str, Any] = {}
+            for name, value in zip(names, values, strict=False):
+                *path, last = name.split("/")
+                if value is not None:
+                    inner = row
+                    for each in path:
+                        inner = inner.setdefault(each, {})
+                    inner[last] = texts[name][value] if name in texts else value
+            record["rows"].append(row)
+    return record
+
+
+def _nested(rows: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The columns whose values are all objects, of which most list most of the names that any of them lists."""
+    found = set()
+    for name in {name: None for row in rows for name in row}:
+        values = [row[name] for row in rows if name in row]
+        if all(isinstance(each, Mapping) and each and not any("/" in key for key in each) for each in values):
+            every = {key for each in values for key in each}
+            found |= {name} if 3 * sum(map(len, values)) >= 2 * len(every) * len(values) else set()
+    return found
+
+
+def _flat(row: Mapping[str, Any], nested: set[str]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        flat |= {f"{name}/{key}": each for key, each in value.items()} if name in nested else {name: value}
+    return flat
 
 
 def _repeated(rows: Sequence[Mapping[str, Any]], name: str) -> list[str]:

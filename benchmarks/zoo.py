@@ -65,6 +65,7 @@ SECOND_WORKERS = 2  # processes of a GPU in which rows are measured for the seco
 SAID = 300  # characters of what a process that died said last
 START_SECONDS = 120  # that a new process may take besides
 MOST_MEMORY = 7 << 30  # bytes of a worker after a row, with which it goes on
+REASONS = ("why", "first", "uncaptured", "ort_uncaptured")
 LONGEST_REASON = 150  # characters of one in the table; what comes later differs by names and shapes
 
 Row = dict[str, Any]
@@ -303,11 +304,16 @@ def first_try(first: Mapping[str, Any], row: Mapping[str, Any]) -> Row:
 
 
 def compact(row: Mapping[str, Any]) -> Row:
-    """The row with times of four digits and other numbers of two, without how long it took and that it is right."""
+    """The row with times of four digits, other numbers of two and the beginning of reasons, without how long it took
+    and that it is right."""
+
+    def short(key: str, value: Any) -> Any:
+        if isinstance(value, float):
+            return float(f"{value:.4g}" if key.startswith("us") else f"{value:.2g}")
+        return value[: LONGEST_REASON + 1] if key in REASONS else value  # one more, so that the table says it is cut
+
     return {
-        key: float(f"{value:.4g}" if key.startswith("us") else f"{value:.2g}") if isinstance(value, float) else value
-        for key, value in row.items()
-        if key != "seconds" and (key, value) != ("verdict", RIGHT)
+        key: short(key, value) for key, value in row.items() if key != "seconds" and (key, value) != ("verdict", RIGHT)
     }
 
 

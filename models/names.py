@@ -22,9 +22,9 @@ Change = Callable[[str], str]
 
 
 def shorten_names(proto: onnx.ModelProto, nodes: bool = False) -> None:
-    """Numbers for the names of values but inputs and outputs: half of an archive would be names.
+    """Numbers for the names of values but inputs and outputs, in whose order initializers and shapes are listed.
 
-    `nodes`: numbers for the names of nodes, too, which have none otherwise.
+    Half of an archive would be names. `nodes`: numbers for the names of nodes, too, which have none otherwise.
     """
     kept = {"", *(each.name for each in (*proto.graph.input, *proto.graph.output))}
     numbers: dict[str, str] = {}
@@ -38,6 +38,10 @@ def shorten_names(proto: onnx.ModelProto, nodes: bool = False) -> None:
         else:
             node.ClearField("name")
     _rename(proto, short, short)
+    order = {name: place for place, name in enumerate(numbers.values())}
+    for graph in walk_graphs(proto.graph):
+        for values in (graph.initializer, graph.value_info):
+            values.sort(key=lambda value: order.get(value.name, -1))
 
 
 def pack_names(proto: onnx.ModelProto) -> None:

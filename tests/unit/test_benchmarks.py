@@ -105,6 +105,31 @@ def test_rows_that_lack_contenders_have_empty_cells() -> None:
     assert lines[3] == "| Llama form, 1x256, bf16, by torchscript |  |  | 3 |  |  |  |  |  | not captured | 1.0e-03 |"
 
 
+# ------------------------------------------------------------------------------------------------------------- records
+
+
+def test_a_record_is_what_was_written(tmp_path: Path) -> None:
+    rows = [
+        {"case": "a", "us": {"ours": 12.0, "ort": 3.25}, "shapes": {"x": [2, 3]}, "counts": {"Relu": 1}, "empty": {}},
+        {"case": "a", "us": {"ours": 0.000303, "ort": 1.23456789}, "shapes": {"x": []}, "counts": {"MatMul": 2},
+         "error": 1.5e-7, "small": 0.0021},
+        {"case": "b", "us": {"ours": 5e-4}, "shapes": {"x": [1]}, "counts": {"Add": 3}, "commit": "0.00051"},
+        {"case": "b", "us": {"ours": 1e20, "ort": -0.5}, "shapes": {"x": [1]}, "counts": {"Sub": 1}},
+    ]  # fmt: skip
+    record = {"environment": ENVIRONMENT, "rows": rows, "rate": 0.0001}
+    wanted = {**record, "rows": [{**rows[0]}, {**rows[1], "us": {"ours": 0.000303, "ort": 1.23457}}, *rows[2:]]}
+    for columns in (False, True):
+        path = timing.write("record", record, tmp_path, columns=columns)
+        assert timing.read(path) == wanted
+        assert timing.read(timing.write("several", {"a": record, "b": wanted}, tmp_path, columns=columns)) == {
+            "a": wanted, "b": wanted}  # fmt: skip
+    text = path.read_text()
+    assert '"case","us/ours","shapes/x","counts","us/ort"' in text
+    assert "303e-6," in text
+    assert "15e-8" in text
+    assert '"counts/' not in text  # each row has others
+
+
 # ----------------------------------------------------------------------------------------------------------- attention
 
 
