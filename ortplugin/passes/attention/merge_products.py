@@ -4,7 +4,8 @@
     FusedAttention(Q, K, V)                                         FusedAttention(P, P, P)
 
 with "b s (h:0/24 d)", "b s (h:16/24 d)", "b s (h:20/24 d)" for 16 heads and 4 of K and V. x is read once, and few rows
-are enough to occupy a GPU. So are K and V alone where they come from an encoder. A bias that is missing is zeros.
+are enough to occupy a GPU. So are K and V alone where they come from an encoder. A bias that is missing is zeros, and
+one number, which is what repeated-constants makes of equal ones, is that number for each column.
 """
 
 from __future__ import annotations
@@ -99,7 +100,8 @@ def _projection(scope: Scope, node: gs.Node, index: int) -> _Projection | Missed
         return None
     made, bias, nodes = scope.producer(tensor), None, []
     if made is not None and scope.op(made) == "Add":
-        vectors = [_vector(scope, each) for each in made.inputs]
+        pairs = zip(made.inputs, reversed(made.inputs), strict=True)
+        vectors = [_vector(scope, each, scope.rank(other)) for each, other in pairs]
         at = next((i for i, each in enumerate(vectors) if each is not None), None)
         if at is None:
             return None
@@ -123,8 +125,9 @@ def _projection(scope: Scope, node: gs.Node, index: int) -> _Projection | Missed
     if scope.used_beyond(weights, [made]) and weight.nbytes > COPY_BYTES:
         return Missed(label(made), f"its weights, {show(weight.shape)}, are used elsewhere too and would be copied")
     bias = inner if bias is None else bias
-    if weight.shape[1] % heads or (bias is not None and bias.shape != (weight.shape[1],)):
+    if weight.shape[1] % heads or (bias is not None and bias.size not in (1, weight.shape[1])):
         return None
+    bias = None if bias is None else np.broadcast_to(bias, weight.shape[1])
     return _Projection(index, heads, text, x, weight, bias, tuple(nodes))
 
 
@@ -139,7 +142,7 @@ def _product(scope: Scope, node: gs.Node) -> tuple[gs.Tensor, gs.Tensor, Array |
     if not plain:
         return None
     has_bias = len(node.inputs) > 2 and not node.inputs[2].is_empty()
-    bias = _vector(scope, node.inputs[2]) if has_bias else None
+    bias = _vector(scope, node.inputs[2], 2) if has_bias else None
     if has_bias and bias is None:
         return None
     return node.inputs[0], node.inputs[1], bias, bool(node.attrs.get("transB", 0))
@@ -150,10 +153,13 @@ def _may_be_overridden(tensor: gs.Tensor) -> bool:
     return attached(tensor, "initial") is not None
 
 
-def _vector(scope: Scope, tensor: gs.Tensor) -> Array | None:
-    """A constant with one number for each column, without axes of length 1 before them."""
+def _vector(scope: Scope, tensor: gs.Tensor, rank: int | None) -> Array | None:
+    """A constant with one number for each column, or one for all, without axes of length 1 before them.
+
+    `rank`: of what it is added to, whose rank it must not raise.
+    """
     values = None if _may_be_overridden(tensor) else scope.constant(tensor, ELEMENTS)
-    if values is None or not values.ndim or values.shape[-1] != values.size:
+    if values is None or (rank is not None and values.ndim > rank) or values.shape[-1:] not in ((), (values.size,)):
         return None
     return values.reshape(-1)
 

@@ -58,6 +58,25 @@ def test_a_bias_that_is_missing_is_zeros(rng: np.random.Generator) -> None:
     assert not numpy_helper.to_array(bias)[32:64].any()
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1)])
+def test_one_number_is_a_bias_of_every_column(shape: tuple[int, ...], rng: np.random.Generator) -> None:
+    original = with_weights(graph(f"{BIASED} {HEADS} {CORE}", X), rng, **WEIGHTS, bq=(32,), bv=shape)
+    optimized, node = fused(original, rng, MERGE_PRODUCTS)
+    assert list(no_constants(optimized)) == ["MatMul", "Add", "FusedAttention"]
+    assert attributes(node) == MERGED
+    bias = next(each for each in optimized.graph.initializer if each.name.endswith("/bias"))
+    given = next(each for each in original.graph.initializer if each.name == "bv")
+    assert (numpy_helper.to_array(bias)[64:] == numpy_helper.to_array(given).reshape(())).all()
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 1, 1, 32), (5, 1), (2, 1, 32)])
+def test_what_is_no_bias_of_columns_stays(shape: tuple[int, ...], rng: np.random.Generator) -> None:
+    original = with_weights(graph(f"{BIASED} {HEADS} {CORE}", X), rng, **WEIGHTS, bq=(32,), bv=shape)
+    optimized, node = fused(original, rng, MERGE_PRODUCTS)
+    assert sorted(no_constants(optimized)) == ["Add", "Add", "FusedAttention", "MatMul", "MatMul"]
+    assert attributes(node)["k_layout"] == "b s (h:4/8 d)"
+
+
 def test_scaled_queries_are_merged_too(rng: np.random.Generator) -> None:
     scaled = "q1 = MatMul(x, wq)  c = Constant<value = float {0.25}> ()  q = Mul(q1, c)  " + PRODUCTS.split("  ", 1)[1]
     original = with_weights(graph(f"{scaled} {HEADS} {CORE}", X), rng, **WEIGHTS)
