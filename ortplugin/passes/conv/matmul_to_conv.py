@@ -4,6 +4,7 @@
 
 That is how ConvNeXt's blocks are written: the linear layers then take in their bias, Gelu, scale and residual. It
 happens where the image comes from a convolution with channels last, through normalisations and pointwise operators.
+What attention reads stays a product, even if convolutions made the sequence, as those of Whisper's encoder.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     if scope.op(node) != "MatMul" or scope.rank(node.inputs[0]) not in (3, 4, 5):
         return None
     x, w = node.inputs
-    if unsupported(scope) or not from_convolutions(scope, x):
+    if unsupported(scope) or not from_convolutions(scope, x) or _feeds_attention(scope, node.outputs[0]):
         return None
     dtype = conv_dtype(scope, node)
     if dtype is None:
@@ -66,6 +67,14 @@ def from_convolutions(scope: Scope, tensor: gs.Tensor) -> bool:
         stack += [each for each in given if id(each) not in seen]
         seen.update(id(each) for each in given)
     return True
+
+
+def _feeds_attention(scope: Scope, tensor: gs.Tensor) -> bool:
+    """Whether attention reads the tensor, or what one pointwise operator, such as the bias, makes of it."""
+    readers = scope.consumers(tensor)
+    made = [each.outputs[0] for each in readers if is_pointwise(scope, each)]
+    readers += [each for value in made for each in scope.consumers(value)]
+    return any(scope.op(each) == f"{DOMAIN}::FusedAttention" for each in readers)
 
 
 MATMUL_TO_CONV = RulePass(

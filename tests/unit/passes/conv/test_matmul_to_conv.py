@@ -79,6 +79,20 @@ def test_what_stays(original: onnx.ModelProto, fragments: list[str]) -> None:
     assert_unchanged(before(original), [MATMUL_TO_CONV], *fragments)
 
 
+def test_what_attention_reads_stays() -> None:
+    """A sequence that a convolution made: of two products the one whose result is no Q, K and V."""
+    attention = """y = ortplugin.FusedAttention<heads = 2, qkv_dtype = "float", q_layout = "b s (h:0/6 d)",
+        k_layout = "b s (h:2/6 d)", v_layout = "b s (h:4/6 d)", y_layout = "b s (h d)"> (q, q, q)"""
+    weights = ", ".join([constant("w", 4, 4, 3), constant("m", 4, 12), constant("b", 12)])
+    original = model(f"""g (float[2,4,7] x) => (float[2,7,4] y, float[2,7,12] z) <{weights}> {{
+        c = Conv<pads = [1, 1]>(x, w)  t = Transpose<perm = [0, 2, 1]>(c)  p = MatMul(t, m)  q = Add(p, b)  {attention}
+        z = MatMul(t, m) }}""")
+    original.opset_import.append(helper.make_opsetid("ortplugin", 1))
+    optimized, result = run_pass(before(original), MATMUL_TO_CONV)
+    assert operators(optimized) == ["Transpose", "FusedConv", "MatMul", "Add", "FusedAttention", "FusedConv"]
+    assert len(result.changes) == 1
+
+
 def test_weights_that_a_caller_may_override() -> None:
     original = graph("y = MatMul(t, m)", constant("m", 4, 8))
     original.graph.input.append(helper.make_tensor_value_info("m", onnx.TensorProto.FLOAT, [4, 8]))
