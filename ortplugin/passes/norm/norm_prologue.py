@@ -24,9 +24,10 @@ class _Prologue(NormCore):
     cycle = "{kept}, and '{tensor}', which the norm also reads, depends on it"
 
     def neighbours(self, scope: Scope, first: Member) -> Iterator[gs.Node]:
-        """Who makes what is normalised, and Casts of what else the norm reads.
+        """Who makes what is normalised, and of what else the norm reads Casts and what has one element.
 
-        What is smaller than the normalised value is cheaper computed once, except for a Cast of its own.
+        What is smaller than the normalised value is cheaper computed once, but a kernel for one element costs more than
+        every thread computing it, as the limits between which T5 clamps a value.
         """
         prologue, whole = first.program.prologue, scope.shape(first.outputs[0])
         for parameter, tensor in zip(first.program.parameters, first.inputs, strict=True):
@@ -34,7 +35,8 @@ class _Prologue(NormCore):
             if maker is None or not is_pointwise(scope, maker):
                 continue
             normalised = parameter.name in prologue and not _surely_smaller(scope.shape(tensor), whole)
-            if normalised or (scope.op(maker) == "Cast" and not scope.used_beyond(tensor, [first.node])):
+            cheap = scope.op(maker) == "Cast" or _is_one(scope.shape(tensor))
+            if normalised or (cheap and not scope.used_beyond(tensor, [first.node])):
                 yield maker
 
     def member(self, scope: Scope, first: Member, node: gs.Node) -> Member:
@@ -55,6 +57,10 @@ class _Prologue(NormCore):
         hints[inherits] = names.get(id(tensor), small)
         hints = [names.get(id(each), hint) for each, hint in zip(node.inputs, hints, strict=True)]
         return write_member(scope, node, hints, DTYPES)
+
+
+def _is_one(shape: Shape | None) -> bool:
+    return shape is not None and all(dim == 1 for dim in shape)
 
 
 def _surely_smaller(shape: Shape | None, whole: Shape | None) -> bool:

@@ -81,8 +81,9 @@ def test_what_stays(original: onnx.ModelProto, fragments: list[str]) -> None:
 
 def test_what_attention_reads_stays() -> None:
     """A sequence that a convolution made: of two products the one whose result is no Q, K and V."""
-    attention = """y = ortplugin.FusedAttention<heads = 2, kv_heads = 2, qkv_dtype = "float", q_layout = "b s (h:0/6 d)",
-        k_layout = "b s (h:2/6 d)", v_layout = "b s (h:4/6 d)", y_layout = "b s (h d)"> (q, q, q)"""
+    attention = """y = ortplugin.FusedAttention<heads = 2, kv_heads = 2, qkv_dtype = "float",
+        q_layout = "b s (h:0/6 d)", k_layout = "b s (h:2/6 d)", v_layout = "b s (h:4/6 d)",
+        y_layout = "b s (h d)"> (q, q, q)"""
     weights = ", ".join([constant("w", 4, 4, 3), constant("m", 4, 12), constant("b", 12)])
     original = model(f"""g (float[2,4,7] x) => (float[2,7,4] y, float[2,7,12] z) <{weights}> {{
         c = Conv<pads = [1, 1]>(x, w)  t = Transpose<perm = [0, 2, 1]>(c)  p = MatMul(t, m)  q = Add(p, b)  {attention}

@@ -182,6 +182,47 @@ def test_conditions(rng: np.random.Generator) -> None:
     assert_same_outputs(original, optimized, rng)
 
 
+LIMITS = "limit = Where(any, low, high)  lowest = Neg(limit)  t = Max(x, lowest)  s = Min(t, limit)"
+
+
+@pytest.mark.parametrize("shape", ["", "[1]", "[1,1,1]"])
+def test_limits_of_one_element(shape: str, rng: np.random.Generator) -> None:
+    """As T5 clamps a value, by whether any of its elements is infinite."""
+    original = model(graph(f"{LIMITS}  {NORM}", f", bool{shape} any, float{shape} low, float high"))
+    optimized, result = run_pass(original, *PASSES)
+    assert operators(optimized) == ["FusedLayerNorm"]
+    assert lines(programs(optimized)[0]) == [
+        "where = Where(operand, operand2, operand3)", "neg = Neg(where)", "max = Max(x, neg)", "s = Min(max, where)",
+        *TAIL]  # fmt: skip
+    assert result.near_misses == ()
+    assert_same_outputs(original, optimized, rng)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ops"),
+    [
+        (f"{LIMITS}  {NORM}  z = Neg(limit)", ["Where", "FusedLayerNorm", "Neg"]),  # read elsewhere too
+        (f"{LIMITS}  {NORM}  z = Identity(limit)", ["Where", "FusedLayerNorm", "Identity"]),
+    ],
+)
+def test_an_element_that_something_else_reads_is_computed_once(
+    nodes: str, ops: list[str], rng: np.random.Generator
+) -> None:
+    original = model(graph(nodes, ", bool any, float low, float high", ", float z"))
+    optimized, _ = run_pass(original, *PASSES)
+    assert operators(optimized) == ops
+    assert_same_outputs(original, optimized, rng)
+
+
+@pytest.mark.parametrize("shape", ["[M,1]", "[8]", "[K]"])
+def test_more_than_one_element_is_computed_once(shape: str, rng: np.random.Generator) -> None:
+    limits = f", bool{shape} any, float{shape} low, float high"
+    original = model(graph(f"{LIMITS}  {NORM}", limits))
+    optimized, _ = run_pass(original, *PASSES)
+    assert operators(optimized) == ["Where", "Neg", "FusedLayerNorm"]
+    assert_same_outputs(original, optimized, rng, K=8)
+
+
 def test_two_norms_of_one_sum(rng: np.random.Generator) -> None:
     """Parallel attention: the first norm makes the sum, the second reads it."""
     original = model(graph(f"s = Add(x, r)  {NORM}  z = LayerNormalization(s, b)", outputs=", float[N,M,8] z"))
