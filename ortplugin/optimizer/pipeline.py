@@ -55,6 +55,7 @@ from ortplugin.passes.simplify.cast_like import CAST_LIKE
 from ortplugin.passes.simplify.common_subexpressions import COMMON_SUBEXPRESSIONS
 from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
 from ortplugin.passes.simplify.discarded_elements import DISCARDED_ELEMENTS
+from ortplugin.passes.simplify.early_gather import EARLY_GATHER
 from ortplugin.passes.simplify.fold_constants import FOLD_CONSTANTS
 from ortplugin.passes.simplify.gather_views import GATHER_VIEWS
 from ortplugin.passes.simplify.inline_if import INLINE_IF
@@ -137,6 +138,7 @@ TABLE: tuple[Step, ...] = (
     Step(FUSE_LAYER_NORM, BEFORE_PRECISION, "before RMS normalisation, whose pattern is a part of this one"),
     Step(FUSE_RMS_NORM, BEFORE_PRECISION, "after layer normalisation, of whose pattern its own is a part"),
     Step(NORM_EPILOGUE, EVERY_ROUND, "after the norms, into which it draws what follows them"),
+    Step(EARLY_GATHER, EVERY_ROUND, "after the norms are ours, which it passes; before products are"),
     Step(MASKED_FILL, EVERY_ROUND, "before the scatters are ours: what becomes a Where needs no operator of ours"),
     Step(UPDATE_SLICE, EVERY_ROUND, "before the other scatters, whose indices shed what shows how long a slice is"),
     Step(FUSE_SCATTER, EVERY_ROUND, "after the slices, which are scatters too"),
