@@ -8,9 +8,9 @@ becomes
 
     y = Reshape(Gather<axis = 1>(Reshape(x, [N, H W, C]), order), [-1, 49, C])
 
-A row is the last axis of x. The order is found by running the steps on the numbers of the rows. All of them have to be
-constant, and at least two of them move memory, a Concat or Gather among them: Transposes alone have kernels of their
-own, which are as fast.
+A row is the last axis of x, wherever it stands in between: from MaxViT's windows to its grid it is channels first. The
+order is found by running the steps on the numbers of the rows. All of them have to be constant, and at least two of
+them move memory, a Concat or Gather among them, or three: one or two Transposes alone have kernels of their own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ROWS = 1 << 22  # of x, or of what the steps make of them, that are numbered
 ORDER = 1 << 16  # rows in an order that is written into the model
 
 Rows = npt.NDArray[np.int64]
-"""The numbers of x's rows, as they lie in another tensor: its shape, the last axis divided by the length of a row."""
+"""The numbers of x's rows, as they lie in another tensor: its shape, the rows' axis divided by the length of a row."""
 
 
 class _NotRowsError(Exception):
@@ -60,7 +60,8 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     missed: Missed | None = None
     for steps in reversed(list(_steps_to(scope, node))):
         movers = [scope.op(each) for each in steps.nodes if scope.op(each) in MOVERS]
-        if len(movers) < 2 or not {"Concat", "Gather"} & set(movers) or steps.x.name in disputed(scope.graph):
+        few = len(movers) < (2 if {"Concat", "Gather"} & set(movers) else 3)
+        if few or steps.x.name in disputed(scope.graph):
             continue
         if any(not isinstance(dim, int) for dim in scope.shape(steps.x) or (None,)):
             reason = (
@@ -111,18 +112,25 @@ def _order(scope: Scope, steps: _Steps) -> Rows:
         raise _NotRowsError
     if math.prod(made[-1]) // width > ORDER * max(dims[0], made[-1][0]):
         raise _NotRowsError
-    found: dict[int, Rows] = {id(steps.x): np.arange(math.prod(dims)).reshape(*dims, 1)}
+    found = {id(steps.x): (np.arange(math.prod(dims)).reshape(*dims, 1), len(dims))}
     for node in steps.nodes:
-        y = node.outputs[0]
-        *given, last = _lengths(scope, y)
-        rows = _moved(
-            scope, node, [found[id(each)] for each in (node.inputs if node.op == "Concat" else node.inputs[:1])]
-        )
-        shape = (*given, last // width)
-        if last % width or rows.size != math.prod(shape) or (node.op in MOVERS and rows.shape != shape):
+        given = [found[id(each)] for each in (node.inputs if node.op == "Concat" else node.inputs[:1])]
+        if len({axis for _, axis in given}) != 1:
             raise _NotRowsError
-        found[id(y)] = rows.reshape(shape)
-    return found[id(steps.nodes[-1].outputs[0])].reshape(-1)
+        made_shape = _lengths(scope, node.outputs[0])
+        rows, axis = _moved(scope, node, [each for each, _ in given], given[0][1], made_shape, width)
+        shape = [dim // width if at == axis else dim for at, dim in enumerate(made_shape)]
+        if (
+            made_shape[axis] % width
+            or rows.size != math.prod(shape)
+            or (node.op in MOVERS and list(rows.shape) != shape)
+        ):
+            raise _NotRowsError
+        found[id(node.outputs[0])] = rows.reshape(shape), axis
+    rows, axis = found[id(steps.nodes[-1].outputs[0])]
+    if axis != rows.ndim - 1:
+        raise _NotRowsError
+    return rows.reshape(-1)
 
 
 def _lengths(scope: Scope, tensor: gs.Tensor) -> list[int]:
@@ -133,37 +141,58 @@ def _lengths(scope: Scope, tensor: gs.Tensor) -> list[int]:
     return dims
 
 
-def _moved(scope: Scope, node: gs.Node, given: Sequence[Rows]) -> Rows:
-    """The rows after a step. Raises _NotRowsError where it takes them apart."""
+def _moved(
+    scope: Scope, node: gs.Node, given: Sequence[Rows], axis: int, made: Sequence[int], width: int
+) -> tuple[Rows, int]:
+    """The rows after a step that makes a tensor of this shape, and their axis, which was `axis` before.
+
+    Raises _NotRowsError where the step takes rows apart.
+    """
     rows, op, rank = given[0], scope.op(node), given[0].ndim
     if op == "Concat":
-        if sum(each.size for each in given) > ROWS:
+        if sum(each.size for each in given) > ROWS or (axis != rank - 1 and int(node.attrs["axis"]) % rank == axis):
             raise _NotRowsError
         joined: Rows = np.concatenate(given, int(node.attrs["axis"]))
-        return joined
+        return joined, axis
     if op == "Transpose":
-        perm = [int(axis) for axis in node.attrs.get("perm") or range(rank)[::-1]]
-        if perm[-1] != rank - 1:
+        perm = [int(each) for each in node.attrs.get("perm") or range(rank)[::-1]]
+        if perm.index(axis) != axis and rows.shape[axis] != 1:
             raise _NotRowsError
         turned: Rows = rows.transpose(perm)
-        return turned
+        return turned, perm.index(axis)
     if op == "Gather":
-        axis = int(node.attrs.get("axis", 0)) % rank
+        along = int(node.attrs.get("axis", 0)) % rank
         indices = scope.constant(node.inputs[1], ORDER)
-        if indices is None or axis == rank - 1 or not _within(indices, rows.shape[axis]):
+        if indices is None or along == axis or not _within(indices, rows.shape[along]):
             raise _NotRowsError
-        if rows.size // rows.shape[axis] * indices.size > ROWS:
+        if rows.size // rows.shape[along] * indices.size > ROWS:
             raise _NotRowsError
-        return np.asarray(rows.take(indices, axis))
-    part: Rows = rows[_slices(scope, node, rank)] if op == "Slice" else rows
-    return part
+        return np.asarray(rows.take(indices, along)), axis + (indices.ndim - 1 if along < axis else 0)
+    if op == "Slice":
+        part: Rows = rows[_slices(scope, node, rank, axis)]
+        return part, axis
+    return rows, _axis_of_view(rows, axis, made, width)
+
+
+def _axis_of_view(rows: Rows, axis: int, made: Sequence[int], width: int) -> int:
+    """Where a view has the axis of rows: last, of any number of them, or as far from the first as it was, of one.
+
+    Raises _NotRowsError if nowhere.
+    """
+    if axis == rows.ndim - 1 and made[-1] % width == 0:
+        return len(made) - 1
+    before = math.prod(rows.shape[:axis])
+    places = [at for at, dim in enumerate(made) if dim == width and math.prod(made[:at]) == before]
+    if not places or rows.shape[axis] != 1:
+        raise _NotRowsError
+    return places[0]
 
 
 def _within(indices: npt.NDArray[Any], size: int) -> bool:
     return bool(((indices >= -size) & (indices < size)).all())
 
 
-def _slices(scope: Scope, node: gs.Node, rank: int) -> tuple[slice, ...]:
+def _slices(scope: Scope, node: gs.Node, rank: int, rows: int) -> tuple[slice, ...]:
     """What a Slice takes. Raises _NotRowsError where that is not known, goes backwards, or divides rows."""
     numbers = [None if each.is_empty() else scope.constant(each) for each in node.inputs[1:]]
     if len(numbers) < 2 or any(
@@ -177,7 +206,7 @@ def _slices(scope: Scope, node: gs.Node, rank: int) -> tuple[slice, ...]:
     for at, (start, end) in enumerate(zip(starts, ends, strict=True)):
         axis = (at if axes is None else int(axes[at])) % rank
         step = 1 if steps is None else int(steps[at])
-        if step < 1 or axis == rank - 1:
+        if step < 1 or axis == rows:
             raise _NotRowsError
         found[axis] = slice(int(start), int(end), step)
     return tuple(found)
