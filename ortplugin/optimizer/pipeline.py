@@ -33,6 +33,7 @@ from ortplugin.passes.layout.image_output import IMAGE_OUTPUT
 from ortplugin.passes.layout.pool_precision import POOL_PRECISION
 from ortplugin.passes.layout.row_order import ROW_ORDER
 from ortplugin.passes.layout.transpose_views import TRANSPOSE_VIEWS
+from ortplugin.passes.layout.windows_last import WINDOWS_LAST
 from ortplugin.passes.matmul.batch_first import BATCH_FIRST
 from ortplugin.passes.matmul.matmul_epilogue import MATMUL_EPILOGUE
 from ortplugin.passes.matmul.matmul_to_fused import MATMUL_TO_FUSED
@@ -152,6 +153,7 @@ TABLE: tuple[Step, ...] = (
     Step(BATCH_NORM_POINTWISE, BEFORE_PRECISION | QUIET_ROUND, "of those that no weights have taken in"),
     Step(FUSE_CONV, BEFORE_PRECISION | QUIET_ROUND, "after all that looks for a Conv"),
     Step(ALLOW_TF32, TF32, "before the layout of what TF32 makes fast is chosen"),
+    Step(WINDOWS_LAST, EVERY_ROUND, "just before the layout is chosen, which takes one of its Transposes away"),
     Step(CHANNELS_LAST, EVERY_ROUND, "before the epilogues, which it lets read what else is NHWC"),
     Step(POOL_PRECISION, EVERY_ROUND, "of the pools that are NHWC then, before the Casts are drawn into others"),
     Step(FUSE_RESIZE, QUIET_ROUND, "of the Resizes that stayed NCHW"),
@@ -215,7 +217,7 @@ def select_passes(
     for name in [*(chosen or ()), *(name for name in left_out if name not in BESIDES)]:
         if name not in known:
             raise UsageError(f"there is no pass '{name}'{near_names(name, known)} (--list-passes shows them)")
-    left_out += [CHANNELS_LAST.name] * (layout == "nchw")
+    left_out += [CHANNELS_LAST.name, WINDOWS_LAST.name] if layout == "nchw" else []
 
     def runs(step: Pass) -> bool:
         wanted = tf32 if TF32 in stage_of(step) else chosen is None or step.name in chosen

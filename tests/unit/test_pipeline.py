@@ -19,10 +19,10 @@ _ORDER = """
     late-expand repeated-constants inline-if common-subexpressions sum-to-add fold-batch-norm fold-pad
     channel-shuffle fuse-layer-norm fuse-rms-norm norm-epilogue early-gather masked-fill update-slice fuse-scatter
     scatter-transpose nested-slices narrow-concat dead-nodes fuse-attention attention-rotary merge-products
-    batch-norm-pointwise fuse-conv channels-last pool-precision fuse-resize matmul-to-conv gemm-to-conv image-input
-    conv-epilogue vector-conv-transpose turn-conv-transpose image-output transpose-views row-order matmul-to-fused
-    patches-to-matmul matmul-views batch-first matmul-epilogue norm-prologue fuse-conv-grad any-to-sum fuse-sum-to
-    pointwise-views fuse-pointwise lone-pointwise
+    batch-norm-pointwise fuse-conv windows-last channels-last pool-precision fuse-resize matmul-to-conv gemm-to-conv
+    image-input conv-epilogue vector-conv-transpose turn-conv-transpose image-output transpose-views row-order
+    matmul-to-fused patches-to-matmul matmul-views batch-first matmul-epilogue norm-prologue fuse-conv-grad any-to-sum
+    fuse-sum-to pointwise-views fuse-pointwise lone-pointwise
 """
 ORDER = _ORDER.split()
 _BEFORE_PRECISION = """
@@ -84,7 +84,9 @@ def test_tf32_is_allowed_once_there_are_convolutions_and_before_their_layout_is_
 
 
 def test_the_layout_is_that_of_one_pass() -> None:
-    assert names(select_passes(layout="nchw")) == [name for name in ORDER if name != "channels-last"]
+    assert names(select_passes(layout="nchw")) == [
+        each for each in ORDER if each not in ("windows-last", "channels-last")
+    ]
     always = select_passes(layout="nhwc")
     assert names(always) == ORDER
     (step,) = [step for step in always if step.name == "channels-last"]

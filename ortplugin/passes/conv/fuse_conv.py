@@ -47,8 +47,10 @@ def fuse(scope: Scope, node: gs.Node) -> Outcome:
         return Missed(label(node), f"auto_pad {attributes['auto_pad']} beside strides {attributes['strides']}, larger "
                                    "than the kernel: ONNX Runtime's padding may be negative")  # fmt: skip
     program = biased(dtype, bias is not None)
-    # Asked before the bias gets its shape, which may take a node that would have to go again.
-    reason = why_invalid(conv_node(op, node.name, attributes, biased(dtype, False), [x, w]))
+    # Asked before the bias gets its shape, which may take a node that would have to go again, and of tensors like x and
+    # w, of which it would be a reader that is in no graph.
+    like = [gs.Variable(each.name, each.dtype, each.shape) for each in (x, w)]
+    reason = why_invalid(conv_node(op, node.name, attributes, biased(dtype, False), like))
     if reason is not None:
         return Missed(label(node), reason)
     inputs = [x, w]

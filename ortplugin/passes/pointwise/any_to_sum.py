@@ -49,11 +49,12 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     total = _count(scope, node, bools, axes)
     for reader in readers:
         y = reader.outputs[0]
-        new = gs.Node("Cast", reader.name, {"to": BOOL}, [total])
         if scope.op(node) == "ReduceMin":
             found = emit(scope, reader, "Cast", [total], scope.shape(y), to=BOOL)
             found.dtype = np.dtype(np.bool_)
             new = gs.Node("Not", reader.name, {}, [found])
+        else:
+            new = gs.Node("Cast", reader.name, {"to": BOOL}, [total])
         scope.replace([reader], new, [y])
     if numbers is not bools:
         scope.remove(node)

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.parser
+import onnx_graphsurgeon as gs
 import onnxruntime
 from ml_dtypes import bfloat16
 
-from ortplugin.graph.convert import import_model
+from ortplugin.graph.convert import all_graphs, import_model
 from ortplugin.graph.export import export_model
 from ortplugin.model.annotate import annotate
 from ortplugin.ops import find
@@ -26,6 +27,15 @@ def model(graph: str, opset: int = 17, contrib: bool = False, ir: int = 8) -> on
     """A model from ONNX's textual syntax: `graph` is 'name (inputs) => (outputs) <initializers> { nodes }'."""
     domains = f'"" : {opset}' + (', "com.microsoft" : 1' if contrib else "")
     return onnx.parser.parse_model(f"<ir_version: {ir}, opset_import: [{domains}]> {graph}")
+
+
+def _assert_no_strays(graph: gs.Graph) -> None:
+    """No tensor has a maker or a reader that is in no graph: scope.used_beyond would take it for one in a body."""
+    nodes = [node for each in all_graphs(graph) for node in each.nodes]
+    known = {id(node) for node in nodes}
+    for tensor in (tensor for node in nodes for tensor in (*node.inputs, *node.outputs)):
+        strays = [node.op for node in (*tensor.inputs, *tensor.outputs) if id(node) not in known]
+        assert not strays, f"'{tensor.name}' has to do with {strays}, which the graph does not hold"
 
 
 def run_pass(original: onnx.ModelProto, *passes: Pass, limit: int | None = None) -> tuple[onnx.ModelProto, PassResult]:
@@ -49,6 +59,7 @@ def run_pass(original: onnx.ModelProto, *passes: Pass, limit: int | None = None)
             again = each(graph)
             assert not again.changes, f"{each.name} changes its own output"
             assert again.near_misses == result.near_misses
+        _assert_no_strays(graph)
     annotate(graph)
     optimized = export_model(graph, original)
     onnx.checker.check_model(restore(optimized))
