@@ -1,6 +1,7 @@
 // y[i] = sum over keys j of softmax(s[i])[j] v[j]        s[i, j] = scale q[i] . k[j], capped and masked
 //
-// The text in front of this one is generated for the node at hand (table.cc, simt.cc): dtypes, head sizes, attributes.
+// The text in front of this one is generated for the node at hand (table.cc, simt.cc): dtypes, head sizes, attributes;
+// and rows.cuh.
 //
 // Online softmax (Milakov and Gimelshein, 2018). A block has WARPS warps, a warp ROWS_OF_WARP queries. Keys come 32 at
 // a time, a lane's own each; K and V pass through shared memory in chunks of the head. The scores of a tile stay in
@@ -19,36 +20,6 @@ __device__ __forceinline__ float hyperbolic_tangent(float x) { return tanhf(x); 
 __device__ __forceinline__ double hyperbolic_tangent(double x) { return tanh(x); }
 
 typedef compute_t Tile[KEYS][CHUNK + 1];  // a column more, so that lanes side by side read from other banks
-
-// The rows of one head of Q, K or V.
-struct Rows {
-  const storage_t* head;
-  const View& view;
-  __device__ __forceinline__ compute_t operator()(long long row, int d) const {
-    return to_compute(head[row * view.row + d * view.column]);
-  }
-};
-
-#if ROTARY
-// Those of Q or K: element d is rotated in the plane that it has with another element, and rounded.
-struct RotatedRows {
-  Rows rows;
-  const table_t *cos, *sin;  // [row, pair] of the batch
-  __device__ __forceinline__ compute_t operator()(long long row, int d) const {
-    const compute_t x = rows(row, d);
-    if (d >= 2 * PAIRS) return x;
-    const bool is_second = IS_INTERLEAVED ? d % 2 : d >= PAIRS;
-    const int step = IS_INTERLEAVED ? 1 : PAIRS;
-    const long long at = row * PAIRS + (IS_INTERLEAVED ? d / 2 : d % PAIRS);
-    const compute_t other = rows(row, is_second ? d - step : d + step), sine = (compute_t)to_compute(sin[at]);
-    storage_t stored;
-    from_compute(x * (compute_t)to_compute(cos[at]) + other * (is_second ? sine : -sine), stored);
-    return to_compute(stored);
-  }
-};
-#else
-typedef Rows RotatedRows;
-#endif
 
 // Columns [first, first + CHUNK) of the keys from `key` on, 0 beyond the tensor.
 template <int SIZE, typename Loaded>
