@@ -1,18 +1,5 @@
-// Matrix products of a warp on tensor cores (mma.sync, from sm_80 on), and what stands around them in attention: matrices
-// from shared memory (ldmatrix), groups of cp.async, exponentials of base 2, rows of a fragment. The text in front of
-// this one defines MMA_TYPE, "f16" or "bf16", and has copy.cuh.
-
-__device__ __forceinline__ float exp2_of(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ __forceinline__ unsigned pack(float low, float high) {
-  unsigned both;
-  asm("cvt.rn." MMA_TYPE "x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-  return both;
-}
+// Matrix products of a warp on tensor cores (mma.sync, from sm_80 on), their matrices from shared memory (ldmatrix),
+// and groups of cp.async. MMA_TYPE is "f16" or "bf16".
 
 __device__ __forceinline__ void mma(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32." MMA_TYPE "." MMA_TYPE
@@ -36,14 +23,4 @@ __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_
 template <int N>
 __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
-// The largest of a row, of which four neighbouring threads have a part each; and the sum.
-__device__ __forceinline__ float max_of_row(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-}
-__device__ __forceinline__ float sum_of_row(float x) {
-  x += __shfl_xor_sync(0xffffffffu, x, 1);
-  return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }

@@ -5,7 +5,7 @@
 // present: past is read once, into shared memory, and written from there.
 //
 // The text in front of this one is generated for the node at hand (table.cc, decode.cc): sizes, the configuration and
-// what there is as macros, Arguments; copy.cuh, mma.cuh and rows.cuh.
+// what there is as macros, Arguments; copy.cuh, mma.cuh, softmax.cuh and rows.cuh.
 //
 // Few queries leave memory as all there is to wait for, so the keys of a head are divided among the blocks of a
 // cluster, and those of a block among its warps: each takes every so many'th tile of KEYS of them, STAGES tiles ahead,
@@ -27,8 +27,6 @@
 #define WARP_BYTES \
   ((MAX(STAGES * STAGE_ELEMENTS * 2, ROWS * PARTIAL * 4) + 15) / 16 * 16)  // of a warp: its stages, then its results
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
-#define LOG2_E 1.44269504088896340736f
-#define INFINITE __int_as_float(0x7f800000)
 
 // All blocks of the cluster, or all threads of the only one: what they wrote before they arrived is there behind the
 // wait.
@@ -112,7 +110,7 @@ struct WarpTile {
   long long mask_step;
 #endif
 
-  __device__ __forceinline__ WarpTile(const Arguments& a, long long batch, long long kv_head)
+  __device__ __forceinline__ WarpTile(const Arguments& a, const Keys& seen, long long batch, long long kv_head)
       : scale((float)a.scale), softcap((float)a.softcap) {
 #pragma unroll
     for (int n = 0; n < V_PADDED / 8; ++n)
@@ -120,11 +118,11 @@ struct WarpTile {
       for (int i = 0; i < 4; ++i) sums[n][i] = 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = threadIdx.x % 32 / 4 + half * 8, query = row / (int)a.group, last = query + (int)a.last_seen;
+      const int row = threadIdx.x % 32 / 4 + half * 8, query = row / (int)a.group;
       row_max[half] = -INFINITE;
       row_sum[half] = 0;
-      first_key[half] = HAS_WINDOW ? max(0, last + 1 - (int)a.window) : 0;
-      last_key[half] = IS_CAUSAL ? max(0, min((int)a.keys, last + 1)) : (int)a.keys;
+      first_key[half] = seen.first(query);
+      last_key[half] = seen.last(query);
 #if MASK
       const long long there = min((long long)query, a.queries - 1), head = kv_head * a.group + row % (int)a.group;
       mask[half] = a.mask + batch * a.mask_view.batch + head * a.mask_view.head + there * a.mask_view.row;
@@ -276,8 +274,8 @@ __cluster_dims__(CLUSTER, 1, 1)
 #endif
 
   // What any of the queries sees. Of a cache all tiles are written.
-  const int seen_from = HAS_WINDOW ? max(0, (int)a.last_seen + 1 - (int)a.window) : 0;
-  const int seen_to = IS_CAUSAL ? max(0, min(keys, (int)(a.queries + a.last_seen))) : keys;
+  const Keys seen(a);
+  const int seen_from = seen.first(0), seen_to = seen.last((int)a.queries - 1);
   const int begin = HAS_PAST ? 0 : seen_from / KEYS * KEYS, end = HAS_PAST ? keys : seen_to;
   const int step = CLUSTER * WARPS * KEYS;
   int first = begin + (block * WARPS + warp) * KEYS, next = first;
@@ -319,7 +317,7 @@ __cluster_dims__(CLUSTER, 1, 1)
   }
   __syncthreads();
 
-  WarpTile tile(a, batch, head);
+  WarpTile tile(a, seen, batch, head);
   int stage = 0;
 #pragma unroll 1
   for (; first < end; first += step) {

@@ -3,7 +3,7 @@
 // exp
 //
 // The text in front of this one is generated for the node at hand (table.cc, flash.cc): head sizes, the tile
-// configuration and what there is as macros, Arguments; and mma.cuh.
+// configuration and what there is as macros, Arguments; mma.cuh and softmax.cuh.
 //
 // Softmax over tiles of keys as they come (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018;
 // Dao, "FlashAttention-2", 2023). A block has ROWS queries, each of its warps M_TILES times 16 of them, whose sums stay
@@ -18,11 +18,6 @@
 #define QK_PITCH (QK_PADDED + 8)
 #define V_PITCH (V_PADDED + 8)
 #define STAGE_ELEMENTS (BLOCK_N * (QK_PITCH + V_PITCH))
-#define LOG2_E 1.44269504088896340736f
-#define INFINITE __int_as_float(0x7f800000)
-// Where nothing comes between product and exponential, the scale is a factor of the exponent.
-#define SCALE_IS_LATE (!MASK && !HAS_SOFTCAP && SCALE_IS_POSITIVE)
-
 // COPY elements to shared memory, or zeros.
 __device__ __forceinline__ void copy(storage_t* to, const storage_t* from, bool exists) {
 #if COPY == 8
@@ -125,15 +120,6 @@ struct Rotation {
   }
 };
 #endif
-
-// Which keys a query sees: from first(row) to before last(row).
-struct Keys {
-  int keys, behind, window;  // behind: query i sees the keys up to i + behind
-  __device__ __forceinline__ explicit Keys(const Arguments& a)
-      : keys((int)a.keys), behind((int)a.last_seen), window((int)a.window) {}
-  __device__ __forceinline__ int last(int row) const { return IS_CAUSAL ? max(0, min(keys, row + behind + 1)) : keys; }
-  __device__ __forceinline__ int first(int row) const { return HAS_WINDOW ? max(0, row + behind + 1 - window) : 0; }
-};
 
 // The queries of a warp. A thread has of each 16 rows the rows lane / 4 and 8 more, and of each eight columns two.
 struct WarpTile {
@@ -379,7 +365,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash(const Ar
   int stage = 0;
 #pragma unroll 1
   for (int key = begin; key < end; key += BLOCK_N) {
-#if ROTARY
+#if ROTARY && ROTATES_KEYS
     Rotation<BLOCK_N> of_keys(cos, sin, key, seen.keys - key);
 #endif
     wait_copies<0>();
@@ -387,7 +373,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash(const Ar
     if (key + BLOCK_N < end) copy_tile(key + BLOCK_N, stage ^ 1);
     commit_copies();
     storage_t* const from = stages + stage * STAGE_ELEMENTS;
-#if ROTARY
+#if ROTARY && ROTATES_KEYS
     of_keys.apply(from);
     __syncthreads();
 #endif

@@ -1,5 +1,5 @@
-// Elements of Q, K and V one by one, as they lie or rotated: for what is not worth wide loads. The text in front of this
-// one is generated (table.cc).
+// Elements of Q, K and V one by one, as they lie or rotated: for what is not worth wide loads. The text in front of
+// this one is generated (table.cc).
 
 // The rows of one head of Q, K or V.
 struct Rows {

@@ -19,6 +19,11 @@ __device__ __forceinline__ double power_of_e(double x) { return exp(x); }
 __device__ __forceinline__ float hyperbolic_tangent(float x) { return tanhf(x); }
 __device__ __forceinline__ double hyperbolic_tangent(double x) { return tanh(x); }
 
+#if ROTARY && ROTATES_KEYS
+typedef RotatedRows KeyRows;
+#else
+typedef Rows KeyRows;
+#endif
 typedef compute_t Tile[KEYS][CHUNK + 1];  // a column more, so that lanes side by side read from other banks
 
 // Columns [first, first + CHUNK) of the keys from `key` on, 0 beyond the tensor.
@@ -106,7 +111,7 @@ __device__ __forceinline__ void load_queries(Queries& queries, const RotatedRows
 
 // s[r] = the product of query `own` + r and the lane's key.
 __device__ __forceinline__ void multiply(compute_t (&s)[ROWS_OF_WARP], const Queries& queries, int own, Tile& tile,
-                                         const RotatedRows& rows, long long key, long long keys) {
+                                         const KeyRows& rows, long long key, long long keys) {
 #pragma unroll
   for (int r = 0; r < ROWS_OF_WARP; ++r) s[r] = 0;
   for (int at = 0; at < HEAD_SIZE; at += CHUNK) {
@@ -167,9 +172,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_simt(const Ar
   const Rows v{a.v + a.v_view.offset + batch * a.v_view.batch + kv_head * a.v_view.head, a.v_view};
 #if ROTARY
   const table_t *const cos = a.cos + batch * a.rotary_batch, *const sin = a.sin + batch * a.rotary_batch;
-  const RotatedRows rotated_q{q, cos, sin}, rotated_k{k, cos, sin};
+  const RotatedRows rotated_q{q, cos, sin};
 #else
-  const Rows &rotated_q = q, &rotated_k = k;
+  const Rows& rotated_q = q;
+#endif
+#if ROTARY && ROTATES_KEYS
+  const KeyRows rotated_k{k, cos, sin};
+#else
+  const KeyRows& rotated_k = k;
 #endif
   const long long mask_row = batch * a.mask_view.batch + head * a.mask_view.head;
   load_queries(queries, rotated_q, first, a.queries);
