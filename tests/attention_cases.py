@@ -19,7 +19,7 @@ from onnx import helper
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.ops.attention import OPERATOR, attributes_of, operands, scores_of
 from ortplugin.ops.attention.layout import Sizes, parse, shape_of
-from ortplugin.ops.attention.reference import laid_out, scores, softmax, view
+from ortplugin.ops.attention.reference import laid_out, scores, softmax
 from ortplugin.program import FLOATING, NUMPY_DTYPES
 
 Attributes = dict[str, Any]
@@ -234,7 +234,9 @@ def check(
     return compare(case.name, found[0], wanted[0], wide, laid_out(slack, attention.y))
 
 
-def _check_present(case: Case, found: Sequence[Array], wanted: Sequence[Array], inputs: Sequence[Array], c: float) -> None:
+def _check_present(
+    case: Case, found: Sequence[Array], wanted: Sequence[Array], inputs: Sequence[Array], c: float
+) -> None:
     """Compares what is present, if anything is."""
     attention = attributes_of(case.node())
     assert len(found) == len(wanted) == (0 if attention.past is None else 2)
@@ -378,18 +380,28 @@ def _rotary() -> list[Case]:
 def _past() -> list[Case]:
     """Of a cache of some rows: few queries and many, heads that share keys, rotated in both ways, masks and windows."""
     made = []
-    for number, (past, queries, group) in enumerate(
-        ((0, 3, 4), (1, 1, 1), (7, 1, 4), (7, 17, 1), (100, 3, 4), (1024, 1, 1), (1024, 3, 4), (1024, 17, 4), (300, 16, 1))
-    ):
+    of = (
+        (0, 3, 4),
+        (1, 1, 1),
+        (7, 1, 4),
+        (7, 17, 1),
+        (100, 3, 4),
+        (1024, 1, 1),
+        (1024, 3, 4),
+        (1024, 17, 4),
+        (300, 16, 1),
+    )
+    for number, (past, queries, group) in enumerate(of):
         for dtype in FLOATING if past < 1024 and number % 2 == 0 else ("float16", FLOATING[number % 4]):
             sizes = (2, 2 * group, 2, queries, past + queries, 64 if past > 7 else 24, 40 if past == 300 else 64)
             for rotary in ("none", "half", "interleaved"):
                 for name, given in (("plain", {}), ("causal", CAUSAL["lower right"]), ("window", CAUSAL["window"])):
                     mask = ("bool", (2, 1, queries, past + queries)) if (number + len(name)) % 4 == 0 else None
                     tables = (dtype, (queries, 12)) if rotary != "none" else None
+                    rotated = {"rotary": rotary} if tables else {}
                     made.append(case_of(f"past {past}, {queries} queries of {group}, {rotary}, {name}, {dtype}", dtype,
                                         sizes, "merged" if number % 2 else "standard", mask, past=past, tables=tables,
-                                        masked_rows="zero", **given, **({"rotary": rotary} if tables else {})))  # fmt: skip
+                                        masked_rows="zero", **given, **rotated))  # fmt: skip
     for layout, of_past in (("packed, fewer heads", "b h s d"), ("channels first", "b h d s"), ("merged", "b s (h d)"),
                             ("sequence first", "s b h d"), ("one of two", "(b h) s d"), ("K transposed", "s (b h) d"),
                             ("heads in the batch", "h b s d")):  # fmt: skip

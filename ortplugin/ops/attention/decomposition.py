@@ -129,9 +129,7 @@ class _Attention(Builder):
         return self.op("And", seen, self.op("Greater", key, self.op("Sub", last, self.integers(window))))
 
 
-def decomposed(
-    attention: Attention, inputs: Sequence[str], outputs: Sequence[str], opset: int
-) -> list[onnx.NodeProto]:
+def decomposed(attention: Attention, inputs: Sequence[str], outputs: Sequence[str], opset: int) -> list[onnx.NodeProto]:
     """The nodes that read `inputs`, as attention.input_names has them, and write Y and what is present."""
     b = _Attention(opset, f"{outputs[0]}/unfused")
     wide = "double" if attention.qkv_dtype == "double" else "float"

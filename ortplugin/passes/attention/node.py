@@ -79,6 +79,17 @@ def is_attention(scope: Scope, node: gs.Node) -> bool:
     return scope.op(node) == f"{DOMAIN}::FusedAttention"
 
 
+def number_of_past(node: gs.Node) -> int:
+    """How many of its inputs, the last ones, are a cache's."""
+    return 2 if len(node.outputs) > 1 else 0
+
+
+def tables_of(node: gs.Node) -> list[gs.Tensor]:
+    """cos and sin, where it rotates."""
+    last = len(node.inputs) - number_of_past(node)
+    return list(node.inputs[last - 2 : last]) if "rotary" in node.attrs else []
+
+
 def replaced(
     scope: Scope, old: Sequence[gs.Node], new: gs.Node, y: gs.Tensor, shape: tuple[int, ...] | None, dtype: Any
 ) -> None:
