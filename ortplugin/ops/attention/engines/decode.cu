@@ -238,6 +238,95 @@ __device__ __forceinline__ void add(const float* partials, int step, int column,
   }
 }
 
+// What a block of the cluster is at work on.
+struct Place {
+  const long long kv_heads, batch, head;  // head: of K and V
+  const int block, group, rows;
+  __device__ __forceinline__ explicit Place(const Arguments& a)
+      : kv_heads(a.heads / a.group),
+        batch(blockIdx.x / CLUSTER / kv_heads),
+        head(blockIdx.x / CLUSTER % kv_heads),
+        block(blockIdx.x % CLUSTER),
+        group((int)a.group),
+        rows((int)a.queries * group) {}
+  // A row of the tile is a query of one of the heads that share those of K and V.
+  __device__ __forceinline__ long long offset(const View& view, int row) const {
+    return view.offset + batch * view.batch + (head * group + row % group) * view.head;
+  }
+  __device__ __forceinline__ long long kv_offset(const View& view) const {
+    return view.offset + batch * view.batch + head * view.head;
+  }
+};
+
+#if HAS_PAST
+#define SOURCE(x, name)                                                                                        \
+  Source {                                                                                                     \
+    a.past_##name + place.kv_offset(a.past_##name##_view), a.x + place.kv_offset(a.x##_view),                  \
+        a.past_##name##_view.row, a.x##_view.row, a.present_##name + place.kv_offset(a.present_##name##_view), \
+        a.present_##name##_view.row                                                                            \
+  }
+#else
+#define SOURCE(x, name) Source{nullptr, a.x + place.kv_offset(a.x##_view), 0, a.x##_view.row, nullptr, 0}
+#endif
+
+// q[row][d], 0 beyond the queries and the head.
+__device__ __forceinline__ void load_queries(const Arguments& a, const Place& place, storage_t* q) {
+  for (int i = threadIdx.x; i < ROWS * QK_PADDED; i += THREADS) {
+    const int row = i / QK_PADDED, d = i % QK_PADDED;
+    float x = 0;
+    if (row < place.rows && d < HEAD_SIZE) {
+      const Rows of_head{a.q + place.offset(a.q_view, row), a.q_view};
+#if ROTARY
+      const long long tables = place.batch * a.rotary_batch;
+      x = RotatedRows{of_head, a.cos + tables, a.sin + tables}(row / place.group, d);
+#else
+      x = of_head(row / place.group, d);
+#endif
+    }
+    from_compute(x, q[row * QK_PITCH + d]);
+  }
+}
+
+#if ROTARY
+// The new keys among the KEYS from `first` on, rotated, by one warp.
+__device__ __forceinline__ void rotate_keys(const Arguments& a, const Place& place, storage_t* to, int first, int past,
+                                            int keys) {
+  const long long tables = place.batch * a.rotary_batch;
+  const RotatedRows rotated{{a.k + place.kv_offset(a.k_view), a.k_view}, a.cos + tables, a.sin + tables};
+#pragma unroll 1
+  for (int key = max(first, past); key < min(first + KEYS, keys); ++key)
+#pragma unroll 2
+    for (int d = threadIdx.x % 32; d < QK_PADDED; d += 32)
+      from_compute(d < HEAD_SIZE ? rotated(key - past, d) : 0.0f, to[(key - first) * QK_PITCH + d]);
+}
+#endif
+
+// What the block's warps have, to the blocks that add up the rows: row to block row % CLUSTER.
+__device__ __forceinline__ void give(const Place& place, const float* of_warps, float* given) {
+  for (int i = threadIdx.x; i < place.rows * VALUE_SIZE; i += THREADS) {
+    const int row = i / VALUE_SIZE, column = i % VALUE_SIZE;
+    float most, sum, value;
+    add<WARPS>(of_warps + row * PARTIAL, WARP_BYTES / 4, column, most, sum, value);
+    float* const to = given + (row / CLUSTER * CLUSTER + place.block) * PARTIAL;
+    store_to_block(to + column, row % CLUSTER, value);
+    if (column > 0) continue;
+    store_to_block(to + V_PADDED, row % CLUSTER, most);
+    store_to_block(to + V_PADDED + 1, row % CLUSTER, sum);
+  }
+}
+
+// The block's rows of the result.
+__device__ __forceinline__ void write_results(const Arguments& a, const Place& place, const float* given) {
+  for (int i = threadIdx.x; i < ROWS_OF_BLOCK * VALUE_SIZE; i += THREADS) {
+    const int own = i / VALUE_SIZE, row = own * CLUSTER + place.block, column = i % VALUE_SIZE;
+    if (row >= place.rows) break;
+    float most, sum, value;
+    add<CLUSTER>(given + own * CLUSTER * PARTIAL, PARTIAL, column, most, sum, value);
+    const float scale = sum == 0 && a.zero_where_nothing_is_seen ? 0.0f : 1.0f / sum;
+    from_compute(value * scale, a.y[place.offset(a.y_view, row) + row / place.group * a.y_view.row + column]);
+  }
+}
+
 extern "C" __global__ void
 #if CLUSTER > 1
 __cluster_dims__(CLUSTER, 1, 1)
@@ -247,50 +336,28 @@ __cluster_dims__(CLUSTER, 1, 1)
   storage_t* const q = (storage_t*)shared;             // [ROWS][QK_PITCH]
   float* const given = (float*)(q + ROWS * QK_PITCH);  // [ROWS_OF_BLOCK][CLUSTER][PARTIAL]
   char* const of_warps = (char*)(given + (ROWS_OF_BLOCK * CLUSTER * PARTIAL + 3) / 4 * 4);
-  const int warp = threadIdx.x / 32, block = blockIdx.x % CLUSTER, group = (int)a.group;
-  const int rows = (int)a.queries * group, keys = (int)a.keys;
+  storage_t* const stages = (storage_t*)(of_warps + threadIdx.x / 32 * WARP_BYTES);
+  const Place place(a);
+  const Source k = SOURCE(k, key), v = SOURCE(v, value);
+  const int keys = (int)a.keys;
 #if HAS_PAST
   const int past = (int)a.past;
 #else
   constexpr int past = 0;
 #endif
-  const long long kv_heads = a.heads / a.group, batch = blockIdx.x / CLUSTER / kv_heads,
-                  head = blockIdx.x / CLUSTER % kv_heads;
-  storage_t* const stages = (storage_t*)(of_warps + warp * WARP_BYTES);
-  Source k{nullptr, a.k + a.k_view.offset + batch * a.k_view.batch + head * a.k_view.head, 0, a.k_view.row, nullptr, 0};
-  Source v{nullptr, a.v + a.v_view.offset + batch * a.v_view.batch + head * a.v_view.head, 0, a.v_view.row, nullptr, 0};
-#if HAS_PAST
-  const auto with = [&](Source& x, const storage_t* past, const View& view, storage_t* present, const View& whole) {
-    x.past = past + batch * view.batch + head * view.head;
-    x.past_step = view.row;
-    x.present = present + batch * whole.batch + head * whole.head;
-    x.present_step = whole.row;
-  };
-  with(k, a.past_key, a.past_key_view, a.present_key, a.present_key_view);
-  with(v, a.past_value, a.past_value_view, a.present_value, a.present_value_view);
-#endif
-#if ROTARY
-  const table_t *const cos = a.cos + batch * a.rotary_batch, *const sin = a.sin + batch * a.rotary_batch;
-#endif
-
   // What any of the queries sees. Of a cache all tiles are written.
   const Keys seen(a);
   const int seen_from = seen.first(0), seen_to = seen.last((int)a.queries - 1);
   const int begin = HAS_PAST ? 0 : seen_from / KEYS * KEYS, end = HAS_PAST ? keys : seen_to;
   const int step = CLUSTER * WARPS * KEYS;
-  int first = begin + (block * WARPS + warp) * KEYS, next = first;
+  int first = begin + (place.block * WARPS + threadIdx.x / 32) * KEYS, next = first;
   const auto copy_tile = [&](int stage) {
     storage_t* const to = stages + stage * STAGE_ELEMENTS;
     if (next < end) {
       copy_rows<HEAD_SIZE, QK_PADDED>(to, k, next, past, ROTARY ? past : keys, keys);
       copy_rows<VALUE_SIZE, V_PADDED>(to + KEYS * QK_PITCH, v, next, past, keys, keys);
 #if ROTARY
-      const RotatedRows rotated{{k.added, a.k_view}, cos, sin};
-#pragma unroll 1
-      for (int key = max(next, past); key < min(next + KEYS, keys); ++key)
-#pragma unroll 2
-        for (int d = threadIdx.x % 32; d < QK_PADDED; d += 32)
-          from_compute(d < HEAD_SIZE ? rotated(key - past, d) : 0.0f, to[(key - next) * QK_PITCH + d]);
+      rotate_keys(a, place, to, next, past, keys);
 #endif
     }
     commit_copies();
@@ -301,23 +368,10 @@ __cluster_dims__(CLUSTER, 1, 1)
   grid_dependency_wait();
 #pragma unroll
   for (int stage = 0; stage < STAGES; ++stage) copy_tile(stage);
-  for (int i = threadIdx.x; i < ROWS * QK_PADDED; i += THREADS) {
-    const int row = i / QK_PADDED, d = i % QK_PADDED, query = row / group;
-    float x = 0;
-    if (row < rows && d < HEAD_SIZE) {
-      const Rows of_head{a.q + a.q_view.offset + batch * a.q_view.batch + (head * group + row % group) * a.q_view.head,
-                         a.q_view};
-#if ROTARY
-      x = RotatedRows{of_head, cos, sin}(query, d);
-#else
-      x = of_head(query, d);
-#endif
-    }
-    from_compute(x, q[row * QK_PITCH + d]);
-  }
+  load_queries(a, place, q);
   __syncthreads();
 
-  WarpTile tile(a, seen, batch, head);
+  WarpTile tile(a, seen, place.batch, place.head);
   int stage = 0;
 #pragma unroll 1
   for (; first < end; first += step) {
@@ -335,29 +389,11 @@ __cluster_dims__(CLUSTER, 1, 1)
   }
   wait_copies<0>();
   __syncwarp();
-  tile.store((float*)stages, rows);
+  tile.store((float*)stages, place.rows);
   __syncthreads();
   if (CLUSTER > 1) wait_cluster();  // there are no blocks to give to before they have started
-  for (int i = threadIdx.x; i < rows * VALUE_SIZE; i += THREADS) {
-    const int row = i / VALUE_SIZE, column = i % VALUE_SIZE;
-    float most, sum, value;
-    add<WARPS>((const float*)of_warps + row * PARTIAL, WARP_BYTES / 4, column, most, sum, value);
-    float* const to = given + (row / CLUSTER * CLUSTER + block) * PARTIAL;
-    store_to_block(to + column, row % CLUSTER, value);
-    if (column == 0) {
-      store_to_block(to + V_PADDED, row % CLUSTER, most);
-      store_to_block(to + V_PADDED + 1, row % CLUSTER, sum);
-    }
-  }
+  give(place, (const float*)of_warps, given);
   arrive_cluster();
   wait_cluster();
-  for (int i = threadIdx.x; i < ROWS_OF_BLOCK * VALUE_SIZE; i += THREADS) {
-    const int own = i / VALUE_SIZE, row = own * CLUSTER + block, column = i % VALUE_SIZE;
-    if (row >= rows) break;
-    float most, sum, value;
-    add<CLUSTER>(given + own * CLUSTER * PARTIAL, PARTIAL, column, most, sum, value);
-    const float scale = sum == 0 && a.zero_where_nothing_is_seen ? 0.0f : 1.0f / sum;
-    storage_t* const y = a.y + a.y_view.offset + batch * a.y_view.batch + (head * group + row % group) * a.y_view.head;
-    from_compute(value * scale, y[row / group * a.y_view.row + column]);
-  }
+  write_results(a, place, given);
 }
