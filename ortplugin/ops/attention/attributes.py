@@ -117,9 +117,9 @@ def attributes_of(node: onnx.NodeProto) -> Attention:
         raise ModelError(
             f"{where}: scale is {scale} and softcap {softcap}; both are finite, and softcap is not below 0"
         )
-    layouts = [
+    q, k, v, y = (
         _layout(where, name, given.get(name, STANDARD), heads if name[0] in "qy" else kv_heads) for name in _LAYOUTS
-    ]
+    )
     if "past_layout" in given and not past:
         raise ModelError(f"{where}: past_layout is {given['past_layout'][:80]!r}, but there is no past_key; remove it")
     cache = _layout(where, "past_layout", given.get("past_layout", STANDARD), kv_heads) if past else None
@@ -136,7 +136,10 @@ def attributes_of(node: onnx.NodeProto) -> Attention:
         given.get("masked_rows", MASKED_ROWS[0]),
         rotary,
         rotary_dtype,
-        *layouts,
+        q,
+        k,
+        v,
+        y,
         cache,
     )
 

@@ -42,7 +42,7 @@ def draw_in(scope: Scope, node: gs.Node) -> Outcome:
         attributes["past_layout"] = str(layout)
     inputs = [node.inputs[0], key.inputs[1], value.inputs[1], *node.inputs[3:], key.inputs[0], value.inputs[0]]
     new = gs.Node("FusedAttention", node.name, attributes, inputs, [], node.domain)
-    labels = (label(key), label(value))
+    labels: tuple[str, ...] = (label(key), label(value))
     scope.replace([key, value, node], new, [*node.outputs, key.outputs[0], value.outputs[0]])
     views: dict[int, gs.Node] = {}
     for index in (1, 2):
