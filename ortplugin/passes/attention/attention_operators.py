@@ -6,7 +6,6 @@ What they have beyond FusedAttention, such as a cache of past keys or a length f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,23 @@ from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.convert import attached
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
-from ortplugin.graph.lengths import ONE, Length, dims
+from ortplugin.graph.lengths import ONE, Length
 from ortplugin.graph.shapes import show
-from ortplugin.passes.attention.axes import Atom, Axes, Term, whole
+from ortplugin.passes.attention.axes import Term, whole
 from ortplugin.passes.attention.core import Core, fuse_core
-from ortplugin.passes.attention.node import DTYPES, LARGEST_HEAD
+from ortplugin.passes.attention.node import DTYPES
+from ortplugin.passes.attention.operator_axes import (
+    Atoms,
+    NotFusableError,
+    check_absent,
+    core_of,
+    default_scale,
+    lengths_of,
+    make_atoms,
+    optional_input,
+    read_heads,
+    read_packed,
+)
 from ortplugin.passes.attention.scores import Chain, Mask, broadcasts
 from ortplugin.passes.attention.views import Read
 from ortplugin.passes.conditions import unsupported
@@ -30,34 +41,6 @@ from ortplugin.passes.driver import Missed, Outcome
 from ortplugin.passes.emit import emit, unsqueeze
 
 CONTRIB = "com.microsoft"
-
-
-class NotFusableError(Exception):
-    """What an operator asks for that FusedAttention has not."""
-
-
-@dataclass(frozen=True)
-class _Atoms:
-    """The indices of one attention."""
-
-    b: Atom
-    h: Atom
-    kv: Atom
-    """Of the heads of K and V, the outer part of h where these are fewer."""
-    s: Atom
-    t: Atom
-    d: Atom
-    e: Atom
-
-    @property
-    def scores(self) -> Axes:
-        """The axes of the scores."""
-        return tuple((whole(atom),) for atom in (self.b, self.h, self.s, self.t))
-
-    @property
-    def repeated(self) -> frozenset[Atom]:
-        """The queries' heads of one head of K and V."""
-        return frozenset(self.h.leaves()) - {self.kv}
 
 
 def fuse_operator(scope: Scope, node: gs.Node) -> Outcome:
@@ -82,11 +65,11 @@ def fuse_operator(scope: Scope, node: gs.Node) -> Outcome:
 
 def _onnx_attention(scope: Scope, node: gs.Node) -> Core:
     """Q, K, V [B, H, S, D] or [B, S, H D], attn_mask; a row that is masked whole is 0 in ONNX Runtime."""
-    _lacks(node, 4, "past keys or lengths")
+    check_absent(node, 4, "past keys or lengths")
     windows = [name for name in ("left_window_size", "right_window_size") if node.attrs.get(name, -1) != -1]
     if windows:
         raise NotFusableError(f"{windows[0]} is {node.attrs[windows[0]]}")
-    q, k, v = (_lengths(scope, tensor) for tensor in node.inputs[:3])
+    q, k, v = (lengths_of(scope, tensor) for tensor in node.inputs[:3])
     if len({len(q), len(k), len(v)}) != 1 or len(q) not in (3, 4):
         raise NotFusableError(f"Q, K and V have the ranks {len(q)}, {len(k)} and {len(v)}")
     flat = len(q) == 3
@@ -94,31 +77,31 @@ def _onnx_attention(scope: Scope, node: gs.Node) -> Core:
         node.attrs.get(name) if flat else lengths[1].known
         for name, lengths in (("q_num_heads", q), ("kv_num_heads", k))
     )
-    atoms = _atoms(q[0], heads, kv_heads, q[-2], k[-2], q[-1], v[-1], flat)
-    reads = [_read(t, h, n, d, atoms, flat) for t, h, n, d in zip(
+    atoms = make_atoms(q[0], heads, kv_heads, q[-2], k[-2], q[-1], v[-1], flat)
+    reads = [read_heads(t, h, n, d, atoms, flat) for t, h, n, d in zip(
         node.inputs, (atoms.h, atoms.kv, atoms.kv), (atoms.s, atoms.t, atoms.t), (atoms.d, atoms.d, atoms.e),
         strict=False)]  # fmt: skip
     masks = []
-    mask = _input(node, 3)
+    mask = optional_input(node, 3)
     if mask is not None:
         filling = -np.inf if scope.dtype(mask) == "bool" else None
         masks.append(_mask(scope, mask, atoms, filling))
-        if _lengths(scope, mask)[-1:] != [atoms.t.size]:
+        if lengths_of(scope, mask)[-1:] != [atoms.t.size]:
             raise NotFusableError(f"the mask, of shape {show(scope.shape(mask))}, may be shorter than the keys")
     softcap = float(node.attrs.get("softcap", 0.0))
-    scale = float(node.attrs.get("scale", 0.0)) or _scale(atoms)
+    scale = float(node.attrs.get("scale", 0.0)) or default_scale(atoms)
     chain = Chain((node,), tuple(masks), scale / (softcap or 1.0), softcap, zeroed=True,
                   causal=bool(node.attrs.get("is_causal", 0)))  # fmt: skip
-    return _core(node, reads, _read(node.outputs[0], atoms.h, atoms.s, atoms.e, atoms, flat), chain, atoms)
+    return core_of(node, reads, read_heads(node.outputs[0], atoms.h, atoms.s, atoms.e, atoms, flat), chain, atoms)
 
 
 def _multi_head(scope: Scope, node: gs.Node) -> Core:
     """query [B, S, H D], key and value [B, T, H D]; or query [B, S, H, 3, D]; or key [B, T, H, 2, D]."""
-    _lacks(node, 6, "past keys")
-    q, heads = _lengths(scope, node.inputs[0]), int(node.attrs.get("num_heads", 0))
-    key, value, bias = (_input(node, index) for index in (1, 2, 3))
-    k = None if key is None else _lengths(scope, key)
-    v = None if value is None else _lengths(scope, value)
+    check_absent(node, 6, "past keys")
+    q, heads = lengths_of(scope, node.inputs[0]), int(node.attrs.get("num_heads", 0))
+    key, value, bias = (optional_input(node, index) for index in (1, 2, 3))
+    k = None if key is None else lengths_of(scope, key)
+    v = None if value is None else lengths_of(scope, value)
     packed = len(q) == 5 and k is None
     if not packed and (len(q) != 3 or k is None or len(k) not in (3, 5) or (v is None) != (len(k) == 5)):
         raise NotFusableError(f"query, of shape {show(scope.shape(node.inputs[0]))}, and key have no known form")
@@ -126,7 +109,7 @@ def _multi_head(scope: Scope, node: gs.Node) -> Core:
         raise NotFusableError(f"it adds the bias '{bias.name}' to a packed tensor")
     rows = q[1] if k is None else k[1]
     wide = v[-1] if v is not None else q[-1] if k is None else k[-1]
-    atoms = _atoms(q[0], heads, heads, q[1], rows, q[-1], wide, not packed, value_flat=v is not None)
+    atoms = make_atoms(q[0], heads, heads, q[1], rows, q[-1], wide, not packed, value_flat=v is not None)
     causal, masks = _causal(node, atoms), _contrib_masks(scope, node, 4, 5, atoms)
     tensors = list(node.inputs[:3])
     parts = None if bias is None else _parts(scope, bias, tensors)
@@ -140,34 +123,34 @@ def _multi_head(scope: Scope, node: gs.Node) -> Core:
     reads = []
     for index, (length, size) in enumerate(((atoms.s, atoms.d), (atoms.t, atoms.d), (atoms.t, atoms.e))):
         if packed:
-            reads.append(_packed(node.inputs[0], index, 3, length, size, atoms))
+            reads.append(read_packed(node.inputs[0], index, 3, length, size, atoms))
         elif index and v is None:
-            reads.append(_packed(node.inputs[1], index - 1, 2, length, size, atoms))
+            reads.append(read_packed(node.inputs[1], index - 1, 2, length, size, atoms))
         else:
-            reads.append(_read(tensors[index], atoms.h, length, size, atoms, flat=True))
-    scale = float(node.attrs.get("scale", 0.0)) or _scale(atoms)
+            reads.append(read_heads(tensors[index], atoms.h, length, size, atoms, flat=True))
+    scale = float(node.attrs.get("scale", 0.0)) or default_scale(atoms)
     chain = Chain((node,), (*masks, *padding), scale, causal=causal)
-    return _core(node, reads, _read(node.outputs[0], atoms.h, atoms.s, atoms.e, atoms, flat=True), chain, atoms)
+    return core_of(node, reads, read_heads(node.outputs[0], atoms.h, atoms.s, atoms.e, atoms, flat=True), chain, atoms)
 
 
 def _with_weights(scope: Scope, node: gs.Node) -> Core:
     """input [B, S, E], weights [E, 3 H D], bias [3 H D]: the product is made a node of its own."""
-    _lacks(node, 4, "past keys", besides=5)
+    check_absent(node, 4, "past keys", besides=5)
     if node.attrs.get("do_rotary", 0):
         raise NotFusableError("it rotates Q and K")
-    x, weights = _lengths(scope, node.inputs[0]), _lengths(scope, node.inputs[1])
+    x, weights = lengths_of(scope, node.inputs[0]), lengths_of(scope, node.inputs[1])
     width = weights[-1].known if len(weights) == 2 else None
     sizes = set(node.attrs.get("qkv_hidden_sizes") or ())
     if len(x) != 3 or width is None or width % 3 or sizes - {width // 3}:
         raise NotFusableError(f"weights, of shape {show(scope.shape(node.inputs[1]))}, are not those of equal Q, K, V")
     heads = int(node.attrs.get("num_heads", 0))
-    atoms = _atoms(x[0], heads, heads, x[1], x[1], Length(width // 3), Length(width // 3), True)
+    atoms = make_atoms(x[0], heads, heads, x[1], x[1], Length(width // 3), Length(width // 3), True)
     causal, masks = _causal(node, atoms), _contrib_masks(scope, node, 3, 5, atoms)
     # Nothing is in the way any more, so that nodes may be made.
     padding = _padding(scope, node, 3, atoms)
     shape = (*(scope.shape(node.inputs[0]) or ())[:-1], width)
     product = emit(scope, node, "MatMul", node.inputs[:2], shape)
-    bias = _input(node, 2)
+    bias = optional_input(node, 2)
     if bias is not None:
         product = emit(scope, node, "Add", [product, bias], shape)
     reads = [
@@ -176,74 +159,23 @@ def _with_weights(scope: Scope, node: gs.Node) -> Core:
         )
         for index, (length, size) in enumerate(((atoms.s, atoms.d), (atoms.t, atoms.d), (atoms.t, atoms.e)))
     ]
-    scale = float(node.attrs.get("scale", 0.0)) or _scale(atoms)
+    scale = float(node.attrs.get("scale", 0.0)) or default_scale(atoms)
     chain = Chain((node,), (*masks, *padding), scale, causal=causal)
-    return _core(node, reads, _read(node.outputs[0], atoms.h, atoms.s, atoms.e, atoms, flat=True), chain, atoms)
+    return core_of(node, reads, read_heads(node.outputs[0], atoms.h, atoms.s, atoms.e, atoms, flat=True), chain, atoms)
 
 
-def _atoms(
-    b: Length,
-    heads: int | None,
-    kv_heads: int | None,
-    s: Length,
-    t: Length,
-    d: Length,
-    e: Length,
-    flat: bool,
-    value_flat: bool | None = None,
-) -> _Atoms:
-    """The indices; `flat`: d and e are the lengths of axes that hold the heads too."""
-    if not heads or not kv_heads or heads % kv_heads:
-        raise NotFusableError(f"it has {heads} heads, and {kv_heads} of K and V")
-    head = d.over(Length(heads)) if flat else d
-    value = e.over(Length(kv_heads)) if (flat if value_flat is None else value_flat) else e
-    for size in (head, value):
-        if size is None or size.known is None or not 1 <= size.known <= LARGEST_HEAD:
-            raise NotFusableError(f"the head size is {size and size.known}, not one of 1 to {LARGEST_HEAD}")
-    assert head is not None
-    assert value is not None
-    h = Atom(Length(heads))
-    if kv_heads < heads:
-        h.split(heads // kv_heads)
-    return _Atoms(Atom(b), h, h.leaves()[0], Atom(s), Atom(t), Atom(head), Atom(value))
-
-
-def _read(tensor: gs.Tensor, heads: Atom, rows: Atom, size: Atom, atoms: _Atoms, flat: bool) -> Read:
-    """[B, S, H D] if `flat`, else [B, H, S, D]."""
-    axes: Axes = ((whole(atoms.b),), (whole(heads),), (whole(rows),), (whole(size),))
-    if flat:
-        axes = (axes[0], axes[2], (*axes[1], *axes[3]))
-    return Read(tensor, axes, atoms.repeated if heads is atoms.kv and heads is not atoms.h else frozenset())
-
-
-def _packed(tensor: gs.Tensor, index: int, count: int, rows: Atom, size: Atom, atoms: _Atoms) -> Read:
-    """[B, S, H, count, D]."""
-    taken = Term(None, index, Length(count))
-    return Read(tensor, ((whole(atoms.b),), (whole(rows),), (whole(atoms.h),), (taken,), (whole(size),)))
-
-
-def _core(node: gs.Node, reads: Sequence[Read], y: Read, chain: Chain, atoms: _Atoms) -> Core:
-    q, k, v = reads
-    return Core(q, k, v, y, chain, [atoms.b, atoms.h], atoms.s, atoms.t, atoms.d, atoms.e)
-
-
-def _scale(atoms: _Atoms) -> float:
-    """1 / sqrt(head size)"""
-    return float(atoms.d.size.number**-0.5)
-
-
-def _mask(scope: Scope, mask: gs.Tensor, atoms: _Atoms, filling: float | None) -> Mask:
+def _mask(scope: Scope, mask: gs.Tensor, atoms: Atoms, filling: float | None) -> Mask:
     target = [atom.size for atom in (atoms.b, atoms.h, atoms.s, atoms.t)]
-    if not broadcasts(_lengths(scope, mask), target):
+    if not broadcasts(lengths_of(scope, mask), target):
         raise NotFusableError(f"the mask, of shape {show(scope.shape(mask))}, may be larger than the scores")
     return Mask(mask, atoms.scores, filling)
 
 
-def _contrib_masks(scope: Scope, node: gs.Node, padding: int, bias: int, atoms: _Atoms) -> list[Mask]:
+def _contrib_masks(scope: Scope, node: gs.Node, padding: int, bias: int, atoms: Atoms) -> list[Mask]:
     """What ONNX Runtime's operators add to the scores; raises for masks of keys that `_padding` can't read."""
-    added, keys = _input(node, bias), _input(node, padding)
+    added, keys = optional_input(node, bias), optional_input(node, padding)
     if keys is not None:
-        lengths, shape = _lengths(scope, keys), show(scope.shape(keys))
+        lengths, shape = lengths_of(scope, keys), show(scope.shape(keys))
         if len(lengths) not in (2, 3) or lengths[-1] != atoms.t.size:
             raise NotFusableError(f"the mask '{keys.name}', of shape {shape}, has not one number a key")
         if lengths[0] not in (ONE, atoms.b.size) or lengths[1:-1] not in ([], [atoms.s.size]):
@@ -251,9 +183,9 @@ def _contrib_masks(scope: Scope, node: gs.Node, padding: int, bias: int, atoms: 
     return [] if added is None else [_mask(scope, added, atoms, None)]
 
 
-def _padding(scope: Scope, node: gs.Node, index: int, atoms: _Atoms) -> list[Mask]:
+def _padding(scope: Scope, node: gs.Node, index: int, atoms: Atoms) -> list[Mask]:
     """A mask [B, T] or [B, S, T] of integers: where it is 0, mask_filter_value is added."""
-    keys = _input(node, index)
+    keys = optional_input(node, index)
     if keys is None:
         return []
     kept = emit(scope, node, "Cast", [keys], scope.shape(keys), to=onnx.TensorProto.BOOL)
@@ -266,7 +198,7 @@ def _padding(scope: Scope, node: gs.Node, index: int, atoms: _Atoms) -> list[Mas
     return [Mask(result, atoms.scores)]
 
 
-def _causal(node: gs.Node, atoms: _Atoms) -> bool:
+def _causal(node: gs.Node, atoms: Atoms) -> bool:
     if not node.attrs.get("unidirectional", 0):
         return False
     if atoms.s.size != atoms.t.size:
@@ -277,30 +209,10 @@ def _causal(node: gs.Node, atoms: _Atoms) -> bool:
 def _parts(scope: Scope, bias: gs.Tensor, tensors: Sequence[gs.Tensor]) -> list[npt.NDArray[Any]]:
     """The parts for Q, K and V of one bias."""
     values = None if attached(bias, "initial") is not None else scope.constant(bias, ELEMENTS)
-    widths = [_lengths(scope, each)[-1].known or 0 for each in tensors]
+    widths = [lengths_of(scope, each)[-1].known or 0 for each in tensors]
     if values is None or values.size != sum(widths) or not all(widths):
         raise NotFusableError(f"the bias '{bias.name}' is no constant of the widths of Q, K and V")
     return np.split(values.reshape(-1), np.cumsum(widths)[:-1])
-
-
-def _input(node: gs.Node, index: int) -> gs.Tensor | None:
-    """An input that may be left out."""
-    return node.inputs[index] if index < len(node.inputs) and not node.inputs[index].is_empty() else None
-
-
-def _lacks(node: gs.Node, first: int, what: str, besides: int | None = None) -> None:
-    """Raises NotFusableError where there is an input from `first` on, but for one."""
-    found = [_input(node, index) for index in range(first, len(node.inputs)) if index != besides]
-    given = next((each for each in found if each is not None), None)
-    if given is not None:
-        raise NotFusableError(f"it reads {what}, '{given.name}'")
-
-
-def _lengths(scope: Scope, tensor: gs.Tensor) -> list[Length]:
-    found = dims(scope, tensor)
-    if found is None:
-        raise NotFusableError(f"the rank of '{tensor.name}' is unknown; fix the inputs' shapes with --input-shape")
-    return found
 
 
 _READERS = {

@@ -1,36 +1,27 @@
-"""Masks as FusedAttention takes them: causal and window where they are constant, one operand for all that is left.
-
-A constant that leaves each row a score as it is and puts -9e3 or less on others is a selection: exp underflows to 0
-beside the score that stays, so -inf says the same. In a row that is masked whole a finite number says something else:
-all its scores give way to the number, and the weights are equal. In float16, x + -65504 is -65504 for |x| < 16, while
-FusedAttention adds in float32. There LOWEST does it: x + LOWEST is LOWEST for every score. So masks that are
-filled in, or Where(mask, 0, -65504) in float16, become Where(mask, 0, LOWEST) in float32.
-"""
+"""Masks as FusedAttention takes them: causal and window where they are constant, one operand for all that is left."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import onnx
-import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.lengths import ONE, Length, dims, product
-from ortplugin.graph.shapes import broadcast
 from ortplugin.passes.attention.axes import Atom, flat
-from ortplugin.passes.attention.scores import LARGE_NEGATIVE, Mask
-from ortplugin.passes.emit import emit, integers
-from ortplugin.program import NUMPY_DTYPES
+from ortplugin.passes.attention.mask_values import (
+    ABSORBING,
+    ELEMENTS,
+    LOWEST,
+    Array,
+    causal_window,
+    mask_values,
+    selection,
+    without_repeats,
+)
+from ortplugin.passes.attention.scores import Mask
 
-LOWEST = -3e38  # float32 holds it
-ABSORBING = -3e4  # in float16, a score beneath 8 that is added to such a number is lost
-ELEMENTS = 1 << 23  # of constant masks that are looked at, and that one may have once it is repeated for each window
-
-Array = npt.NDArray[Any]
 Names = Mapping[str, Sequence[Atom]]  # b, h, s, t
 
 
@@ -84,15 +75,15 @@ def _planned(scope: Scope, masks: Sequence[Mask], names: Names) -> Masking | str
     for part in constant[1:]:
         total = total + part.values  # type: ignore[operator]
     assert total is not None
-    total = _without_repeats(total)
-    selected = _selection(total)
+    total = without_repeats(total)
+    selected = selection(total)
     if selected is None:
         return Masking(parts=(Part(constant[0].mask, total), *rest))
     if selected.all():
         return Masking(parts=tuple(rest))
-    causal = _causal(selected)
-    if causal is not None:
-        return Masking(*causal, tuple(rest))
+    triangle = causal_window(selected)
+    if triangle is not None:
+        return Masking(*triangle, tuple(rest))
     return Masking(parts=(Part(constant[0].mask, selected), *rest))
 
 
@@ -110,15 +101,6 @@ def _selecting(scope: Scope, mask: Mask) -> Mask:
         if filling is not None and filling <= hides and scope.scalar(node.inputs[3 - index]) == 0:
             return Mask(node.inputs[0], mask.axes, filling, kept)
     return mask
-
-
-def _without_repeats(values: Array) -> Array:
-    """The values with length 1 along axes along which they are the same."""
-    for axis in range(values.ndim):
-        first = values.take([0], axis) if values.shape[axis] > 1 else values
-        if first is not values and (values == first).all():
-            values = first
-    return values
 
 
 def _conjuncts(scope: Scope, mask: Mask) -> list[Mask]:
@@ -159,7 +141,7 @@ def _part(scope: Scope, mask: Mask, names: Names) -> Part | str:
         sizes.append(_product(leaves) if repeats else -1 if dim.known is None else dim.known)
     whole = [[id(term.atom) for term in flat((axis,)) or () if term.size != ONE] for axis in mask.axes]
     plain = len(mask.axes) == 4 and whole == [[id(x) for x in names[n] if x.size != ONE] for n in "bhst"]
-    values = _values(scope, mask)
+    values = mask_values(scope, mask)
     if values is not None:
         values = values.reshape([1] * (len(mask.axes) - values.ndim) + list(values.shape))
         if mixed:
@@ -186,156 +168,3 @@ def _shares(names: Names, leaf: Atom, present: set[int]) -> bool:
 def _product(leaves: Sequence[Atom]) -> int:
     known = product([leaf.size for leaf in leaves]).known
     return -1 if known is None else known
-
-
-def _values(scope: Scope, mask: Mask) -> Array | None:
-    """A constant mask as what is added, in float32."""
-    array = scope.constant(mask.tensor, ELEMENTS)
-    if array is None:
-        return None
-    if mask.filling is not None:
-        filling = LOWEST if np.isfinite(mask.filling) else mask.filling
-        selected: Array = np.where(array if mask.kept else ~array, np.float32(0), np.float32(filling))
-        return selected
-    wide: Array = array.astype(np.float32)
-    if scope.dtype(mask.tensor) == "float16":
-        wide = np.where(np.isfinite(wide) & (wide <= ABSORBING), np.float32(LOWEST), wide)
-    return wide
-
-
-def _selection(values: Array) -> Array | None:
-    """Which scores stay, if the others surely get no weight; None for a bias and where a row is masked whole."""
-    kept: Array = values == 0
-    if not (kept | (values <= LARGE_NEGATIVE)).all() or not kept.any(axis=-1).all():
-        return None
-    return kept
-
-
-def _causal(kept: Array) -> tuple[str, int] | None:
-    """The attributes causal and window that select the same."""
-    rows, columns = kept.shape[-2:]
-    first = kept.reshape(-1, rows, columns)[0]
-    if rows == 1 or not (kept == first).all():
-        return None
-    i, j = np.arange(rows)[:, None], np.arange(columns)[None, :]
-    for name, offset in (("upper_left", 0), ("lower_right", columns - rows)):
-        last = i + offset
-        count = int(first[-1].sum())
-        for window in (0, count):
-            if (first == ((j <= last) & ((window == 0) | (j > last - window)))).all():
-                return name, window
-    return None
-
-
-def emit_mask(scope: Scope, before: gs.Node, parts: Sequence[Part], dtype: str) -> gs.Tensor | None:
-    """The operand, made by new nodes before `before`: bools, or numbers in the dtype of Q or float32."""
-    if len(parts) == 1:
-        return _emit_part(scope, before, parts[0], dtype, alone=True)
-    tensors = [_emit_part(scope, before, part, dtype, alone=False) for part in parts]
-    if not tensors:
-        return None
-    wide = any(scope.dtype(tensor) != dtype for tensor in tensors)
-    result = _cast(scope, before, tensors[0]) if wide else tensors[0]
-    for tensor in tensors[1:]:
-        other = _cast(scope, before, tensor) if wide else tensor
-        result = emit(scope, before, "Add", [result, other], broadcast([scope.shape(result), scope.shape(other)]))
-    return result
-
-
-def _cast(scope: Scope, before: gs.Node, tensor: gs.Tensor) -> gs.Tensor:
-    """The tensor in float32."""
-    if scope.dtype(tensor) == "float":
-        return tensor
-    result = emit(scope, before, "Cast", [tensor], scope.shape(tensor), to=onnx.TensorProto.FLOAT)
-    result.dtype = np.dtype(np.float32)
-    return result
-
-
-def _emit_part(scope: Scope, before: gs.Node, part: Part, dtype: str, alone: bool) -> gs.Tensor:
-    hint = f"{before.name or before.outputs[0].name}/mask"
-    if part.values is not None:
-        if part.values.dtype == np.bool_ and alone:
-            return scope.add_constant(part.values, hint)
-        values = part.values
-        if values.dtype == np.bool_:
-            values = np.where(values, np.float32(0), np.float32(-np.inf))
-        finite = values[np.isfinite(values)]
-        narrow = NUMPY_DTYPES[dtype] if not finite.size or np.abs(finite).max() < -ABSORBING else np.float32
-        return scope.add_constant(values.astype(narrow), hint)
-    same = part.expanded is None and part.shape is None
-    if part.mask.filling is not None:
-        tensor = _selected(scope, before, part.mask, alone, same)
-    else:
-        tensor = _absorbing(scope, before, part.mask.tensor, same)
-    if part.expanded is not None:
-        rank = len(part.expanded)
-        missing = rank - (scope.rank(tensor) or 0)
-        if missing:
-            shape = [1] * missing + [d if isinstance(d, int) else -1 for d in scope.shape(tensor) or ()]
-            tensor = emit(scope, before, "Reshape", [tensor, integers(scope, shape, "shape")], tuple(shape))
-        tensor = emit(scope, before, "Expand", [tensor, integers(scope, part.expanded, "shape")], part.expanded)
-    if part.shape is not None:
-        known = tuple(None if dim < 0 else dim for dim in part.shape)
-        tensor = emit(scope, before, "Reshape", [tensor, integers(scope, part.shape, "shape")], known)
-    return tensor
-
-
-def _selected(scope: Scope, before: gs.Node, mask: Mask, alone: bool, smaller: bool) -> gs.Tensor:
-    """A mask of bools as it is, or with numbers in the place of the bools where false is not -inf.
-
-    `smaller`: it may become one of another shape that broadcasts as well.
-    """
-    condition, kept = stripped(scope, mask.tensor, mask.kept) if smaller else (mask.tensor, mask.kept)
-    assert mask.filling is not None
-    if alone and mask.filling == -np.inf:
-        return condition if kept else emit(scope, before, "Not", [condition], scope.shape(condition))
-    filling = mask.filling if mask.filling == -np.inf else LOWEST
-    return _where(scope, before, condition, None, filling, kept)
-
-
-def _where(
-    scope: Scope, before: gs.Node, condition: gs.Tensor, bias: gs.Tensor | None, filling: float, kept: bool
-) -> gs.Tensor:
-    """Where(condition, bias or 0, filling) in float32; the other way round unless `kept`."""
-    other = scope.add_constant(np.array(filling, np.float32), "filling")
-    stays = scope.add_constant(np.array(0, np.float32), "zero") if bias is None else _cast(scope, before, bias)
-    operands = [stays, other] if kept else [other, stays]
-    shape = broadcast([scope.shape(condition), scope.shape(stays)])
-    result = emit(scope, before, "Where", [condition, *operands], shape)
-    result.dtype = np.dtype(np.float32)
-    return result
-
-
-def _absorbing(scope: Scope, before: gs.Node, tensor: gs.Tensor, smaller: bool) -> gs.Tensor:
-    """Where(mask, bias, -65504) in float16, in which it hides the score that it is added to, in float32."""
-    node = scope.producer(tensor)
-    if node is None or scope.op(node) != "Where" or scope.dtype(tensor) != "float16":
-        return tensor
-    for index, kept in ((2, True), (1, False)):
-        filling, condition = scope.scalar(node.inputs[index]), node.inputs[0]
-        if filling is not None and np.isfinite(filling) and filling <= ABSORBING:
-            if smaller:
-                condition, kept = stripped(scope, condition, kept)
-            return _where(scope, before, condition, node.inputs[3 - index], LOWEST, kept)
-    return tensor
-
-
-def stripped(scope: Scope, condition: gs.Tensor, kept: bool) -> tuple[gs.Tensor, bool]:
-    """The bools without the Not, and without the And with nothing but true, that make them."""
-    node = scope.producer(condition)
-    while node is not None and scope.op(node) in ("Not", "And"):
-        if scope.op(node) == "Not":
-            condition, kept = node.inputs[0], not kept
-        else:
-            true = [(scope.constant(each, ELEMENTS), other) for each, other in
-                    zip(node.inputs, reversed(node.inputs), strict=True)]  # fmt: skip
-            others = [other for values, other in true if values is not None and values.all()]
-            if not others:
-                break
-            condition = others[0]
-        node = scope.producer(condition)
-    values = scope.constant(condition, ELEMENTS)
-    smaller = None if values is None else _without_repeats(values)
-    if smaller is not None and smaller is not values:
-        condition = scope.add_constant(smaller, condition.name)
-    return condition, kept

@@ -11,7 +11,8 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
 from ortplugin.passes.attention.layouts import Layout
-from ortplugin.passes.attention.masks import Masking, emit_mask
+from ortplugin.passes.attention.mask_operand import emit_mask
+from ortplugin.passes.attention.masks import Masking
 from ortplugin.passes.emit import emit, integers
 
 # The operator takes every floating dtype. Its kernels for these run on tensor cores; in float32 ONNX Runtime's two

@@ -11,7 +11,7 @@ from __future__ import annotations
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
-from ortplugin.passes.absorb import ChainPass
+from ortplugin.passes.chain_pass import ChainPass
 from ortplugin.passes.conv.chain import conv_chain, flat_of
 from ortplugin.passes.conv.fused import CONV, is_fused_conv
 from ortplugin.passes.emit import integers

@@ -20,7 +20,8 @@ from ortplugin.graph.pointwise import is_pointwise
 from ortplugin.ops.layer_norm import NAME as FUSED_LAYER_NORM
 from ortplugin.ops.pointwise import NAME as FUSED_POINTWISE
 from ortplugin.ops.sum_to import NAME as FUSED_SUM_TO
-from ortplugin.passes.absorb import Chain, ChainPass, chain_of, drawn
+from ortplugin.passes.absorb import Chain, chain_of, drawn
+from ortplugin.passes.chain_pass import ChainPass
 from ortplugin.passes.matmul.fused import MATMUL, is_product
 from ortplugin.passes.members import Member, compose
 from ortplugin.program import MAX_RESULTS
