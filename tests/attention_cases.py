@@ -465,5 +465,17 @@ LARGE_CASES: tuple[Case, ...] = (
     ),
 )
 
+# A session of this model runs with any cache; each run gives the next one's.
+GROWING: list[Declared] = [
+    ["b", "s", 64], ["b", "s", 32], ["b", "s", 32], ["s", 8], ["s", 8], ["b", 2, "p", 16], ["b", 2, "p", 16],
+]  # fmt: skip
+
+
+def growing(past: int, rows: int) -> Case:
+    """A run of it with so many rows of past and of queries."""
+    return case_of(f"growing, {past} and {rows}", "float16", (2, 4, 2, rows, past + rows, 16, 16), "merged", past=past,
+                   tables=("float", (rows, 8)), rotary="half", rotary_dtype="float", causal="lower_right")  # fmt: skip
+
+
 by_name = {case.name: case for case in (*CASES, *LARGE_CASES)}
 assert len(by_name) == len(CASES) + len(LARGE_CASES), "two cases have one name"

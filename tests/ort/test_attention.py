@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from attention_cases import CASES, LARGE_CASES, Case, by_name, case_of, check
+from attention_cases import CASES, GROWING, LARGE_CASES, Case, by_name, case_of, check, growing
 from node_cases import Array, Declared, model_with
 from onnx import helper
 from threads import in_threads
@@ -98,6 +98,18 @@ def test_shapes_may_change_from_run_to_run(library: Path) -> None:
     assert session.get_outputs()[0].shape[:2] == ["b", "s"]
     for case in cases:
         check(case, run(session, case))
+
+
+def test_a_cache_grows_from_run_to_run(library: Path) -> None:
+    """A prompt, then tokens: what is present is the past of the next run, in one session."""
+    session = make(growing(0, 1).model(GROWING))
+    past, given = 0, growing(0, 1).inputs()[5:]
+    for rows in (40, 1, 1, 3, 1):
+        case = growing(past, rows)
+        inputs = [*case.inputs()[:5], *given]
+        found = session.run(None, dict(zip(case.names, inputs, strict=True)))
+        check(case, found, inputs=inputs)
+        past, given = past + rows, found[1:]
 
 
 def test_a_mask_may_be_left_out_by_an_empty_name(library: Path) -> None:

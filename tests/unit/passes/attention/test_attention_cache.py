@@ -160,6 +160,35 @@ def test_a_cache_of_another_layout(layout: str) -> None:
     assert attributes(drawn(original))["past_layout"] == layout
 
 
+@pytest.mark.parametrize("scatter", ["ScatterElements<axis = 2> ({}, places, {})", "ScatterND ({}, where, {})"])
+def test_a_cache_of_fixed_length(scatter: str) -> None:
+    """As transformers' StaticCache: new rows are written at a position, and a mask leaves out what is behind them."""
+    nodes = (
+        HEADS
+        + SPLIT
+        + """key = {k}  value = {v}  kt = Transpose<perm = [0,1,3,2]> (key)  s = MatMul(q, kt)
+        none = Constant<value = float {-30000}> ()  nil = Constant<value = float {0}> ()  m = Where(seen, nil, none)
+        masked = Add(s, m)  p = Softmax<axis = -1> (masked)  o = MatMul(p, value)
+        ot = Transpose<perm = [0,2,1,3]> (o)  flat = {2,3,32}  y = Reshape(ot, flat)
+        present_key = Identity(key)  present_value = Identity(value)"""
+    )
+    for name, past, x in (("{k}", "past_key", "k"), ("{v}", "past_value", "v")):
+        nodes = nodes.replace(name, scatter.format(past, x))
+    original = built(nodes, "float[2,3,96] x, bool[1,1,3,7] seen", present=PRESENT.replace("10", "7"))
+    for name, values in (("places", np.full((2, 4, 3, 8), [[2], [3], [4]])), ("where", _places())):
+        if name in scatter:
+            original.graph.initializer.append(numpy_helper.from_array(values.astype(np.int64), name))
+    optimized, _ = run_pass(original, *PASSES)
+    (node,) = attentions(optimized)
+    assert (list(node.input[1:3]), len(node.output)) == (["key", "value"], 1)
+    assert_same_outputs(original, optimized, RNG)
+
+
+def _places() -> np.ndarray:
+    """Of rows 2 to 4 of each text and head."""
+    return np.stack(np.meshgrid(range(2), range(4), range(2, 5), indexing="ij"), -1)
+
+
 NEAR = HEADS + SPLIT + JOIN + PLAIN
 MISSES = {
     "is not known to have a row for each query": NEAR.replace("(past_key, k)", "(k, past_key)").replace(
