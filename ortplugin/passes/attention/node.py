@@ -35,6 +35,8 @@ class Attention:
     softcap: float = 0.0
     masking: Masking = field(default_factory=Masking)
     zeroed: bool = False
+    past: tuple[gs.Tensor, ...] = ()
+    """past_key and past_value, "b h s d"."""
 
 
 def attention_node(scope: Scope, before: gs.Node, given: Attention, dtype: str) -> gs.Node:
@@ -61,7 +63,7 @@ def attention_node(scope: Scope, before: gs.Node, given: Attention, dtype: str) 
         "kv_heads": given.kv_heads,
         **{name: value for name, value in values.items() if value != defaults[name]},
     }
-    inputs = [*operands, *([] if mask is None else [mask])]
+    inputs = [*operands, *([] if mask is None else [mask]), *given.past]
     return gs.Node("FusedAttention", before.name or before.outputs[0].name, attributes, inputs, [], DOMAIN)
 
 
