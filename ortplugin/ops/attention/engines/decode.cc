@@ -58,8 +58,7 @@ bool FitsDecode(const AttentionProblem& problem, bool aligned, const cuda::Devic
 
 DecodeConfig ConfigureDecode(const AttentionProblem& problem, const cuda::DeviceFacts& device) {
   const int64_t size = std::max(problem.head_size, problem.value_size);
-  DecodeConfig config{1, size <= 128 ? 8 : 4, 2};
-  if (size > 128) config.stages = 1;
+  DecodeConfig config{1, size <= 128 ? 8 : 4, size <= 128 ? 2 : 1, size <= 64 ? 2 : 1};
   // As many blocks as find a tile of keys for each of their warps, while multiprocessors are idle.
   while (config.cluster < 8 && config.cluster * config.warps * kKeys < problem.keys &&
          2 * Blocks(problem, config) <= device.multiprocessors)
@@ -72,7 +71,8 @@ std::optional<EngineKernel> MakeDecode(const AttentionProblem& problem, const cu
   std::ostringstream text;
   text << AttentionPreamble(problem) << kCopySource << "\n#define MMA_TYPE \""
        << (problem.dtype == DType::kFloat16 ? "f16" : "bf16") << "\"\n#define CLUSTER " << config.cluster
-       << "\n#define WARPS " << config.warps << "\n#define STAGES " << config.stages << "\n\n"
+       << "\n#define WARPS " << config.warps << "\n#define STAGES " << config.stages << "\n#define MIN_BLOCKS "
+       << config.min_blocks << "\n\n"
        << kMmaSource << kSoftmaxSource << kAttentionRowsSource << kDecodeSource;
   const cuda::LaunchShape launch{static_cast<unsigned>(Blocks(problem, config)),
                                  static_cast<unsigned>(32 * config.warps),

@@ -331,7 +331,7 @@ extern "C" __global__ void
 #if CLUSTER > 1
 __cluster_dims__(CLUSTER, 1, 1)
 #endif
-    __launch_bounds__(THREADS) decode(const Arguments a) {
+    __launch_bounds__(THREADS, MIN_BLOCKS) decode(const Arguments a) {
   extern __shared__ __align__(16) uint4 shared[];
   storage_t* const q = (storage_t*)shared;             // [ROWS][QK_PITCH]
   float* const given = (float*)(q + ROWS * QK_PITCH);  // [ROWS_OF_BLOCK][CLUSTER][PARTIAL]
