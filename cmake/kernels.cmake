@@ -27,6 +27,8 @@ set(kernel_files
   kPoolSource=${root}/ortplugin/ops/pool/pool.cu
   kResizeSource=${root}/ortplugin/ops/pool/pool_resize.cu
   kFlashSource=${root}/ortplugin/ops/attention/engines/flash.cu
+  kFlashWgmmaSource=${root}/ortplugin/ops/attention/engines/flash_wgmma.cu
+  kSoftmaxSource=${root}/ortplugin/ops/attention/engines/softmax.cuh
   kAttentionSimtSource=${root}/ortplugin/ops/attention/engines/simt.cu)
 set(embedded ${CMAKE_CURRENT_BINARY_DIR}/kernel_sources.cc)
 list(JOIN kernel_files "," kernel_inputs)

@@ -32,6 +32,7 @@ set(sources
   ${root}/ortplugin/ops/attention/attention_cpu.cc
   ${root}/ortplugin/ops/attention/attention_cuda.cc
   ${root}/ortplugin/ops/attention/engines/flash.cc
+  ${root}/ortplugin/ops/attention/engines/flash_wgmma.cc
   ${root}/ortplugin/ops/attention/engines/simt.cc
   ${root}/ortplugin/ops/attention/engines/table.cc
   ${root}/ortplugin/ops/conv/algorithm.cc

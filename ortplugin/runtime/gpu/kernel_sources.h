@@ -29,6 +29,8 @@ extern const char kPixelShuffleSource[];       // ops/conv/engines/pixel_shuffle
 extern const char kFewOutputChannelsSource[];  // ops/conv/engines/few_output_channels.cu
 extern const char kPolyphaseSource[];          // ops/conv/engines/polyphase.cu
 extern const char kFlashSource[];              // ops/attention/engines/flash.cu
+extern const char kFlashWgmmaSource[];         // ops/attention/engines/flash_wgmma.cu
+extern const char kSoftmaxSource[];            // ops/attention/engines/softmax.cuh
 extern const char kAttentionSimtSource[];      // ops/attention/engines/simt.cu
 
 }  // namespace ortplugin

@@ -62,9 +62,8 @@ FlashConfig ConfigureFlash(const AttentionProblem& problem, const cuda::DeviceFa
 
 std::string FlashSource(const AttentionProblem& problem, const FlashConfig& config) {
   std::ostringstream text;
-  text << AttentionPreamble(problem) << kCopySource << "\n#define MMA_TYPE \""
-       << (problem.dtype == DType::kFloat16 ? "f16" : "bf16") << "\"\n#define SCALE_IS_POSITIVE " << (problem.scale > 0)
-       << "\n#define COPY " << config.copy << "\n#define BLOCK_N " << config.block_n << "\n#define M_TILES "
+  text << AttentionPreamble(problem) << kCopySource << AttentionSoftmaxSource(problem) << "\n#define COPY "
+       << config.copy << "\n#define BLOCK_N " << config.block_n << "\n#define M_TILES "
        << config.m_tiles << "\n#define WARPS " << config.warps << "\n#define MIN_BLOCKS " << config.min_blocks << "\n\n"
        << kFlashSource;
   return text.str();

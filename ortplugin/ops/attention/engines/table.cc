@@ -5,6 +5,7 @@
 
 #include "ortplugin/ops/attention/engines/engine.h"
 #include "ortplugin/ops/attention/engines/flash.h"
+#include "ortplugin/ops/attention/engines/flash_wgmma.h"
 #include "ortplugin/ops/attention/engines/simt.h"
 #include "ortplugin/runtime/gpu/kernel_sources.h"
 #include "ortplugin/runtime/program/operands.h"
@@ -13,6 +14,9 @@ namespace ortplugin {
 
 const std::vector<AttentionEngine>& AttentionEngines() {
   static const auto* const table = new std::vector<AttentionEngine>{
+      {"flash_wgmma", FitsFlashWgmma, MakeFlashWgmma,
+       "fp16 and bf16 on Hopper without mask and rotary embedding, many keys; before flash, whose tensor core "
+       "instructions are half as fast"},
       {"flash", FitsFlash, MakeFlash,
        "fp16 and bf16 whose heads lie in rows, from sm_80 on; before simt, for its tensor cores"},
       {"simt", FitsAttentionSimt, MakeAttentionSimt,
@@ -49,6 +53,13 @@ std::string AttentionPreamble(const AttentionProblem& problem) {
        << "  long long queries, keys, heads, group, last_seen, window, zero_where_nothing_is_seen;\n"
        << "  double scale, softcap;\n  View q_view, k_view, v_view, mask_view, y_view;\n"
        << (problem.is_rotary() ? "  long long rotary_batch;\n" : "") << "};\n\n";
+  return text.str();
+}
+
+std::string AttentionSoftmaxSource(const AttentionProblem& problem) {
+  std::ostringstream text;
+  text << "\n#define MMA_TYPE \"" << (problem.dtype == DType::kFloat16 ? "f16" : "bf16")
+       << "\"\n#define SCALE_IS_POSITIVE " << (problem.scale > 0) << "\n" << kSoftmaxSource;
   return text.str();
 }
 
