@@ -56,7 +56,7 @@ FlashConfig ConfigureFlash(const AttentionProblem& problem, const cuda::DeviceFa
   tall.m_tiles = 2;
   if (size > 64) tall.block_n = 32;
   const bool is_long = problem.keys >= 1024 && Blocks(problem, tall) >= device.multiprocessors;
-  if (is_long && !problem.has_mask && size <= 96) config = tall;
+  if (is_long && !problem.has_mask && size <= 80) config = tall;
   return config;
 }
 
