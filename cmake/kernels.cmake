@@ -32,6 +32,7 @@ set(kernel_files
   kDecodeSource=${root}/ortplugin/ops/attention/engines/decode.cu
   kPresentSource=${root}/ortplugin/ops/attention/engines/present.cu
   kFlashSource=${root}/ortplugin/ops/attention/engines/flash.cu
+  kFlashWgmmaSource=${root}/ortplugin/ops/attention/engines/flash_wgmma.cu
   kAttentionSimtSource=${root}/ortplugin/ops/attention/engines/simt.cu)
 set(embedded ${CMAKE_CURRENT_BINARY_DIR}/kernel_sources.cc)
 list(JOIN kernel_files "," kernel_inputs)

@@ -104,6 +104,22 @@ void AddPast(std::vector<Case>& cases) {
         {"few queries, heads of " + std::to_string(size), Standard(DType::kFloat16, {8, 8, 2, 3, 1500, size, size})});
 }
 
+// Many keys, with all that an engine for these has beside masks, for few blocks and for many.
+void AddLong(std::vector<Case>& cases) {
+  for (const int64_t head_size : {8, 40, 64, 80, 96, 128, 192, 256})
+    for (const int64_t heads : {1, 64}) {
+      AttentionProblem problem = Standard(head_size == 64 ? DType::kBFloat16 : DType::kFloat16,
+                                          {1, heads, 1, 1500, 1500, head_size, head_size == 40 ? 72 : head_size});
+      const std::string name = std::to_string(heads) + " long heads of " + std::to_string(head_size);
+      cases.push_back({name, problem});
+      problem.causal = AttentionProblem::Causal::kUpperLeft;
+      cases.push_back({name + ", causal", problem});
+      problem.window = 100;
+      problem.softcap = 30;
+      if (heads == 64 || head_size == 64) cases.push_back({name + ", window and softcap", problem});
+    }
+}
+
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   AddPast(cases);
@@ -133,13 +149,15 @@ std::vector<Case> Cases() {
           cases.push_back({name.str() + ", everything, mask of " + NameOf(mask), problem});
         }
       }
+  AddLong(cases);
   return cases;
 }
 
 void Compile(const cuda::DeviceFacts& gpu, const std::string& architecture, const std::string& name,
              const EngineKernel& kernel) {
   std::string log, failure;
-  const std::string code = test::Compile(kernel.source, architecture, &log, &failure);
+  const std::string target = architecture + (gpu.has_wgmma() ? "a" : "");
+  const std::string code = test::Compile(kernel.source, target, &log, &failure);
   std::ostringstream text;
   text << architecture << " " << name << ": registers " << test::Registers(log) << " spilled " << test::Spilled(log)
        << " local " << test::Local(log) << " " << failure;
@@ -149,7 +167,9 @@ void Compile(const cuda::DeviceFacts& gpu, const std::string& architecture, cons
   CHECK_WITH(lacking.empty(), lacking + text.str());
   CHECK_WITH(kernel.launch.blocks > 0 && kernel.launch.shared_bytes <= gpu.shared_per_block, text.str());
   if (architecture == "sm_90")
-    CHECK_WITH(test::BeforeWait(kernel.source).empty(), text.str() + test::BeforeWait(kernel.source));
+    // Tensor maps are the kernel's own parameters.
+    CHECK_WITH(test::BeforeWait(kernel.source, "prefetch.tensormap").empty(),
+               text.str() + test::BeforeWait(kernel.source, "prefetch.tensormap"));
 }
 
 void Compile(const cuda::DeviceFacts& gpu, const std::string& architecture, const Case& test_case) {

@@ -79,8 +79,8 @@ int main(int argc, char** argv) {
   image.operands = {{1, 1, 128}, {2, 14, 14, 1}};
   CHECK(WithRowsAsBatch(image).operands == (std::vector<Shape>{{128}, {392, 1, 1, 1}}));
   const EngineKernel kernel = MakeGemm(residual, image, device);
-  CHECK(kernel.maps.size() == 2 && kernel.maps[0].word % 8 == 0 && kernel.maps[0].rows == 392 &&
-        kernel.maps[1].rows == 128 && kernel.arguments.size() == kernel.maps[1].word + cuda::kTensorMapWords);
+  CHECK(kernel.maps.size() == 2 && kernel.maps[0].word % 8 == 0 && kernel.maps[0].sizes[1] == 392 &&
+        kernel.maps[1].sizes[1] == 128 && kernel.arguments.size() == kernel.maps[1].word + cuda::kTensorMapWords);
 
   const auto entry = [&](const Contraction& problem, bool only_where_fast) {
     const auto found = FindEngineKernel(Program::Parse(kIdentity), problem, device, only_where_fast);

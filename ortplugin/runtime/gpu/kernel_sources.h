@@ -34,6 +34,7 @@ extern const char kAttentionRowsSource[];      // ops/attention/engines/rows.cuh
 extern const char kDecodeSource[];             // ops/attention/engines/decode.cu
 extern const char kPresentSource[];            // ops/attention/engines/present.cu
 extern const char kFlashSource[];              // ops/attention/engines/flash.cu
+extern const char kFlashWgmmaSource[];         // ops/attention/engines/flash_wgmma.cu
 extern const char kAttentionSimtSource[];      // ops/attention/engines/simt.cu
 
 }  // namespace ortplugin

@@ -69,11 +69,10 @@ DecodeConfig ConfigureDecode(const AttentionProblem& problem, const cuda::Device
 std::optional<EngineKernel> MakeDecode(const AttentionProblem& problem, const cuda::DeviceFacts& device) {
   const DecodeConfig config = ConfigureDecode(problem, device);
   std::ostringstream text;
-  text << AttentionPreamble(problem) << kCopySource << "\n#define MMA_TYPE \""
-       << (problem.dtype == DType::kFloat16 ? "f16" : "bf16") << "\"\n#define CLUSTER " << config.cluster
-       << "\n#define WARPS " << config.warps << "\n#define STAGES " << config.stages << "\n#define MIN_BLOCKS "
-       << config.min_blocks << "\n\n"
-       << kMmaSource << kSoftmaxSource << kAttentionRowsSource << kDecodeSource;
+  text << AttentionPreamble(problem) << kCopySource << AttentionSoftmaxSource(problem) << "\n#define CLUSTER "
+       << config.cluster << "\n#define WARPS " << config.warps << "\n#define STAGES " << config.stages
+       << "\n#define MIN_BLOCKS " << config.min_blocks << "\n\n"
+       << kMmaSource << kAttentionRowsSource << kDecodeSource;
   const cuda::LaunchShape launch{static_cast<unsigned>(Blocks(problem, config)),
                                  static_cast<unsigned>(32 * config.warps),
                                  static_cast<unsigned>(SharedBytes(problem, config))};

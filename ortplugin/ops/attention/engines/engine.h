@@ -49,6 +49,8 @@ EngineKernel MakeAttention(const AttentionProblem& problem, bool aligned, const 
 // IS_BOOL_MASK, IS_CAUSAL, HAS_WINDOW, HAS_SOFTCAP, HAS_PAST, ROTARY; with it PAIRS, IS_INTERLEAVED, ROTATES_KEYS and
 // table_t), and struct Arguments, whose numbers AttentionArguments gives.
 std::string AttentionPreamble(const AttentionProblem& problem);
+// What engines on tensor cores have behind it: MMA_TYPE, SCALE_IS_POSITIVE and softmax.cuh.
+std::string AttentionSoftmaxSource(const AttentionProblem& problem);
 std::vector<uint64_t> AttentionArguments(const AttentionProblem& problem);
 
 }  // namespace ortplugin

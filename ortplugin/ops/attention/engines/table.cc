@@ -7,6 +7,7 @@
 #include "ortplugin/ops/attention/engines/decode.h"
 #include "ortplugin/ops/attention/engines/engine.h"
 #include "ortplugin/ops/attention/engines/flash.h"
+#include "ortplugin/ops/attention/engines/flash_wgmma.h"
 #include "ortplugin/ops/attention/engines/present.h"
 #include "ortplugin/ops/attention/engines/simt.h"
 #include "ortplugin/runtime/gpu/kernel_sources.h"
@@ -19,6 +20,9 @@ const std::vector<AttentionEngine>& AttentionEngines() {
       {"decode", FitsDecode, MakeDecode,
        "fp16 and bf16, up to 16 queries for each head of K and V, on GPUs with clusters: all that takes in a cache; "
        "before flash, which has one block for these queries"},
+      {"flash_wgmma", FitsFlashWgmma, MakeFlashWgmma,
+       "fp16 and bf16 on Hopper without mask and rotary embedding, many keys; before flash, whose tensor core "
+       "instructions are half as fast"},
       {"flash", FitsFlash, MakeFlash,
        "fp16 and bf16 whose heads lie in rows, from sm_80 on; before simt, for its tensor cores"},
       {"simt", FitsAttentionSimt, MakeAttentionSimt,
@@ -79,6 +83,14 @@ std::string AttentionPreamble(const AttentionProblem& problem) {
                               "present_key_view, present_value_view;\n"
                             : "")
        << "};\n\n";
+  return text.str();
+}
+
+std::string AttentionSoftmaxSource(const AttentionProblem& problem) {
+  std::ostringstream text;
+  text << "\n#define MMA_TYPE \"" << (problem.dtype == DType::kFloat16 ? "f16" : "bf16")
+       << "\"\n#define SCALE_IS_POSITIVE " << (problem.scale > 0) << "\n"
+       << kSoftmaxSource;
   return text.str();
 }
 

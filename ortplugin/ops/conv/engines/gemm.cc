@@ -143,12 +143,16 @@ EngineKernel MakeGemm(const Program& program, const Contraction& given, const cu
   const size_t word = MapWord(program, problem);
   arguments.resize(word + 2 * cuda::kTensorMapWords);
   const auto channels = static_cast<uint64_t>(problem.channels);
+  const auto rows_of_tile = static_cast<uint32_t>(64 * config.consumers);
   return {GemmSource(program, problem, config),
           "gemm",
           GemmLaunch(problem, config, device),
           arguments,
-          {{word, 0, static_cast<uint64_t>(Rows(problem)), channels, static_cast<uint32_t>(64 * config.consumers)},
-           {word + cuda::kTensorMapWords, 1, static_cast<uint64_t>(problem.filters), channels,
+          {{word, 0, {channels, static_cast<uint64_t>(Rows(problem))}, {channels}, rows_of_tile},
+           {word + cuda::kTensorMapWords,
+            1,
+            {channels, static_cast<uint64_t>(problem.filters)},
+            {channels},
             static_cast<uint32_t>(config.tile_n)}}};
 }
 
