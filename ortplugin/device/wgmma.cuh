@@ -18,6 +18,16 @@ __device__ __forceinline__ void sync_warpgroup(int warpgroup) {
 __device__ __forceinline__ void commit_wgmma() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void fence_wgmma() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wait_wgmma_but_last() { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
+// Registers of each thread of a warpgroup, all of whose warps execute this, from now on: consumers take what producers
+// give away.
+template <int COUNT>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
 
 // The swizzled offset of an octet of channels in a tile of `rows` rows, in elements.
 __device__ __forceinline__ int swizzled_offset(int row, int octet, int rows) {

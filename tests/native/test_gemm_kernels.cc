@@ -45,10 +45,9 @@ int main(int argc, char** argv) {
     const cuda::LaunchShape launch = GemmLaunch(problem, config, device);
     const std::string source = GemmSource(program, problem, config);
     std::ostringstream numbers;
-    numbers << "tile " << 64 * config.consumers << "x" << config.tile_n << "x" << config.tile_k << " blocks "
-            << config.min_blocks << " stages " << config.stages;
-    const std::string variant =
-        CheckCompiles(device, source, "gemm", problem, launch, numbers.str(), config.min_blocks);
+    numbers << "tile " << config.tile_m() << "x" << config.tile_n << "x" << config.tile_k << " consumers "
+            << config.consumers << " turns " << config.take_turns << " stages " << config.stages;
+    const std::string variant = CheckCompiles(device, source, "gemm", problem, launch, numbers.str());
     // Constant weights, which no kernel writes, and the maps, which are the kernel's own parameters, are read early.
     CHECK_WITH(BeforeWait(source, problem.constant_weights ? "prefetch.tensormap|bulk" : "prefetch.tensormap").empty(),
                variant + BeforeWait(source));
