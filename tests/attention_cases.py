@@ -460,6 +460,31 @@ LARGE_CASES: tuple[Case, ...] = (
         past=1024,
         rotary="half",
     ),
+    # Many keys, for the engine on wgmma: two tiles of queries and more, keys that end within one.
+    case_of("large: Whisper, float16", "float16", (1, 6, 700, 700, 64), "packed"),
+    case_of("large: lower right, bfloat16", "bfloat16", (2, 4, 2, 333, 777, 128, 128), "merged", causal="lower_right"),
+    case_of(
+        "large: window, float16",
+        "float16",
+        (1, 2, 1, 500, 500, 80, 80),
+        "sequence first",
+        causal="upper_left",
+        window=100,
+        softcap=5.0,
+    ),
+    case_of("large: heads of 72 and 40, float16", "float16", (2, 2, 2, 300, 500, 72, 40), "rows of a matrix"),
+    case_of("large: heads of 256, bfloat16", "bfloat16", (1, 2, 1, 200, 333, 256, 256), "heads in the batch"),
+    case_of(
+        "large: rows without keys, float16",
+        "float16",
+        (1, 2, 2, 700, 300, 64, 64),
+        causal="lower_right",
+        masked_rows="zero",
+    ),
+    case_of(
+        "large: special rows, bfloat16", "bfloat16", (1, 2, 200, 300, 64), values="special rows", causal="upper_left"
+    ),
+    case_of("large: scale -0.5, float16", "float16", (1, 2, 200, 300, 32), scale=-0.5),
 )
 
 # A session of this model runs with any cache; each run gives the next one's.
