@@ -26,7 +26,13 @@ set(kernel_files
   kWeightGradSource=${root}/ortplugin/ops/conv_grad/weight_grad.cu
   kPoolSource=${root}/ortplugin/ops/pool/pool.cu
   kResizeSource=${root}/ortplugin/ops/pool/pool_resize.cu
+  kMmaSource=${root}/ortplugin/device/mma.cuh
+  kSoftmaxSource=${root}/ortplugin/ops/attention/engines/softmax.cuh
+  kAttentionRowsSource=${root}/ortplugin/ops/attention/engines/rows.cuh
+  kDecodeSource=${root}/ortplugin/ops/attention/engines/decode.cu
+  kPresentSource=${root}/ortplugin/ops/attention/engines/present.cu
   kFlashSource=${root}/ortplugin/ops/attention/engines/flash.cu
+  kFlashWgmmaSource=${root}/ortplugin/ops/attention/engines/flash_wgmma.cu
   kAttentionSimtSource=${root}/ortplugin/ops/attention/engines/simt.cu)
 set(embedded ${CMAKE_CURRENT_BINARY_DIR}/kernel_sources.cc)
 list(JOIN kernel_files "," kernel_inputs)

@@ -31,7 +31,10 @@ set(sources
   ${root}/ortplugin/ops/attention/attention.cc
   ${root}/ortplugin/ops/attention/attention_cpu.cc
   ${root}/ortplugin/ops/attention/attention_cuda.cc
+  ${root}/ortplugin/ops/attention/engines/decode.cc
   ${root}/ortplugin/ops/attention/engines/flash.cc
+  ${root}/ortplugin/ops/attention/engines/flash_wgmma.cc
+  ${root}/ortplugin/ops/attention/engines/present.cc
   ${root}/ortplugin/ops/attention/engines/simt.cc
   ${root}/ortplugin/ops/attention/engines/table.cc
   ${root}/ortplugin/ops/conv/algorithm.cc

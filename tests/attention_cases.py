@@ -17,9 +17,9 @@ from node_cases import OPSET, SMALLEST, UNIT_ROUNDOFF, VALUES, Array, Declared, 
 from onnx import helper
 
 from ortplugin.graph.domains import DOMAIN
-from ortplugin.ops.attention import OPERATOR, attributes_of, scores_of
+from ortplugin.ops.attention import OPERATOR, attributes_of, operands, scores_of
 from ortplugin.ops.attention.layout import Sizes, parse, shape_of
-from ortplugin.ops.attention.reference import laid_out, rotated, scores, softmax, view
+from ortplugin.ops.attention.reference import laid_out, scores, softmax
 from ortplugin.program import FLOATING, NUMPY_DTYPES
 
 Attributes = dict[str, Any]
@@ -49,6 +49,7 @@ class Case:
 
     `sizes`: batch, heads, heads of K and V, queries, keys, head size of Q and K, head size of V. `mask`: its dtype and
     shape; `tables`: those of cos and sin. `values` is the row of VALUES that makes Q and K; those of V are normal.
+    `past`: how many of the keys are a cache's, None without one.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Case:
     mask: tuple[str, Shape] | None = None
     values: str = "normal"
     tables: tuple[str, Shape] | None = None
+    past: int | None = None
 
     @property
     def layouts(self) -> list[str]:
@@ -78,18 +80,29 @@ class Case:
         for text, count, s, d in zip(
             self.layouts,
             (heads, kv_heads, kv_heads),
-            (queries, keys, keys),
+            (queries, *[keys - (self.past or 0)] * 2),
             (head_size, head_size, value_size),
             strict=False,
         ):
             shape = shape_of(parse(text), count, Sizes(batch, s, d))
             made.append(tuple(int(dim) for dim in shape if isinstance(dim, int)))
-        return (*made, *([self.mask[1]] if self.mask else []), *([self.tables[1]] * 2 if self.tables else []))
+        made += [self.mask[1]] if self.mask else []
+        made += [self.tables[1]] * 2 if self.tables else []
+        if self.past is not None:
+            layout = parse(str(dict(self.attributes).get("past_layout", "b h s d")))
+            shapes = (shape_of(layout, kv_heads, Sizes(batch, self.past, d)) for d in (head_size, value_size))
+            made += [tuple(dim for dim in shape if isinstance(dim, int)) for shape in shapes]
+        return tuple(made)
 
     @property
     def names(self) -> list[str]:
         tables = ["cos", "sin"] if self.tables else []
-        return [*(["qkv"] * 3 if self.is_packed else "qkv"), *(["mask"] if self.mask else []), *tables]
+        past = [] if self.past is None else ["past_key", "past_value"]
+        return [*(["qkv"] * 3 if self.is_packed else "qkv"), *(["mask"] if self.mask else []), *tables, *past]
+
+    @property
+    def outputs(self) -> list[str]:
+        return ["y"] if self.past is None else ["y", "present_key", "present_value"]
 
     def inputs(self) -> list[Array]:
         rng = np.random.default_rng(zlib.crc32(self.name.encode()))
@@ -102,7 +115,7 @@ class Case:
                 angles = np.random.default_rng(len(self.name)).uniform(-9, 9, shape)  # of both
                 made[name] = np.asarray(function(angles)).astype(NUMPY_DTYPES[self.tables[0]])
             elif name not in made:
-                values = VALUES["normal" if name == "v" else self.values]
+                values = VALUES["normal" if name in ("v", "past_value") else self.values]
                 numbers = values(rng, shape) if np.prod(shape) else np.zeros(shape)
                 made[name] = np.asarray(numbers, np.float64).astype(NUMPY_DTYPES[self.dtype])
         return [made[name] for name in self.names]
@@ -129,7 +142,7 @@ class Case:
             given["rotary_dtype"] = self.tables[0]
         words = dict(zip(("q_layout", "k_layout", "v_layout", "y_layout"), self.layouts, strict=True))
         given.update({key: text for key, text in words.items() if text != "b h s d"})
-        return helper.make_node("FusedAttention", self.names, ["y"], name, domain=DOMAIN, **given)
+        return helper.make_node("FusedAttention", self.names, self.outputs, name, domain=DOMAIN, **given)
 
     def model(self, shapes: Sequence[Declared] | None = None) -> bytes:
         """A model of this one node, with the case's shapes or those given. The output's shape is left to inference."""
@@ -144,7 +157,7 @@ class Case:
         if self.tables:
             dtypes |= dict.fromkeys(("cos", "sin"), self.tables[0])
         inputs = [(name, dtypes.get(name, self.dtype), shape) for name, shape in declared.items()]
-        return model_with(nodes, inputs, [("y", self.dtype)], opset=opset)
+        return model_with(nodes, inputs, [(name, self.dtype) for name in self.outputs], opset=opset)
 
 
 def case_of(
@@ -155,6 +168,7 @@ def case_of(
     mask: tuple[str, Shape] | None = None,
     values: str = "normal",
     tables: tuple[str, Shape] | None = None,
+    past: int | None = None,
     **attributes: Any,
 ) -> Case:
     """A case with softmax's usual scale, 1 / sqrt(head size). `sizes`: without kv_heads and value size, as heads."""
@@ -164,7 +178,7 @@ def case_of(
         sizes = (batch, heads, heads, queries, keys, head_size, head_size)
     given = {"scale": float(np.float32(sizes[5] ** -0.5)), **attributes}
     assert len(sizes) == 7
-    return Case(name, dtype, tuple(sizes), layout, tuple(given.items()), mask, values, tables)  # type: ignore[arg-type]
+    return Case(name, dtype, tuple(sizes), layout, tuple(given.items()), mask, values, tables, past)  # type: ignore[arg-type]
 
 
 # --------------------------------------------------------------------------------------------------------- comparison
@@ -173,7 +187,7 @@ def case_of(
 def check(
     case: Case, found: Sequence[Array], unit: float | None = None, inputs: Sequence[Array] | None = None
 ) -> float:
-    """Compares the output with the reference; AssertionError says where they differ.
+    """Compares the outputs with the reference; AssertionError says where they differ.
 
     Shape and dtype are equal, so are the masks of NaN. Otherwise
 
@@ -186,20 +200,21 @@ def check(
     softmax to the dtype takes: its unit roundoff, and its smallest subnormal number for each key. What is rotated is
     rounded to the dtype; near the middle of two numbers the kernel may take the other one, about once in 2^13 elements,
     so that a score may differ by the largest of its products, twice, times 2 u.
+
+    What is present has the bits of the past and of what is new, but for a rotation, which is off by some c of its row.
     """
     inputs = case.inputs() if inputs is None else inputs
     node = case.node()
-    (wide,), (wanted,) = OPERATOR.reference(node, inputs, False), OPERATOR.reference(node, inputs)  # type: ignore[call-arg]
+    wide, wanted = OPERATOR.reference(node, inputs, False)[0], OPERATOR.reference(node, inputs)  # type: ignore[call-arg]
     attention = attributes_of(node)
     c = UNIT_ROUNDOFF["double" if case.dtype == "double" else "float"] if unit is None else unit
-    viewed = [view(inputs[0], attention.q, attention.heads), view(inputs[1], attention.k, attention.kv_heads)]
-    if case.tables:
-        viewed = [rotated(x, inputs[-2], inputs[-1], attention.rotary) for x in viewed]
+    viewed = operands(attention, inputs)
+    _check_present(case, found[1:], wanted[1:], inputs, c)
     q = viewed[0].astype(np.float64)
     group = attention.heads // attention.kv_heads
     signed = np.repeat(viewed[1].astype(np.float64), group, axis=1)
     k = np.abs(signed)
-    v = np.repeat(np.abs(view(inputs[2], attention.v, attention.kv_heads).astype(np.float64)), group, axis=1)
+    v = np.repeat(np.abs(viewed[2].astype(np.float64)), group, axis=1)
     mask = inputs[3] if case.mask else None
     how = scores_of(attention)
     s = scores(q, signed, mask, how)
@@ -216,7 +231,24 @@ def check(
         p = (UNIT_ROUNDOFF[case.dtype], SMALLEST[case.dtype]) if case.dtype in ("float16", "bfloat16") else (0.0, 0.0)
         slack = (2 * c * (off + 16) + 2 * p[0]) * np.einsum("bhst,bhte->bhse", weights, np.nan_to_num(v))
         slack = slack + p[1] * np.nan_to_num(v).sum(axis=2, keepdims=True)
-    return compare(case.name, found[0], wanted, wide, laid_out(slack, attention.y))
+    return compare(case.name, found[0], wanted[0], wide, laid_out(slack, attention.y))
+
+
+def _check_present(
+    case: Case, found: Sequence[Array], wanted: Sequence[Array], inputs: Sequence[Array], c: float
+) -> None:
+    """Compares what is present, if anything is."""
+    attention = attributes_of(case.node())
+    assert len(found) == len(wanted) == (0 if attention.past is None else 2)
+    if attention.past is None:
+        return
+    wide = operands(attention, [x.astype(np.float64) if x.dtype != np.bool_ else x for x in inputs])[1]
+    one = np.nan_to_num(np.max(np.abs(wide), axis=3, keepdims=True, initial=0), posinf=0)
+    slack = laid_out(np.broadcast_to(8 * c * one, wide.shape), attention.past)
+    compare(f"{case.name}, present_key", found[0], wanted[0], laid_out(wide, attention.past), slack,
+            exact=not case.tables)  # fmt: skip
+    compare(f"{case.name}, present_value", found[1], wanted[1], wanted[1].astype(np.float64), slack[..., :1] * 0,
+            exact=True)  # fmt: skip
 
 
 # -------------------------------------------------------------------------------------------------------------- cases
@@ -345,7 +377,53 @@ def _rotary() -> list[Case]:
     return list({case.name: case for case in made}.values())
 
 
-CASES: tuple[Case, ...] = (*_sizes(), *_layouts(), *_masks(), *_causal(), *_values(), *_empty(), *_rotary())
+def _past() -> list[Case]:
+    """Of a cache of some rows: few queries and many, heads that share keys, rotated in both ways, masks and windows."""
+    made = []
+    of = (
+        (0, 3, 4),
+        (1, 1, 1),
+        (7, 1, 4),
+        (7, 17, 1),
+        (100, 3, 4),
+        (1024, 1, 1),
+        (1024, 3, 4),
+        (1024, 17, 4),
+        (300, 16, 1),
+    )
+    for number, (past, queries, group) in enumerate(of):
+        for dtype in FLOATING if past < 1024 and number % 2 == 0 else ("float16", FLOATING[number % 4]):
+            sizes = (2, 2 * group, 2, queries, past + queries, 64 if past > 7 else 24, 40 if past == 300 else 64)
+            for rotary in ("none", "half", "interleaved"):
+                for name, given in (("plain", {}), ("causal", CAUSAL["lower right"]), ("window", CAUSAL["window"])):
+                    mask = ("bool", (2, 1, queries, past + queries)) if (number + len(name)) % 4 == 0 else None
+                    tables = (dtype, (queries, 12)) if rotary != "none" else None
+                    rotated = {"rotary": rotary} if tables else {}
+                    made.append(case_of(f"past {past}, {queries} queries of {group}, {rotary}, {name}, {dtype}", dtype,
+                                        sizes, "merged" if number % 2 else "standard", mask, past=past, tables=tables,
+                                        masked_rows="zero", **given, **rotated))  # fmt: skip
+    for layout, of_past in (("packed, fewer heads", "b h s d"), ("channels first", "b h d s"), ("merged", "b s (h d)"),
+                            ("sequence first", "s b h d"), ("one of two", "(b h) s d"), ("K transposed", "s (b h) d"),
+                            ("heads in the batch", "h b s d")):  # fmt: skip
+        for dtype in ("float16", "float"):
+            sizes = (2, 4, 2, 5, 14, 16, 16) if layout == "packed, fewer heads" else (2, 6, 2, 5, 14, 24, 16)
+            made.append(case_of(f"past {of_past}, {layout}, {dtype}", dtype, sizes, layout, past=9, rotary="half",
+                                tables=("float", (5, 4)), past_layout=of_past))  # fmt: skip
+            made.append(case_of(f"past {of_past} {layout}, as it is, {dtype}", dtype, sizes, layout, past=9,
+                                past_layout=of_past))  # fmt: skip
+    for dtype in ("float16", "double"):
+        made.append(case_of(f"past, nothing new, {dtype}", dtype, (2, 2, 3, 9, 16), past=9))
+        made.append(case_of(f"past, no queries, {dtype}", dtype, (2, 2, 0, 9, 16), past=7))
+        made.append(case_of(f"past, no keys at all, {dtype}", dtype, (2, 2, 3, 0, 16), past=0))
+        made.append(case_of(f"past, no batch, {dtype}", dtype, (0, 2, 3, 9, 16), past=6))
+        made.append(case_of(f"past, other keys, {dtype}", dtype, (2, 4, 2, 3, 300, 33, 70), past=290, softcap=2.0,
+                            causal="upper_left", mask=("float", (3, 300))))  # fmt: skip
+        made.append(case_of(f"past, special rows, {dtype}", dtype, (2, 4, 2, 3, 300, 32, 64), past=290,
+                            values="special rows", tables=(dtype, (3, 16)), rotary="half"))  # fmt: skip
+    return [case for case in made if not case.tables or case.sizes[3] == case.sizes[4] - (case.past or 0)]
+
+
+CASES: tuple[Case, ...] = (*_sizes(), *_layouts(), *_masks(), *_causal(), *_values(), *_empty(), *_rotary(), *_past())
 
 # Enough elements for every core and every block.
 LARGE_CASES: tuple[Case, ...] = (
@@ -372,7 +450,54 @@ LARGE_CASES: tuple[Case, ...] = (
         )
     ),
     case_of("large: decoding, float16", "float16", (8, 32, 8, 1, 2000, 128, 128), causal="lower_right"),
+    case_of("large: GPT-2 with a cache, float16", "float16", (1, 12, 12, 1, 1025, 64, 64), "packed", past=1024),
+    case_of(
+        "large: Llama with a cache, bfloat16",
+        "bfloat16",
+        (2, 16, 4, 1, 1025, 64, 64),
+        "packed, fewer heads",
+        tables=("float", (2, 1, 32)),
+        past=1024,
+        rotary="half",
+    ),
+    # Many keys, for the engine on wgmma: two tiles of queries and more, keys that end within one.
+    case_of("large: Whisper, float16", "float16", (1, 6, 700, 700, 64), "packed"),
+    case_of("large: lower right, bfloat16", "bfloat16", (2, 4, 2, 333, 777, 128, 128), "merged", causal="lower_right"),
+    case_of(
+        "large: window, float16",
+        "float16",
+        (1, 2, 1, 500, 500, 80, 80),
+        "sequence first",
+        causal="upper_left",
+        window=100,
+        softcap=5.0,
+    ),
+    case_of("large: heads of 72 and 40, float16", "float16", (2, 2, 2, 300, 500, 72, 40), "rows of a matrix"),
+    case_of("large: heads of 256, bfloat16", "bfloat16", (1, 2, 1, 200, 333, 256, 256), "heads in the batch"),
+    case_of(
+        "large: rows without keys, float16",
+        "float16",
+        (1, 2, 2, 700, 300, 64, 64),
+        causal="lower_right",
+        masked_rows="zero",
+    ),
+    case_of(
+        "large: special rows, bfloat16", "bfloat16", (1, 2, 200, 300, 64), values="special rows", causal="upper_left"
+    ),
+    case_of("large: scale -0.5, float16", "float16", (1, 2, 200, 300, 32), scale=-0.5),
 )
+
+# A session of this model runs with any cache; each run gives the next one's.
+GROWING: list[Declared] = [
+    ["b", "s", 64], ["b", "s", 32], ["b", "s", 32], ["s", 8], ["s", 8], ["b", 2, "p", 16], ["b", 2, "p", 16],
+]  # fmt: skip
+
+
+def growing(past: int, rows: int) -> Case:
+    """A run of it with so many rows of past and of queries."""
+    return case_of(f"growing, {past} and {rows}", "float16", (2, 4, 2, rows, past + rows, 16, 16), "merged", past=past,
+                   tables=("float", (rows, 8)), rotary="half", rotary_dtype="float", causal="lower_right")  # fmt: skip
+
 
 by_name = {case.name: case for case in (*CASES, *LARGE_CASES)}
 assert len(by_name) == len(CASES) + len(LARGE_CASES), "two cases have one name"

@@ -37,6 +37,25 @@ __device__ __forceinline__ void copy_box(unsigned to, const TensorMap* from, int
       "l"(from), "r"(column), "r"(row), "r"(barrier)
       : "memory");
 }
+// That of a tensor [batch, head, row, column].
+__device__ __forceinline__ void copy_box(unsigned to, const TensorMap* from, int column, int row, int head, int batch,
+                                         unsigned barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::
+          "r"(to),
+      "l"(from), "r"(column), "r"(row), "r"(head), "r"(batch), "r"(barrier)
+      : "memory");
+}
+// From shared memory to the box, as far as the tensor has it; a thread's stores are committed as groups.
+__device__ __forceinline__ void store_box(const TensorMap* to, int column, int row, int head, int batch,
+                                          unsigned from) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(to),
+               "r"(column), "r"(row), "r"(head), "r"(batch), "r"(from)
+               : "memory");
+}
+__device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until they have read shared memory.
+__device__ __forceinline__ void wait_stores() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 __device__ __forceinline__ void prefetch_map(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

@@ -5,25 +5,54 @@
 #include "ortplugin/runtime/gpu/kernel_sources.h"
 
 namespace ortplugin {
+namespace {
 
-std::string WgmmaSource(DType dtype, int n, bool b_is_mn_major) {
+// What `text` makes of 0 to count - 1, one after the other. Operands of an asm statement are one by one in the text.
+std::string List(int count, const std::string& before, const std::string& behind) {
+  std::ostringstream text;
+  for (int i = 0; i < count; ++i) text << (i > 0 ? ", " : "") << before << i << behind;
+  return text.str();
+}
+
+std::string Accumulators(int n) { return List(n / 2, "\"+f\"(sums[", "])"); }
+
+}  // namespace
+
+std::string WgmmaFunction(const std::string& name, DType dtype, int n, WgmmaA a, bool b_is_mn_major) {
   const char* const type = dtype == DType::kFloat16 ? "f16" : "bf16";
   const int sums = n / 2;
-  std::ostringstream text, registers, operands;
-  for (int i = 0; i < sums; ++i) {
-    registers << (i > 0 ? ", %" : "%") << i;
-    operands << (i > 0 ? ", " : "") << "\"+f\"(sums[" << i << "])";
-  }
-  // Their operands are one by one in the text, so it is made here.
-  text << "__device__ __forceinline__ void wgmma(float (&sums)[" << sums
-       << "], unsigned long long left, unsigned long long right, bool adds) {\n"
-          "  asm volatile(\"{\\n\\t.reg .pred adds;\\n\\tsetp.ne.b32 adds, %"
-       << sums + 2 << ", 0;\\n\\twgmma.mma_async.sync.aligned.m64n" << n << "k16.f32." << type << "." << type << " {"
-       << registers.str() << "}, %" << sums << ", %" << sums + 1 << ", adds, 1, 1, 0, " << b_is_mn_major
-       << ";\\n\\t}\" : " << operands.str() << " : \"l\"(left), \"l\"(right), \"r\"((int)adds));\n}\n"
-       << "__device__ __forceinline__ void wait_wgmma(float (&sums)[" << sums
+  std::ostringstream text, form;
+  form << "wgmma.mma_async.sync.aligned.m64n" << n << "k16.f32." << type << "." << type << " {" << List(sums, "%", "")
+       << "}";
+  text << "__device__ __forceinline__ void " << name << "(float (&sums)[" << sums << "], ";
+  if (a == WgmmaA::kRegisters)
+    text << "unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned long long right) {\n  asm volatile(\""
+         << form.str() << ", {%" << sums << ", %" << sums + 1 << ", %" << sums + 2 << ", %" << sums + 3 << "}, %"
+         << sums + 4 << ", 1, 1, 1, " << b_is_mn_major << ";\" : " << Accumulators(n) << " : "
+         << List(4, "\"r\"(a", ")") << ", \"l\"(right));\n}\n";
+  else
+    text << "unsigned long long left, unsigned long long right, bool adds) {\n"
+            "  asm volatile(\"{\\n\\t.reg .pred adds;\\n\\tsetp.ne.b32 adds, %"
+         << sums + 2 << ", 0;\\n\\t" << form.str() << ", %" << sums << ", %" << sums + 1 << ", adds, 1, 1, 0, "
+         << b_is_mn_major << ";\\n\\t}\" : " << Accumulators(n)
+         << " : \"l\"(left), \"l\"(right), \"r\"((int)adds));\n}\n";
+  return text.str();
+}
+
+std::string WgmmaWait(const std::string& name, int n) {
+  std::ostringstream text;
+  text << "template <int LEFT>\n__device__ __forceinline__ void wait_" << name << "(float (&sums)[" << n / 2
+       << "]) {\n  asm volatile(\"wgmma.wait_group.sync.aligned %" << n / 2 << ";\" : " << Accumulators(n)
+       << " : \"n\"(LEFT) : \"memory\");\n}\n";
+  return text.str();
+}
+
+std::string WgmmaSource(DType dtype, int n, bool b_is_mn_major) {
+  std::ostringstream text;
+  text << WgmmaFunction("wgmma", dtype, n, WgmmaA::kShared, b_is_mn_major)
+       << "__device__ __forceinline__ void wait_wgmma(float (&sums)[" << n / 2
        << "]) {\n  asm volatile(\"wgmma.commit_group.sync.aligned;\\n\\twgmma.wait_group.sync.aligned 0;\" : "
-       << operands.str() << " : : \"memory\");\n}\n\n"
+       << Accumulators(n) << " : : \"memory\");\n}\n\n"
        << kWgmmaSource;
   return text.str();
 }

@@ -16,7 +16,18 @@ __device__ __forceinline__ void sync_warpgroup(int warpgroup) {
 }
 // Lets further MMAs be issued while these run.
 __device__ __forceinline__ void commit_wgmma() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void fence_wgmma() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wait_wgmma_but_last() { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
+// Registers of each thread of a warpgroup, all of whose warps execute this, from now on: consumers take what producers
+// give away.
+template <int COUNT>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
 
 // The swizzled offset of an octet of channels in a tile of `rows` rows, in elements.
 __device__ __forceinline__ int swizzled_offset(int row, int octet, int rows) {
@@ -26,13 +37,28 @@ __device__ __forceinline__ int swizzled_offset(int row, int octet, int rows) {
 __device__ __forceinline__ unsigned long long full_descriptor(unsigned lower) {
   return 1ull << 62 | 64ull << 32 | lower;
 }
-// The descriptor of a K-major tile, from its first 16 channels or later ones.
-__device__ __forceinline__ unsigned long long descriptor(const storage_t* matrix) {
+// The descriptor of a K-major tile, from its first 16 channels or later ones. `address`: in shared memory.
+__device__ __forceinline__ unsigned long long descriptor_at(unsigned address) {
   constexpr unsigned kOffset = (1 << 18) - 1;  // an address in a cluster has the block's number above it
-  return full_descriptor(((unsigned)__cvta_generic_to_shared(matrix) & kOffset) >> 4 | 1u << 16);
+  return full_descriptor((address & kOffset) >> 4 | 1u << 16);
 }
-// The descriptor of an MN-major B: matrices [64 along K][64 along N], one behind the other, from their first 16
+__device__ __forceinline__ unsigned long long descriptor(const storage_t* matrix) {
+  return descriptor_at((unsigned)__cvta_generic_to_shared(matrix));
+}
+// The descriptor of an MN-major B: matrices [rows along K][64 along N] so many bytes apart, from their first 16
 // elements along K or later ones.
+__device__ __forceinline__ unsigned long long descriptor_mn_major_at(unsigned address, unsigned matrix_bytes) {
+  return descriptor_at(address) ^ (1ull ^ matrix_bytes >> 4) << 16;
+}
+// The same of matrices [64 along K][64 along N], one behind the other.
 __device__ __forceinline__ unsigned long long descriptor_mn_major(const storage_t* matrix) {
   return descriptor(matrix) ^ (1ull ^ 512ull) << 16;
+}
+// Of this warpgroup's threads, where a block's warpgroups share what a launch gave each thread.
+template <int COUNT, bool MORE>
+__device__ __forceinline__ void set_registers() {
+  if (MORE)
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+  else
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }

@@ -15,4 +15,11 @@ namespace ortplugin {
 // and what stands in wgmma.cuh.
 std::string WgmmaSource(DType dtype, int n, bool b_is_mn_major = false);
 
+// Its parts, for a kernel with two kinds of MMAs under names of its own. name(sums, left, right, adds) is wgmma as
+// above; with A in registers it is name(sums, a0, a1, a2, a3, right), which adds. wait_name<LEFT>(sums) is until all
+// groups but the last LEFT are there, with which the accumulators are.
+enum class WgmmaA { kShared, kRegisters };
+std::string WgmmaFunction(const std::string& name, DType dtype, int n, WgmmaA a, bool b_is_mn_major);
+std::string WgmmaWait(const std::string& name, int n);
+
 }  // namespace ortplugin

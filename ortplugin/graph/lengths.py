@@ -124,8 +124,18 @@ class _Lengths:
             self.seen[key] = itself
             node = self.scope.producer(tensor)
             found = self._derived(node, tensor, axis) if node is not None and node.inputs else None
-            self.seen[key] = found or itself
+            self.seen[key] = found or self._of_a_cast(tensor, axis) or itself
         return self.seen[key]
+
+    def _of_a_cast(self, tensor: gs.Tensor, axis: int) -> Length | None:
+        """What a Cast of the tensor knows of it: behind a conversion to another precision, what the model says."""
+        for node in self.scope.consumers(tensor):
+            dim = (self.scope.shape(node.outputs[0]) or {axis: None})[axis] if self.scope.op(node) == "Cast" else None
+            if isinstance(dim, int):
+                return Length(dim)
+            if isinstance(dim, str) and not is_generated(dim):
+                return Length(1, (dim,))
+        return None
 
     def _derived(self, node: gs.Node, tensor: gs.Tensor, axis: int) -> Length | None:
         """The length by the operator that makes the tensor; None where that does not tell."""

@@ -10,6 +10,7 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.errors import UsageError, near_names
 from ortplugin.model.inline import NAME as INLINE_FUNCTIONS
+from ortplugin.passes.attention.attention_cache import ATTENTION_CACHE
 from ortplugin.passes.attention.attention_rotary import ATTENTION_ROTARY
 from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
 from ortplugin.passes.attention.merge_products import MERGE_PRODUCTS
@@ -148,6 +149,7 @@ TABLE: tuple[Step, ...] = (
     Step(NARROW_CONCAT, EVERY_ROUND, "before the layout is chosen, which sees the Concats that run then"),
     Step(DEAD_NODES, BEFORE_PRECISION, "after what cuts nodes off"),
     Step(FUSE_ATTENTION, QUIET_ROUND, "once masks and the shapes of views are constant"),
+    Step(ATTENTION_CACHE, EVERY_ROUND, "after attention, which reads it; before rotation, which its rows have had"),
     Step(ATTENTION_ROTARY, EVERY_ROUND, "after attention, whose Q and K it knows, before what it lets read one tensor"),
     Step(MERGE_PRODUCTS, EVERY_ROUND, "after attention, which says how it reads the products"),
     Step(BATCH_NORM_POINTWISE, BEFORE_PRECISION | QUIET_ROUND, "of those that no weights have taken in"),

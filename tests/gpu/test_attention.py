@@ -9,10 +9,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from attention_cases import CASES, LARGE_CASES, Case, by_name, case_of, check
-from node_cases import model_with
+from attention_cases import CASES, GROWING, LARGE_CASES, Case, by_name, case_of, check, growing
+from node_cases import Array, model_with
 
-from gpu.device import make, need_memory, run, run_bound
+import ortplugin
+from gpu.device import host, make, need_memory, run, run_bound
 from gpu.sessions import Trial, check_addresses, check_capture, check_graph, check_repeats, check_stream, check_threads
 from gpu.sessions import trial as trial_of
 from ortplugin.ops.attention import OPERATOR
@@ -35,11 +36,20 @@ CHOSEN = (
     "large: Llama, bfloat16",
     "large: Stable Diffusion, float16",
     "large: decoding, float16",
+    "large: Whisper, float16",
+    "large: lower right, bfloat16",
+    "large: window, float16",
     "rotary half, 130 rows, 20 pairs of 40, float for bfloat16",
     "rotary interleaved, everything, float16",
     "rotary half, channels first",
     "large: Llama rotated, float16",
     "large: long and rotated, float16",
+    "large: GPT-2 with a cache, float16",
+    "large: Llama with a cache, bfloat16",
+    "past 1024, 3 queries of 4, interleaved, window, float16",
+    "past 1024, 17 queries of 4, half, causal, float16",
+    "past 7, 1 queries of 4, half, causal, float",
+    "past b s (h d), merged, float16",
 )
 
 
@@ -82,6 +92,8 @@ def test_every_head_size(library: Path, dtype: str) -> None:
         for name, value_size in (("the same", size), ("another", value)):
             case = case_of(f"{name}, {size}, {dtype}", dtype, (1, 2, 1, 70, 67, size, value_size))
             check(case, run(make(case.model()), case))
+            few = case_of(f"{name}, {size}, {dtype}, a cache", dtype, (1, 2, 1, 1, 301, size, value_size), past=300)
+            check(few, run(make(few.model()), few))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -145,6 +157,19 @@ def test_shapes_may_change_from_run_to_run(library: Path) -> None:
     for sizes in ((2, 5, 7), (1, 65, 130), (0, 1, 1), (2, 0, 4), (2, 3, 0), (2, 5, 7), (64, 300, 300)):
         case = sized(f"changing {sizes}", *sizes)
         check(case, run(session, case))
+
+
+def test_a_cache_grows_from_run_to_run(library: Path) -> None:
+    """A prompt, then tokens: what is present is the past of the next run, in one session."""
+    session = make(growing(0, 1).model(GROWING))
+    past = 0
+    given: list[Array] = []
+    for rows in (40, 1, 1, 3, 1, 120, 1):
+        case = growing(past, rows)
+        inputs = [*case.inputs()[:5], *(given or case.inputs()[5:])]
+        found = host(ortplugin.run(session, dict(zip(case.names, inputs, strict=True))))
+        check(case, found, inputs=inputs)
+        past, given = past + rows, found[1:]
 
 
 def captured() -> tuple[bytes, Trial, Trial]:

@@ -7,6 +7,7 @@
 #include <iostream>
 #include <sstream>
 
+#include "ortplugin/ops/attention/engines/decode.h"
 #include "ortplugin/ops/attention/engines/engine.h"
 #include "ortplugin/ops/attention/engines/simt.h"
 #include "tests/native/check.h"
@@ -58,8 +59,70 @@ void AddRotary(Case plain, int64_t pairs, std::vector<Case>& cases) {
   }
 }
 
+// With a cache of so many rows, whose tensors lie as the layout says.
+AttentionProblem WithPast(DType dtype, const Sizes& sizes, int64_t past, int64_t pairs = 0) {
+  AttentionAttributes attributes = Attributes(dtype, sizes);
+  attributes.problem.has_past = true;
+  attributes.past = AttentionLayout::Parse("past_layout", "b h s d", sizes.kv_heads, false);
+  std::vector<Shape> shapes{{sizes.batch, sizes.heads, sizes.queries, sizes.head_size},
+                            {sizes.batch, sizes.kv_heads, sizes.keys, sizes.head_size},
+                            {sizes.batch, sizes.kv_heads, sizes.keys, sizes.value_size}};
+  if (pairs > 0) {
+    attributes.problem.rotary = AttentionProblem::Rotary::kHalf;
+    shapes.insert(shapes.end(), 2, {sizes.queries, pairs});
+  }
+  for (const int64_t size : {sizes.head_size, sizes.value_size})
+    shapes.push_back({sizes.batch, sizes.kv_heads, past, size});
+  return FitAttention(attributes, shapes).problem;
+}
+
+void AddPast(std::vector<Case>& cases) {
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat, DType::kDouble})
+    for (const int64_t size : {8, 40, 64, 72, 128, 256, 33})
+      for (const int64_t queries : {1, 4, 40}) {
+        Case plain{std::string(NameOf(dtype)) + " past, " + std::to_string(queries) + " queries, heads of " +
+                       std::to_string(size),
+                   WithPast(dtype, {2, 8, 2, queries, queries, size, size}, 1000)};
+        cases.push_back(plain);
+        if (size % 8 != 0 && queries > 1) continue;
+        plain.problem = WithPast(dtype, {2, 8, 2, queries, queries, size, size}, 1000, size / 2);
+        plain.name += ", rotated";
+        cases.push_back(plain);
+        if (size != 64) continue;
+        AttentionProblem& problem = plain.problem;
+        problem.rotary = AttentionProblem::Rotary::kInterleaved;
+        problem.causal = AttentionProblem::Causal::kLowerRight;
+        problem.window = 7;
+        problem.softcap = 30;
+        problem.has_mask = true;
+        problem.mask_dtype = queries == 1 ? DType::kBool : dtype;
+        plain.name += ", everything";
+        cases.push_back(plain);
+      }
+  for (const int64_t size : {64, 128})
+    cases.push_back(
+        {"few queries, heads of " + std::to_string(size), Standard(DType::kFloat16, {8, 8, 2, 3, 1500, size, size})});
+}
+
+// Many keys, with all that an engine for these has beside masks, for few blocks and for many.
+void AddLong(std::vector<Case>& cases) {
+  for (const int64_t head_size : {8, 40, 64, 80, 96, 128, 192, 256})
+    for (const int64_t heads : {1, 64}) {
+      AttentionProblem problem = Standard(head_size == 64 ? DType::kBFloat16 : DType::kFloat16,
+                                          {1, heads, 1, 1500, 1500, head_size, head_size == 40 ? 72 : head_size});
+      const std::string name = std::to_string(heads) + " long heads of " + std::to_string(head_size);
+      cases.push_back({name, problem});
+      problem.causal = AttentionProblem::Causal::kUpperLeft;
+      cases.push_back({name + ", causal", problem});
+      problem.window = 100;
+      problem.softcap = 30;
+      if (heads == 64 || head_size == 64) cases.push_back({name + ", window and softcap", problem});
+    }
+}
+
 std::vector<Case> Cases() {
   std::vector<Case> cases;
+  AddPast(cases);
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat, DType::kDouble})
     for (const auto& [head_size, value_size] :
          {std::pair<int64_t, int64_t>{1, 1}, {8, 40}, {64, 64}, {72, 33}, {128, 128}, {256, 256}})
@@ -86,7 +149,27 @@ std::vector<Case> Cases() {
           cases.push_back({name.str() + ", everything, mask of " + NameOf(mask), problem});
         }
       }
+  AddLong(cases);
   return cases;
+}
+
+void Compile(const cuda::DeviceFacts& gpu, const std::string& architecture, const std::string& name,
+             const EngineKernel& kernel) {
+  std::string log, failure;
+  const std::string target = architecture + (gpu.has_wgmma() ? "a" : "");
+  const std::string code = test::Compile(kernel.source, target, &log, &failure);
+  std::ostringstream text;
+  text << architecture << " " << name << ": registers " << test::Registers(log) << " spilled " << test::Spilled(log)
+       << " local " << test::Local(log) << " " << failure;
+  test::CheckCompiled(text.str(), code, log);
+  CHECK_WITH(test::Spilled(log) == 0 && test::Local(log) == 0, text.str());
+  const std::string lacking = test::Lacking(gpu, log, kernel.entry, kernel.launch.threads, kernel.launch.shared_bytes);
+  CHECK_WITH(lacking.empty(), lacking + text.str());
+  CHECK_WITH(kernel.launch.blocks > 0 && kernel.launch.shared_bytes <= gpu.shared_per_block, text.str());
+  if (architecture == "sm_90")
+    // Tensor maps are the kernel's own parameters.
+    CHECK_WITH(test::BeforeWait(kernel.source, "prefetch.tensormap").empty(),
+               text.str() + test::BeforeWait(kernel.source, "prefetch.tensormap"));
 }
 
 void Compile(const cuda::DeviceFacts& gpu, const std::string& architecture, const Case& test_case) {
@@ -97,20 +180,16 @@ void Compile(const cuda::DeviceFacts& gpu, const std::string& architecture, cons
       CHECK_WITH(kernel.has_value(), test_case.name);
       // What fits whatever the addresses is compiled once.
       if (!kernel || (aligned && engine.fits(test_case.problem, false, gpu))) continue;
-      std::string log, failure;
-      const std::string code = test::Compile(kernel->source, architecture, &log, &failure);
-      std::ostringstream text;
-      text << architecture << " " << engine.name << ", " << test_case.name << ": registers " << test::Registers(log)
-           << " spilled " << test::Spilled(log) << " local " << test::Local(log) << " " << failure;
-      test::CheckCompiled(text.str(), code, log);
-      CHECK_WITH(test::Spilled(log) == 0 && test::Local(log) == 0, text.str());
-      const std::string lacking =
-          test::Lacking(gpu, log, kernel->entry, kernel->launch.threads, kernel->launch.shared_bytes);
-      CHECK_WITH(lacking.empty(), lacking + text.str());
-      CHECK_WITH(kernel->launch.blocks > 0 && kernel->launch.shared_bytes <= gpu.shared_per_block, text.str());
-      if (architecture == "sm_90")
-        CHECK_WITH(test::BeforeWait(kernel->source).empty(), text.str() + test::BeforeWait(kernel->source));
+      Compile(gpu, architecture, std::string(engine.name) + ", " + test_case.name, *kernel);
     }
+  if (!test_case.problem.has_past) return;
+  // A cache that no engine takes in: the copy, and attention over what is present.
+  for (const bool aligned : {false, true}) {
+    const std::vector<AttentionLaunch> launches = PlanAttention(test_case.problem, aligned, gpu);
+    CHECK_WITH(launches.size() == (FitsDecode(test_case.problem, aligned, gpu) ? 1 : 2), test_case.name);
+    for (const AttentionLaunch& launch : launches)
+      if (launches.size() > 1) Compile(gpu, architecture, launch.kernel.entry + (", " + test_case.name), launch.kernel);
+  }
 }
 
 void TestViews() {
@@ -129,7 +208,7 @@ void TestViews() {
   CHECK(same(fit("1/3 b h s d", {3, 2, 4, 5, 8}).problem.q, {320, 160, 40, 8, 1}));
   CHECK(same(fit("(b h) d s", {8, 8, 5}).problem.q, {0, 160, 40, 1, 5}));
   const AttentionShape rows = fit("s b (h d)", {5, 2, 32}, "(b s) (h d)");
-  CHECK(rows.output == (Shape{10, 32}) && same(rows.problem.y, {0, 160, 8, 32, 1}));
+  CHECK(rows.outputs[0] == (Shape{10, 32}) && same(rows.problem.y, {0, 160, 8, 32, 1}));
   // Strides beyond 2^31; sizes whose product nobody has.
   const Sizes large{70000, 4, 4, 1000, 1000, 64, 64};
   const AttentionProblem far = Standard(DType::kFloat, large);

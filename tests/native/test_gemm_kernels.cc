@@ -45,10 +45,9 @@ int main(int argc, char** argv) {
     const cuda::LaunchShape launch = GemmLaunch(problem, config, device);
     const std::string source = GemmSource(program, problem, config);
     std::ostringstream numbers;
-    numbers << "tile " << 64 * config.consumers << "x" << config.tile_n << "x" << config.tile_k << " blocks "
-            << config.min_blocks << " stages " << config.stages;
-    const std::string variant =
-        CheckCompiles(device, source, "gemm", problem, launch, numbers.str(), config.min_blocks);
+    numbers << "tile " << config.tile_m() << "x" << config.tile_n << "x" << config.tile_k << " consumers "
+            << config.consumers << " turns " << config.take_turns << " stages " << config.stages;
+    const std::string variant = CheckCompiles(device, source, "gemm", problem, launch, numbers.str());
     // Constant weights, which no kernel writes, and the maps, which are the kernel's own parameters, are read early.
     CHECK_WITH(BeforeWait(source, problem.constant_weights ? "prefetch.tensormap|bulk" : "prefetch.tensormap").empty(),
                variant + BeforeWait(source));
@@ -79,8 +78,8 @@ int main(int argc, char** argv) {
   image.operands = {{1, 1, 128}, {2, 14, 14, 1}};
   CHECK(WithRowsAsBatch(image).operands == (std::vector<Shape>{{128}, {392, 1, 1, 1}}));
   const EngineKernel kernel = MakeGemm(residual, image, device);
-  CHECK(kernel.maps.size() == 2 && kernel.maps[0].word % 8 == 0 && kernel.maps[0].rows == 392 &&
-        kernel.maps[1].rows == 128 && kernel.arguments.size() == kernel.maps[1].word + cuda::kTensorMapWords);
+  CHECK(kernel.maps.size() == 2 && kernel.maps[0].word % 8 == 0 && kernel.maps[0].sizes[1] == 392 &&
+        kernel.maps[1].sizes[1] == 128 && kernel.arguments.size() == kernel.maps[1].word + cuda::kTensorMapWords);
 
   const auto entry = [&](const Contraction& problem, bool only_where_fast) {
     const auto found = FindEngineKernel(Program::Parse(kIdentity), problem, device, only_where_fast);

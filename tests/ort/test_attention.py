@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from attention_cases import CASES, LARGE_CASES, Case, by_name, case_of, check
+from attention_cases import CASES, GROWING, LARGE_CASES, Case, by_name, case_of, check, growing
 from node_cases import Array, Declared, model_with
 from onnx import helper
 from threads import in_threads
@@ -29,7 +29,7 @@ def test_equals_the_reference(library: Path, case: Case) -> None:
     found = run(session, case)
     check(case, found)
     if all(0 not in shape for shape in case.shapes):  # a size of 0 is unknown before a run
-        assert session.get_outputs()[0].shape == list(found[0].shape)
+        assert [each.shape for each in session.get_outputs()] == [list(each.shape) for each in found]
 
 
 def decomposed(case: Case, opset: int, shapes: Sequence[Declared] | None = None) -> list[Array]:
@@ -100,6 +100,18 @@ def test_shapes_may_change_from_run_to_run(library: Path) -> None:
         check(case, run(session, case))
 
 
+def test_a_cache_grows_from_run_to_run(library: Path) -> None:
+    """A prompt, then tokens: what is present is the past of the next run, in one session."""
+    session = make(growing(0, 1).model(GROWING))
+    past, given = 0, growing(0, 1).inputs()[5:]
+    for rows in (40, 1, 1, 3, 1):
+        case = growing(past, rows)
+        inputs = [*case.inputs()[:5], *given]
+        found = session.run(None, dict(zip(case.names, inputs, strict=True)))
+        check(case, found, inputs=inputs)
+        past, given = past + rows, found[1:]
+
+
 def test_a_mask_may_be_left_out_by_an_empty_name(library: Path) -> None:
     """In the specification. ONNX Runtime itself gives no empty name to an operator of a library."""
     case = by_name["merged, float"]
@@ -143,6 +155,7 @@ class Wrong:
     shapes: tuple[tuple[int, ...], ...] = ((2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 6))
     mask: str = ""
     last: str = ""  # the dtype of the last input, if not float
+    outputs: int = 1
 
     @property
     def dtypes(self) -> list[str]:
@@ -155,16 +168,21 @@ class Wrong:
                  **dict(self.given)}  # fmt: skip
         names = [f"x{i}" for i in range(len(self.shapes))]
         given = {key: value for key, value in given.items() if value is not None}
-        return helper.make_node("FusedAttention", names, ["y"], "culprit", domain=DOMAIN, **given)
+        outputs = ["y", "present_key", "present_value"][: self.outputs]
+        return helper.make_node("FusedAttention", names, outputs, "culprit", domain=DOMAIN, **given)
 
     def model(self, known: bool) -> bytes:
         inputs = [(f"x{i}", dtype, shape if known else None)
                   for i, (dtype, shape) in enumerate(zip(self.dtypes, self.shapes, strict=True))]  # fmt: skip
-        return model_with([self.node()], inputs, [("y", "float")])
+        return model_with([self.node()], inputs, [(name, "float") for name in self.node().output])
 
 
 def _wrong(words: str, *shapes: tuple[int, ...], mask: str = "", **given: Any) -> Wrong:
     return Wrong(words, tuple(given.items()), shapes or Wrong.shapes, mask)
+
+
+def _cached(words: str, *past: tuple[int, ...], outputs: int = 3, **given: Any) -> Wrong:
+    return Wrong(words, tuple(given.items()), (*Wrong.shapes, *past), outputs=outputs)
 
 
 def _rotated(
@@ -232,6 +250,17 @@ WRONG = (
     _rotated("cos is [3, 5, 4], but b of Q is 2", (3, 5, 4)),
     _rotated("cos has 5 columns, but must have 1 to 8 / 2, half the head size", (5, 5)),
     _rotated("cos has 0 columns", (5, 0)),
+    _cached("the node has 5 inputs and 2 outputs", (2, 2, 9, 8), (2, 2, 9, 6), outputs=2),
+    _cached("and 3 outputs; its inputs are Q, K, V"),
+    _cached("'past_layout' is there, but no past_key", outputs=1, past_layout="b h s d"),
+    _cached("'past_layout' is 'b h s 0/2 d'", (2, 2, 9, 2, 8), (2, 2, 9, 2, 6), past_layout="b h s 0/2 d"),
+    _cached("'past_layout' is '(b s) h d': a product has", (18, 2, 8), (18, 2, 6), past_layout="(b s) h d"),
+    _cached("b of Q, K and V is 2, b of past_key is 3", (3, 2, 9, 8), (2, 2, 9, 6)),
+    _cached("s of past_key is 9, s of past_value is 8", (2, 2, 9, 8), (2, 2, 8, 6)),
+    _cached("d of V is 6, d of past_value is 8", (2, 2, 9, 8), (2, 2, 9, 8)),
+    _cached(
+        "past_key: its shape is [2, 4, 9, 8], but its layout 'b h s d' has 2 on axis 1", (2, 4, 9, 8), (2, 2, 9, 6)
+    ),
     _wrong("the mask's shape [1, 1, 1, 5, 7] does not broadcast", *Wrong.shapes, (1, 1, 1, 5, 7), mask="bool"),
 )
 

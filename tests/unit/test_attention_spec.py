@@ -224,6 +224,12 @@ def node_with(inputs: int = 3, outputs: int = 1, **given: Any) -> onnx.NodeProto
 WRONG = {
     "its inputs are Q, K, V and perhaps a mask": node_with(2),
     "and 2 outputs": node_with(outputs=2),
+    "all four; but it has ['x0', 'x1', 'x2', 'x3', 'x4'] and 1 outputs": node_with(5),
+    "all four; but it has ['x0', 'x1', 'x2'] and 3 outputs": node_with(outputs=3),
+    "mask_dtype is 'int8', but must be one of ('bool', 'float')": node_with(6, 3, mask_dtype="int8"),
+    "past_layout is 'b h s d', but there is no past_key; remove it": node_with(past_layout="b h s d"),
+    "past_layout is 'b 0/2 s h d': an output is all of its tensor": node_with(5, 3, past_layout="b 0/2 s h d"),
+    "past_layout is '(b s) h d': a product has more than one": node_with(5, 3, past_layout="(b s) h d"),
     "it has no attribute 'head'; did you mean heads": node_with(head=3),
     "the attribute 'scale' is INT instead of FLOAT": node_with(scale=1),
     "qkv_dtype, that of Q, K, V and Y, is ''": node_with(qkv_dtype=None),
@@ -262,6 +268,25 @@ def test_an_invalid_node_is_named(reason: str) -> None:
     assert_invalid(WRONG[reason], reason)
 
 
+def test_shapes_of_a_cache() -> None:
+    node = node_with(5, 3, past_layout="b s h d")
+    given = types_of((2, 4, 5, 8), (2, 2, "N", 8), (None, 2, 5, 6), (2, 7, 2, 8), (2, "P", 2, 6))
+    assert OPERATOR.infer_shapes(node, given) == types_of((2, 4, 5, 6), (2, 12, 2, 8), (2, 12, 2, 6))
+    given[1:5] = types_of((2, 2, "N", 8), None, (2, "P", 2, 8), None)
+    assert OPERATOR.infer_shapes(node, given) == types_of((2, 4, 5, None), (2, None, 2, 8), (2, None, 2, None))
+    right = [(2, 4, 5, 8), (2, 2, 5, 8), (2, 2, 5, 6), (2, 7, 2, 8), (2, 7, 2, 6)]
+    for number, shape, words in (
+        (3, (3, 7, 2, 8), "b of Q is 2 and b of past_key is 3"),
+        (4, (2, 8, 2, 6), "s of past_key is 7 and s of past_value is 8"),
+        (3, (2, 7, 2, 4), "d of Q is 8 and d of past_key is 4"),
+        (4, (2, 7, 2, 8), "d of V is 6 and d of past_value is 8"),
+        (3, (2, 7, 4, 8), "past_key: its shape"),
+    ):
+        shapes = [shape if i == number else each for i, each in enumerate(right)]
+        with pytest.raises(ModelError, match=f"node 'culprit' .*{words}"):
+            OPERATOR.infer_shapes(node, types_of(*shapes))
+
+
 def test_contradictions_are_named() -> None:
     right = [(2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 6)]
     assert OPERATOR.infer_shapes(node_with(), types_of(*right)) == types_of((2, 4, 5, 6))
@@ -291,13 +316,13 @@ def test_contradictions_are_named() -> None:
 # ------------------------------------------------------------- the comparison: it must see what a wrong kernel would do
 
 
-def _output(case: Case) -> Array:
-    return np.array(OPERATOR.reference(case.node(), case.inputs())[0])
+def _outputs(case: Case) -> list[Array]:
+    return [np.array(each) for each in OPERATOR.reference(case.node(), case.inputs())]
 
 
 @pytest.mark.parametrize("case", CASES[::9], ids=lambda case: case.name)
 def test_the_reference_passes_its_own_comparison(case: Case) -> None:
-    check(case, [_output(case)])
+    check(case, _outputs(case))
 
 
 ROTATED_MISTAKES: dict[str, Callable[[list[Array]], list[Array]]] = {

@@ -142,3 +142,11 @@ def test_products() -> None:
 )
 def test_broadcast(lengths: list[Length], wanted: Length | None) -> None:
     assert agreed(lengths) == wanted
+
+
+def test_a_cast_may_know_more() -> None:
+    """Of an output that was converted, what the model says of it stands behind the Cast."""
+    scope, tensors = scope_of("j = Concat<axis = 0>(z, z)  n = Cast<to = 10>(j)  y = Relu(n)")
+    assert shown(dims(scope, tensors["j"])) == ["?", "?"]
+    tensors["n"].shape = ["r", 8]
+    assert shown(dims(scope, tensors["j"])) == ["r", "8"]

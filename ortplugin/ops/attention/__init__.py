@@ -6,13 +6,15 @@
     s             = -inf                                                        where query i does not see key j
     Y[b, h, i, e] = sum over j of softmax(s)[b, h, i, j] V[b, g(h), j, e]
 
-with rotary position embeddings of Q and K in front where `rotary` says so: of a row x at position i
+with a cache K and V are the rows of past, then the new ones: present_key = Concat(past_key, K), and so for V; and with
+rotary position embeddings of Q and of the new rows of K in front where `rotary` says so: of a row x at position i
 
     x[m], x[n] = x[m] cos[i, p] - x[n] sin[i, p], x[n] cos[i, p] + x[m] sin[i, p]           for each pair p
 
 Domain `ortplugin`, version 1.
 Inputs: Q, K, V, a mask, which may be left out (not by an empty name: ONNX Runtime gives a library's operators none),
-    and cos and sin, with `rotary`; Output: Y.
+    cos and sin, with `rotary`, and past_key and past_value. Outputs: Y, and present_key and present_value where there
+    is a past: all four or none.
 Attributes:
     `qkv_dtype` (string, required): of Q, K, V and Y: "float16", "bfloat16", "float" or "double".
     `mask_dtype` (string; required with a mask, absent without): "bool", "float" or that dtype.
@@ -27,9 +29,12 @@ Attributes:
         first R elements of a head are rotated.
     `rotary_dtype` (string, default `qkv_dtype`; only with `rotary`): of cos and sin, "float" or `qkv_dtype`.
     `q_layout`, `k_layout`, `v_layout`, `y_layout` (string, default "b h s d"): how the tensor lies; see layout.py.
-Shapes: b is the same in Q, K and V; d in Q and K, and s in K and V. The mask broadcasts to [b, heads, S, T] and has at
+    `past_layout` (string, default "b h s d", only with a past): the same of past_key, past_value, present_key and
+        present_value, of which each is a whole tensor.
+Shapes: b is the same in Q, K and V; d in Q and K, and s in K and V. Those of the past have b, heads and d of K and V,
+    and one s, which may be 0; T counts all keys, past and new. The mask broadcasts to [b, heads, S, T] and has at
     most four dimensions. Head sizes, d of K and d of V, are from 1 to 256. cos and sin are [S, R / 2], [1, S, R / 2] or
-    [b, S, R / 2], R from 2 to d of K, and of K there are S rows too.
+    [b, S, R / 2], R from 2 to d of K, and K has S rows too.
 What is rotated is computed in float32, double for double, and rounded to the dtype before the product.
 Scores, softmax and sums are float32, double for double. Of float16 and bfloat16, softmax(s) is rounded to that dtype
     before the second product.
@@ -111,79 +116,92 @@ def _check_tables(where: str, cos: Shape, sin: Shape, batch: Dim, rows: Dim, hea
 
 
 def infer_shapes(node: onnx.NodeProto, inputs: Sequence[TensorType]) -> list[TensorType]:
-    """Y's dtype, which is Q's, and its shape, as far as those of the inputs tell."""
+    """Q's dtype, and the shapes of Y and of what is present, as far as those of the inputs tell."""
     return _infer_shapes(attributes_of(node), [inputs[number] for number in given_inputs(node)])
 
 
 def _infer_shapes(attention: Attention, inputs: Sequence[TensorType]) -> list[TensorType]:
     """The same of the inputs alone, without what an empty name stands for."""
     _check_dtypes(attention, inputs)
-    where, found = attention.where, []
-    for name, layout, heads, x in zip(
-        "QKV",
-        (attention.q, attention.k, attention.v),
-        (attention.heads, attention.kv_heads, attention.kv_heads),
-        inputs,
-        strict=False,
-    ):
+    where, given = attention.where, dict(zip(attention.input_names, inputs, strict=True))
+    layouts = {"Q": attention.q, "K": attention.k, "V": attention.v}
+    if attention.past is not None:
+        layouts |= {"past_key": attention.past, "past_value": attention.past}
+    found = {}
+    for name, layout in layouts.items():
+        shape = given[name].shape
+        heads = attention.heads if name == "Q" else attention.kv_heads
         try:
-            found.append(Sizes(None, None, None) if x.shape is None else sizes(layout, heads, x.shape))
+            found[name] = Sizes(None, None, None) if shape is None else sizes(layout, heads, shape)
         except ValueError as error:
             raise ModelError(f"{where}: {name}: {error}") from error
-    q, k, v = found
-    batch = _agreed(where, [("b of Q", q.b), ("b of K", k.b), ("b of V", v.b)])
-    keys = _agreed(where, [("s of K", k.s), ("s of V", v.s)])
-    head = _agreed(where, [("d of Q", q.d), ("d of K", k.d)])
-    for name, size in (("K", head), ("V", v.d)):
+    q, k, v = found["Q"], found["K"], found["V"]
+    batch = _agreed(where, [(f"b of {name}", each.b) for name, each in found.items()])
+    added = keys = _agreed(where, [("s of K", k.s), ("s of V", v.s)])
+    head = _agreed(where, [(f"d of {name}", found[name].d) for name in ("Q", "K", "past_key") if name in found])
+    value = _agreed(where, [(f"d of {name}", found[name].d) for name in ("V", "past_value") if name in found])
+    if attention.past is not None:
+        past = _agreed(where, [(f"s of {name}", found[name].s) for name in ("past_key", "past_value")])
+        keys = past + added if isinstance(past, int) and isinstance(added, int) else None
+    for name, size in (("K", head), ("V", value)):
         if isinstance(size, int) and not 1 <= size <= MOST_HEAD_SIZE:
             raise ModelError(f"{where}: the head size, d of {name}, is {size}, but must be from 1 to {MOST_HEAD_SIZE}")
     if attention.mask_dtype and inputs[3].shape is not None:
         _check_mask(where, inputs[3].shape, (batch, attention.heads, q.s, keys))
     if attention.rotary_dtype:
-        rows = _agreed(where, [("s of Q", q.s), ("s of K, which is rotated as Q is,", keys)])
-        cos, sin = (x.shape for x in inputs[-2:])
+        rows = _agreed(where, [("s of Q", q.s), ("s of K, which is rotated as Q is,", added)])
+        cos, sin = given["cos"].shape, given["sin"].shape
         if cos is not None and sin is not None:
             _check_tables(where, cos, sin, batch, rows, head)
-    shape: Shape | None = shape_of(attention.y, attention.heads, Sizes(batch, q.s, v.d))
-    if all(x.shape is None for x in inputs[:3]):
-        shape = None
-    return [TensorType(NUMPY_DTYPES[attention.qkv_dtype], shape)]
+    shapes: list[Shape | None] = [shape_of(attention.y, attention.heads, Sizes(batch, q.s, value))]
+    if attention.past is not None:
+        shapes += [shape_of(attention.past, attention.kv_heads, Sizes(batch, keys, d)) for d in (head, value)]
+    if all(given[name].shape is None for name in found):
+        shapes = [None] * len(shapes)
+    return [TensorType(NUMPY_DTYPES[attention.qkv_dtype], shape) for shape in shapes]
 
 
 def decompose(node: onnx.NodeProto, opset: int) -> list[onnx.NodeProto]:
-    """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output name.
+    """The node as standard ONNX at this opset of the domain ai.onnx (11 or later), under the same output names.
 
     Views (Reshape, Gather, Slice, Transpose), MatMul, Softmax, MatMul, all in float32, or double for double.
     """
     inputs = [node.input[number] for number in given_inputs(node)]
-    return decomposed(attributes_of(node), inputs, node.output[0], opset)
+    return decomposed(attributes_of(node), inputs, node.output, opset)
 
 
 def reference(
     node: onnx.NodeProto, inputs: Sequence[npt.NDArray[Any]], rounded: bool = True
 ) -> list[npt.NDArray[np.generic]]:
-    """The output in NumPy, computed in float64; `rounded`: in Q's dtype. See reference.py.
+    """The outputs in NumPy, computed in float64; `rounded`: Y in Q's dtype. See reference.py.
 
-    What is rotated is rounded to Q's dtype in either case.
+    What is rotated is rounded to Q's dtype in either case, so that present_key and present_value have that dtype.
     """
     attention = attributes_of(node)
     inputs = [inputs[number] for number in given_inputs(node)]
     _infer_shapes(attention, [TensorType(x.dtype, x.shape) for x in inputs])
-    q, k, v = (
-        numpy_reference.view(x, layout, heads)
-        for x, layout, heads in zip(
-            inputs,
-            (attention.q, attention.k, attention.v),
-            (attention.heads, attention.kv_heads, attention.kv_heads),
-            strict=False,
-        )
-    )
-    if attention.rotary_dtype:
-        q, k = (numpy_reference.rotated(x, inputs[-2], inputs[-1], attention.rotary) for x in (q, k))
+    q, k, v = operands(attention, inputs)
+    present = [] if attention.past is None else [numpy_reference.laid_out(x, attention.past) for x in (k, v)]
     y = numpy_reference.attention(q, k, v, inputs[3] if attention.mask_dtype else None, scores_of(attention))
     laid_out = numpy_reference.laid_out(y, attention.y)
     with np.errstate(over="ignore"):
-        return [laid_out.astype(inputs[0].dtype) if rounded else laid_out]
+        return [laid_out.astype(inputs[0].dtype) if rounded else laid_out, *present]
+
+
+def operands(attention: Attention, inputs: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+    """Q, K and V [b, h, s, d] as the products read them: rotated, with the rows of the past in front."""
+    heads = (attention.heads, attention.kv_heads, attention.kv_heads)
+    found = [
+        numpy_reference.view(x, layout, count)
+        for x, layout, count in zip(inputs, (attention.q, attention.k, attention.v), heads, strict=False)
+    ]
+    if attention.rotary_dtype:
+        cos, sin = (inputs[attention.input(name)] for name in ("cos", "sin"))
+        found[:2] = [numpy_reference.rotated(x, cos, sin, attention.rotary) for x in found[:2]]
+    if attention.past is not None:
+        past = [numpy_reference.view(x, attention.past, attention.kv_heads) for x in inputs[-2:]]
+        found[1:] = [np.concatenate(pair, axis=2) for pair in zip(past, found[1:], strict=True)]
+    return found
 
 
 def scores_of(attention: Attention) -> numpy_reference.Scores:

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kLargest = (int64_t{1} << 31) - 1, kMostHeads = 65536;
 constexpr size_t kMostAtoms = 16, kLongestText = 64 * kMostAtoms;
-constexpr const char* kNames[] = {"Q", "K", "V", "the mask", "cos", "sin"};
+constexpr const char* kNames[] = {"Q", "K", "V", "the mask", "cos", "sin", "past_key", "past_value"};
 
 // ---- layouts --------------------------------------------------------------------------------------------------------
 
@@ -163,48 +163,67 @@ Dim Agreed(const Dim& a, const char* of_a, const Dim& b, const char* of_b) {
 }
 
 struct AllSizes {
-  Dim b, queries, keys, head_size, value_size;
+  Dim b, queries, added, past, keys, head_size, value_size;  // added: the rows of K; keys: with those of the past
 };
 
-// `inputs`: the dims of Q, K and V; null where they are not known.
-AllSizes Agree(const AttentionAttributes& attributes, const std::array<const std::vector<Dim>*, 3>& inputs) {
-  const AttentionLayout* const layouts[] = {&attributes.q, &attributes.k, &attributes.v};
-  Sizes of[3];
-  for (size_t i = 0; i < 3; ++i)
+// The dims of Q, K, V, past_key and past_value; null where they are not known.
+using KnownDims = std::array<const std::vector<Dim>*, 5>;
+
+AllSizes Agree(const AttentionAttributes& attributes, const KnownDims& inputs) {
+  const AttentionLayout* const layouts[] = {&attributes.q, &attributes.k, &attributes.v, &attributes.past,
+                                            &attributes.past};
+  Sizes of[5];
+  for (size_t i = 0; i < 5; ++i)
     if (inputs[i] != nullptr)
-      of[i] = SizesOf(kNames[i], *layouts[i], i == 0 ? attributes.heads : attributes.kv_heads, *inputs[i]);
+      of[i] =
+          SizesOf(kNames[i < 3 ? i : i + 3], *layouts[i], i == 0 ? attributes.heads : attributes.kv_heads, *inputs[i]);
   AllSizes sizes;
   sizes.b = Agreed(Agreed(of[0].b, "b of Q", of[1].b, "b of K"), "b of Q and K", of[2].b, "b of V");
+  sizes.b = Agreed(Agreed(sizes.b, "b of Q, K and V", of[3].b, "b of past_key"), "b of the others", of[4].b,
+                   "b of past_value");
   sizes.queries = of[0].s;
-  sizes.keys = Agreed(of[1].s, "s of K", of[2].s, "s of V");
-  sizes.head_size = Agreed(of[0].d, "d of Q", of[1].d, "d of K");
-  sizes.value_size = of[2].d;
+  sizes.added = Agreed(of[1].s, "s of K", of[2].s, "s of V");
+  sizes.past = Agreed(of[3].s, "s of past_key", of[4].s, "s of past_value");
+  sizes.keys = sizes.added;
+  if (attributes.problem.has_past)
+    sizes.keys = sizes.past.size < 0 || sizes.added.size < 0 ? Dim{} : Dim{sizes.past.size + sizes.added.size, ""};
+  sizes.head_size = Agreed(Agreed(of[0].d, "d of Q", of[1].d, "d of K"), "d of K", of[3].d, "d of past_key");
+  sizes.value_size = Agreed(of[2].d, "d of V", of[4].d, "d of past_value");
   for (const auto& [dim, name] : {std::pair{&sizes.head_size, "K"}, {&sizes.value_size, "V"}})
     if (dim->size == 0 || dim->size > kMostHeadSize)
       Fail("the head size, d of ", name, ", is ", dim->size, ", but must be from 1 to ", kMostHeadSize);
-  if (attributes.problem.is_rotary()) Agreed(sizes.queries, "s of Q", sizes.keys, "s of K, which is rotated as Q is,");
+  if (attributes.problem.is_rotary()) Agreed(sizes.queries, "s of Q", sizes.added, "s of K, which is rotated as Q is,");
   return sizes;
 }
 
-std::vector<Dim> OutputDims(const AttentionAttributes& attributes, const AllSizes& sizes) {
-  const Sizes of{sizes.b, sizes.queries, sizes.value_size};
+std::vector<Dim> DimsOf(const AttentionLayout& layout, int64_t heads, const Sizes& of) {
   std::vector<Dim> dims;
-  for (const std::vector<Atom>& axis : attributes.y.axes) {
+  for (const std::vector<Atom>& axis : layout.axes) {
     Dim product{1, ""};
     for (const Atom& atom : axis) {
-      const Dim dim = IsOpen(atom) ? of.of(atom.name) : Dim{attributes.heads, ""};
+      const Dim dim = IsOpen(atom) ? of.of(atom.name) : Dim{heads, ""};
       if (product.size == 1) {
         product = dim;
       } else if (dim.size != 1) {
         if (product.size < 0 || dim.size < 0) {
           product = Dim{};
         } else if (__builtin_mul_overflow(product.size, dim.size, &product.size)) {
-          Fail("the output has more elements than any memory holds");
+          Fail("an output has more elements than any memory holds");
         }
       }
     }
     dims.push_back(product);
   }
+  return dims;
+}
+
+// Those of Y, present_key and present_value.
+std::vector<std::vector<Dim>> OutputDims(const AttentionAttributes& attributes, const AllSizes& sizes) {
+  std::vector<std::vector<Dim>> dims{
+      DimsOf(attributes.y, attributes.heads, {sizes.b, sizes.queries, sizes.value_size})};
+  if (attributes.problem.has_past)
+    for (const Dim& size : {sizes.head_size, sizes.value_size})
+      dims.push_back(DimsOf(attributes.past, attributes.kv_heads, {sizes.b, sizes.keys, size}));
   return dims;
 }
 
@@ -325,35 +344,57 @@ AttentionAttributes ParseAttributes(const Source& source) {
   attributes.k = layout("k_layout", attributes.kv_heads, false);
   attributes.v = layout("v_layout", attributes.kv_heads, false);
   attributes.y = layout("y_layout", attributes.heads, true);
+  problem.has_past = source.input_count() >= attributes.input_count() + 2;
+  layout("past_layout", attributes.kv_heads, true);
+  attributes.past = layout("past_layout", attributes.kv_heads, false);
+  if (!problem.has_past && !source.string_attribute("past_layout", "").empty())
+    Fail("the attribute 'past_layout' is there, but no past_key; remove it");
   return attributes;
+}
+
+// Of an input among the tensors that have layouts: Q, K, V, past_key and past_value; 5 of the others.
+size_t PlaceOf(const AttentionAttributes& attributes, size_t input) {
+  const size_t role = attributes.RoleOf(input);
+  return role < 3 ? role : role < 6 ? 5 : role - 3;
+}
+
+void CheckCounts(const AttentionAttributes& attributes, size_t inputs, std::optional<size_t> outputs) {
+  const size_t tables = 2 * attributes.problem.is_rotary(), past = 2 * attributes.problem.has_past;
+  const bool fits = inputs >= 3 + tables + past && inputs <= 4 + tables + past;
+  if (fits && outputs.value_or(attributes.output_count()) == attributes.output_count()) return;
+  Fail("the node has ", inputs, " inputs", outputs ? " and " + std::to_string(*outputs) + " outputs" : "",
+       "; its inputs are Q, K, V", tables ? ", perhaps a mask, cos and sin" : " and perhaps a mask",
+       ", its output is Y, and with a cache also past_key and past_value, present_key and present_value, all four");
 }
 
 void Infer(ShapeContext& context) {
   const AttentionAttributes attributes = AttentionAttributes::Parse(context);
-  const size_t count = context.input_count(), tables = 2 * attributes.problem.is_rotary();
-  if (count < 3 + tables || count > 4 + tables)
-    Fail("the node has ", count, " inputs: Q, K, V and perhaps a mask", tables ? ", and cos and sin," : "",
-         " are needed");
-  std::array<std::vector<Dim>, 3> dims;
-  std::array<const std::vector<Dim>*, 3> known{};
-  for (size_t i = 0; i < 3; ++i) {
-    const TensorType type = context.input(i);
-    if (type.type != ort::kUndefined) CheckAttentionType(attributes, i, type.type);
+  CheckCounts(attributes, context.input_count(), std::nullopt);
+  std::array<std::vector<Dim>, 5> dims;
+  KnownDims known{};
+  for (size_t input = 0; input < context.input_count(); ++input) {
+    const size_t i = PlaceOf(attributes, input);
+    if (i >= 5) continue;
+    const TensorType type = context.input(input);
+    if (type.type != ort::kUndefined) CheckAttentionType(attributes, input, type.type);
     if (!type.has_shape) continue;
     // A size of 0 is not known: onnx's inference says 0 of the open lengths of an Attention.
     for (size_t axis = 0; axis < type.shape.size(); ++axis)
       dims[i].push_back({type.shape[axis] > 0 ? type.shape[axis] : -1, type.symbols[axis]});
     known[i] = &dims[i];
   }
-  TensorType output;
-  output.type = ToOrt(attributes.dtype);
-  output.has_shape = known != std::array<const std::vector<Dim>*, 3>{};
-  if (output.has_shape)
-    for (const Dim& dim : OutputDims(attributes, Agree(attributes, known))) {
-      output.shape.push_back(dim.size);
-      output.symbols.push_back(dim.size < 0 ? dim.symbol : "");
-    }
-  context.set_output(0, output);
+  const std::vector<std::vector<Dim>> outputs = OutputDims(attributes, Agree(attributes, known));
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    TensorType output;
+    output.type = ToOrt(attributes.dtype);
+    output.has_shape = known != KnownDims{};
+    if (output.has_shape)
+      for (const Dim& dim : outputs[i]) {
+        output.shape.push_back(dim.size);
+        output.symbols.push_back(dim.size < 0 ? dim.symbol : "");
+      }
+    context.set_output(i, output);
+  }
 }
 
 }  // namespace
@@ -373,22 +414,23 @@ AttentionAttributes AttentionAttributes::Parse(const ShapeContext& context) { re
 void CheckAttentionType(const AttentionAttributes& attributes, size_t input, ort::ElementType type) {
   const AttentionProblem& problem = attributes.problem;
   const size_t role = attributes.RoleOf(input);
-  const DType wanted = role > 3 ? problem.rotary_dtype : role == 3 ? problem.mask_dtype : problem.dtype;
+  const DType wanted = role > 5    ? problem.dtype
+                       : role > 3  ? problem.rotary_dtype
+                       : role == 3 ? problem.mask_dtype
+                                   : problem.dtype;
   if (type != ToOrt(wanted))
     Fail(kNames[role], " is ", NameOfOrt(type), ", but the attribute '",
-         role > 3    ? "rotary_dtype"
-         : role == 3 ? "mask_dtype"
-                     : "qkv_dtype",
+         role == 4 || role == 5 ? "rotary_dtype"
+         : role == 3            ? "mask_dtype"
+                                : "qkv_dtype",
          "' is ", NameOf(wanted), "; cast it");
 }
 
 std::vector<TensorType> CheckAttentionNode(const AttentionAttributes& attributes, const NodeInfo& info) {
+  const AttentionProblem& problem = attributes.problem;
   const size_t count = info.input_count();
-  const size_t tables = 2 * attributes.problem.is_rotary();
-  if (count < 3 + tables || count > 4 + tables || info.output_count() != 1)
-    Fail("the node has ", count, " inputs and ", info.output_count(), " outputs; its inputs are Q, K, V",
-         tables ? ", perhaps a mask, cos and sin" : " and perhaps a mask", ", its output is Y");
-  const bool has_mask = count == 4 + tables;
+  CheckCounts(attributes, count, info.output_count());
+  const bool has_mask = count == 4u + 2 * problem.is_rotary() + 2 * problem.has_past;
   if (has_mask && !attributes.mask_dtype) Fail("there is a mask, but the attribute 'mask_dtype' is missing");
   if (!has_mask && attributes.mask_dtype) Fail("the attribute 'mask_dtype' is there, but no mask; remove it");
   std::vector<TensorType> types;
@@ -400,12 +442,13 @@ std::vector<TensorType> CheckAttentionNode(const AttentionAttributes& attributes
 }
 
 AttentionShape FitAttention(const AttentionAttributes& attributes, const std::vector<Shape>& inputs) {
-  std::array<std::vector<Dim>, 3> dims;
-  std::array<const std::vector<Dim>*, 3> known{};
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    ElementCount(inputs[i]);
-    if (i >= 3) continue;
-    dims[i] = Known(inputs[i]);
+  std::array<std::vector<Dim>, 5> dims;
+  KnownDims known{};
+  for (size_t input = 0; input < inputs.size(); ++input) {
+    ElementCount(inputs[input]);
+    const size_t i = PlaceOf(attributes, input);
+    if (i >= 5) continue;
+    dims[i] = Known(inputs[input]);
     known[i] = &dims[i];
   }
   const AllSizes sizes = Agree(attributes, known);
@@ -417,18 +460,40 @@ AttentionShape FitAttention(const AttentionAttributes& attributes, const std::ve
   problem.head_size = sizes.head_size.size;
   problem.value_size = sizes.value_size.size;
   ElementCount({b, problem.heads, problem.queries, problem.value_size});
-  shape.output = ShapeOf(OutputDims(attributes, sizes));
+  for (const std::vector<Dim>& output : OutputDims(attributes, sizes)) {
+    shape.outputs.push_back(ShapeOf(output));
+    ElementCount(shape.outputs.back());
+  }
   problem.q = ViewOf(attributes.q, problem.heads, b, problem.queries, problem.head_size);
-  problem.k = ViewOf(attributes.k, problem.kv_heads, b, problem.keys, problem.head_size);
-  problem.v = ViewOf(attributes.v, problem.kv_heads, b, problem.keys, problem.value_size);
+  problem.k = ViewOf(attributes.k, problem.kv_heads, b, sizes.added.size, problem.head_size);
+  problem.v = ViewOf(attributes.v, problem.kv_heads, b, sizes.added.size, problem.value_size);
   problem.y = ViewOf(attributes.y, problem.heads, b, problem.queries, problem.value_size);
   if (problem.has_mask) problem.mask = MaskView(inputs[3], {b, problem.heads, problem.queries, problem.keys});
   if (problem.is_rotary()) {
-    const Shape &cos = inputs[inputs.size() - 2], &sin = inputs.back();
+    const Shape &cos = inputs[3 + problem.has_mask], &sin = inputs[4 + problem.has_mask];
     problem.pairs = PairsOf(cos, sin, b, problem.queries, problem.head_size);
     problem.rotary_batch = cos.size() == 3 && cos[0] != 1 ? problem.queries * problem.pairs : 0;
   }
+  if (problem.has_past) {
+    problem.past = sizes.past.size;
+    const auto view = [&](int64_t rows, int64_t size) {
+      return ViewOf(attributes.past, problem.kv_heads, b, rows, size);
+    };
+    problem.past_key = view(problem.past, problem.head_size);
+    problem.past_value = view(problem.past, problem.value_size);
+    problem.present_key = view(problem.keys, problem.head_size);
+    problem.present_value = view(problem.keys, problem.value_size);
+  }
   return shape;
+}
+
+AttentionProblem OverPresent(const AttentionProblem& problem) {
+  AttentionProblem over = problem;
+  over.k = problem.present_key;
+  over.v = problem.present_value;
+  over.has_past = false;
+  over.are_keys_rotated = true;
+  return over;
 }
 
 const Operator kFusedAttention = {

@@ -39,8 +39,15 @@ struct AttentionProblem {
   enum class Rotary { kNone, kHalf, kInterleaved } rotary = Rotary::kNone;
   DType rotary_dtype = DType::kFloat;
   int64_t pairs = 0, rotary_batch = 0;
+  bool are_keys_rotated = false;  // already: only Q is
+  // With a cache, `keys` counts its `past` rows and then those that K and V have, which alone are rotated; all of them
+  // are written to present.
+  bool has_past = false;
+  int64_t past = 0;
+  View past_key, past_value, present_key, present_value;
 
   bool is_rotary() const { return rotary != Rotary::kNone; }
+  bool rotates_keys() const { return is_rotary() && !are_keys_rotated; }
   int64_t group() const { return heads / kv_heads; }  // the heads of Q that share one of K and V
   // Query i sees no key behind i + last_seen(), with any `causal` but kNone.
   int64_t last_seen() const { return causal == Causal::kLowerRight ? keys - queries : 0; }
@@ -49,6 +56,9 @@ struct AttentionProblem {
 };
 
 constexpr int64_t kMostHeadSize = 256;
+
+// Attention over keys and values that are written to present already.
+AttentionProblem OverPresent(const AttentionProblem& problem);
 
 struct AttentionLayout {
   struct Atom {
@@ -66,13 +76,17 @@ struct AttentionAttributes {
   DType dtype = DType::kFloat16;
   std::optional<DType> mask_dtype;  // empty: there is no mask
   int64_t heads = 1, kv_heads = 1;
-  AttentionLayout q, k, v, y;
+  AttentionLayout q, k, v, y, past;
   // The attributes that it has as they are; sizes and views are those of no tensors yet.
   AttentionProblem problem;
 
-  size_t input_count() const { return 3 + problem.has_mask + 2 * problem.is_rotary(); }
-  // Of an input: 0 to 3 are Q, K, V and the mask, 4 and 5 cos and sin.
-  size_t RoleOf(size_t input) const { return input < 3 || problem.has_mask ? input : input + 1; }
+  size_t input_count() const { return 3 + problem.has_mask + 2 * problem.is_rotary() + 2 * problem.has_past; }
+  size_t output_count() const { return problem.has_past ? 3 : 1; }
+  // Of an input: 0 to 3 are Q, K, V and the mask, 4 and 5 cos and sin, 6 and 7 past_key and past_value.
+  size_t RoleOf(size_t input) const {
+    const size_t role = input < 3 || problem.has_mask ? input : input + 1;
+    return role < 4 || problem.is_rotary() ? role : role + 2;
+  }
 
   static AttentionAttributes Parse(const NodeInfo& info);
   static AttentionAttributes Parse(const ShapeContext& context);
@@ -80,7 +94,7 @@ struct AttentionAttributes {
 
 struct AttentionShape {
   AttentionProblem problem;
-  Shape output;
+  std::vector<Shape> outputs;  // Y, present_key and present_value
 };
 
 // Of the shapes of the inputs. Throws Error where they do not fit the attributes or each other.

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <type_traits>
 #include <vector>
@@ -83,16 +84,68 @@ class Function {
   Evaluator evaluator_;
 };
 
+struct Tensors {
+  const char *q, *k, *v, *mask, *cos, *sin, *past_key, *past_value;
+  char *y, *present_key, *present_value;
+};
+
+// Rotates rows of Q or K, lanes, the first of which is at the position `first`, and rounds them to the dtype.
+template <typename T>
+class Rotation {
+ public:
+  Rotation(const AttentionProblem& problem, const Tensors& tensors) : p_(problem), tensors_(tensors) {}
+
+  void Rotate(T* x, int64_t row_step, int64_t column_step, int64_t rows, int64_t batch, int64_t first) {
+    const int64_t pairs = p_.pairs;
+    const bool is_half = p_.rotary == AttentionProblem::Rotary::kHalf;
+    line_.resize(static_cast<size_t>(4 * pairs));
+    T *const cos = line_.data(), *const sin = cos + pairs, *const y = sin + pairs;
+    uint16_t rounded[kMostHeadSize];
+    for (int64_t i = 0; i < rows; ++i, x += row_step) {
+      const int64_t at = batch * p_.rotary_batch + (first + i) * pairs;
+      LoadTable(tensors_.cos, at, cos);
+      LoadTable(tensors_.sin, at, sin);
+      for (int64_t pair = 0; pair < pairs; ++pair) {
+        const int64_t a = is_half ? pair : 2 * pair, b = is_half ? pair + pairs : a + 1;
+        const T left = x[a * column_step], right = x[b * column_step];
+        y[a] = left * cos[pair] - right * sin[pair];
+        y[b] = right * cos[pair] + left * sin[pair];
+      }
+      if (SizeOf(p_.dtype) == 2) {
+        StoreLanes(p_.dtype, y, static_cast<size_t>(2 * pairs), rounded);
+        LoadLanes(p_.dtype, rounded, static_cast<size_t>(2 * pairs), y);
+      }
+      for (int64_t d = 0; d < 2 * pairs; ++d) x[d * column_step] = y[d];
+    }
+  }
+
+ private:
+  // `pairs` elements of cos or sin from an offset on.
+  void LoadTable(const char* table, int64_t at, T* lanes) const {
+    const char* const elements = table + at * static_cast<int64_t>(SizeOf(p_.rotary_dtype));
+    if (std::is_same_v<T, double> && p_.rotary_dtype == DType::kFloat) {
+      std::copy_n(reinterpret_cast<const float*>(elements), p_.pairs, lanes);
+    } else {
+      LoadLanes(p_.rotary_dtype, elements, static_cast<size_t>(p_.pairs), lanes);
+    }
+  }
+
+  const AttentionProblem& p_;
+  const Tensors& tensors_;
+  std::vector<T> line_;
+};
+
 // One block of queries of one head.
 template <typename T>
 class Block {
  public:
-  struct Tensors {
-    const char *q, *k, *v, *mask, *cos, *sin;
-    char* y;
-  };
   Block(const AttentionProblem& problem, const Tensors& tensors, const Function<T>& exp, const Function<T>& tanh)
-      : p_(problem), tensors_(tensors), exp_(exp), tanh_(tanh), width_(RoundUp(problem.value_size, kColumns)) {
+      : p_(problem),
+        tensors_(tensors),
+        rotation_(problem, tensors_),
+        exp_(exp),
+        tanh_(tanh),
+        width_(RoundUp(problem.value_size, kColumns)) {
     const int64_t queries = std::min(kQueries, RoundUp(p_.queries, kColumns)), keys = std::min(kKeys, p_.keys);
     const auto make = [](HostVector<T>& memory, int64_t count) { memory.resize(static_cast<size_t>(count)); };
     make(q_, queries * p_.head_size);
@@ -113,7 +166,7 @@ class Block {
     if (rows_ > kFew) std::fill(q_.begin(), q_.end(), T(0));
     LoadMatrix(p_.dtype, At(tensors_.q, p_.q, head, first), p_.q.row, p_.q.column, rows_, p_.head_size, q_.data(), row,
                column, line_);
-    if (p_.is_rotary()) Rotate(q_.data(), row, column, rows_, first);
+    if (p_.is_rotary()) rotation_.Rotate(q_.data(), row, column, rows_, batch, first);
     std::fill(y_.begin(), y_.end(), T(0));
     std::fill(std::begin(most_), std::end(most_), -kInfinity);
     std::fill(std::begin(sum_), std::end(sum_), T(0));
@@ -138,49 +191,14 @@ class Block {
                         static_cast<int64_t>(SizeOf(p_.dtype));
   }
 
-  // Rotates rows of Q or K, lanes, the first of which is at the position `first`, and rounds them to the dtype.
-  void Rotate(T* x, int64_t row_step, int64_t column_step, int64_t rows, int64_t first) {
-    const int64_t pairs = p_.pairs;
-    const bool is_half = p_.rotary == AttentionProblem::Rotary::kHalf;
-    line_.resize(static_cast<size_t>(4 * pairs));
-    T *const cos = line_.data(), *const sin = cos + pairs, *const y = sin + pairs;
-    uint16_t rounded[kMostHeadSize];
-    for (int64_t i = 0; i < rows; ++i, x += row_step) {
-      const int64_t at = batch_ * p_.rotary_batch + (first + i) * pairs;
-      LoadTable(tensors_.cos, at, cos);
-      LoadTable(tensors_.sin, at, sin);
-      for (int64_t pair = 0; pair < pairs; ++pair) {
-        const int64_t a = is_half ? pair : 2 * pair, b = is_half ? pair + pairs : a + 1;
-        const T left = x[a * column_step], right = x[b * column_step];
-        y[a] = left * cos[pair] - right * sin[pair];
-        y[b] = right * cos[pair] + left * sin[pair];
-      }
-      if (SizeOf(p_.dtype) == 2) {
-        StoreLanes(p_.dtype, y, static_cast<size_t>(2 * pairs), rounded);
-        LoadLanes(p_.dtype, rounded, static_cast<size_t>(2 * pairs), y);
-      }
-      for (int64_t d = 0; d < 2 * pairs; ++d) x[d * column_step] = y[d];
-    }
-  }
-
-  // `pairs` elements of cos or sin from an offset on.
-  void LoadTable(const char* table, int64_t at, T* lanes) const {
-    const char* const elements = table + at * static_cast<int64_t>(SizeOf(p_.rotary_dtype));
-    if (std::is_same_v<T, double> && p_.rotary_dtype == DType::kFloat) {
-      std::copy_n(reinterpret_cast<const float*>(elements), p_.pairs, lanes);
-    } else {
-      LoadLanes(p_.rotary_dtype, elements, static_cast<size_t>(p_.pairs), lanes);
-    }
-  }
-
   // s_[j, i]: of key `key` + j and query `first_` + i, in rows of pitch_.
   void Scores(int64_t key, int64_t count) {
     const char* const elements = At(tensors_.k, p_.k, head_ / p_.group(), key);
-    const bool in_place = SizeOf(p_.dtype) == sizeof(T) && !p_.is_rotary();
+    const bool in_place = SizeOf(p_.dtype) == sizeof(T) && !p_.rotates_keys();
     const T* k = in_place ? reinterpret_cast<const T*>(elements) : k_.data();
     const int64_t row = in_place ? p_.k.row : p_.head_size, column = in_place ? p_.k.column : 1;
     if (!in_place) LoadMatrix(p_.dtype, elements, p_.k.row, p_.k.column, count, p_.head_size, k_.data(), row, 1, line_);
-    if (p_.is_rotary()) Rotate(k_.data(), row, 1, count, key);
+    if (p_.rotates_keys()) rotation_.Rotate(k_.data(), row, 1, count, batch_, key);
     if (rows_ <= kFew) {
       for (int64_t j = 0; j < count; ++j)
         for (int64_t i = 0; i < rows_; ++i)
@@ -306,6 +324,7 @@ class Block {
 
   const AttentionProblem& p_;
   Tensors tensors_;
+  Rotation<T> rotation_;
   typename Function<T>::Workspace exp_, tanh_;
   int64_t width_;                                                    // of a row of V and y, padded with zeros
   int64_t batch_ = 0, head_ = 0, first_ = 0, rows_ = 0, pitch_ = 0;  // pitch_: of a row of s, padded as well
@@ -315,10 +334,11 @@ class Block {
 };
 
 template <typename T>
-void Attend(Run& run, const AttentionProblem& problem, const typename Block<T>::Tensors& tensors) {
+void Attend(Run& run, const AttentionProblem& problem, const Tensors& tensors) {
   static const auto* const exp = new Function<T>("Exp");
   static const auto* const tanh = new Function<T>("Tanh");
   const int64_t blocks = DivideUp(problem.queries, kQueries), all = problem.batch * problem.heads * blocks;
+  if (all == 0) return;
   const double work = static_cast<double>(std::min(kQueries, problem.queries)) * static_cast<double>(problem.keys) *
                       static_cast<double>(problem.head_size + problem.value_size);
   const int64_t step = std::max<int64_t>(1, static_cast<int64_t>(static_cast<double>(kTaskWork) / (work + 1)));
@@ -330,6 +350,77 @@ void Attend(Run& run, const AttentionProblem& problem, const typename Block<T>::
   });
 }
 
+// A row of `size` elements, which lie `step` elements apart, to others.
+void CopyRow(DType dtype, const char* from, int64_t from_step, char* to, int64_t to_step, int64_t size) {
+  const auto width = static_cast<int64_t>(SizeOf(dtype));
+  if (from_step == 1 && to_step == 1) {
+    std::memcpy(to, from, static_cast<size_t>(size * width));
+    return;
+  }
+  for (int64_t d = 0; d < size; ++d)
+    std::memcpy(to + d * to_step * width, from + d * from_step * width, static_cast<size_t>(width));
+}
+
+// Past and new keys and values of one head to what is present; the new keys rotated.
+template <typename T>
+class Present {
+ public:
+  Present(const AttentionProblem& problem, const Tensors& tensors)
+      : p_(problem), tensors_(tensors), rotation_(problem, tensors) {}
+
+  void Write(int64_t batch, int64_t head) {
+    Write(batch, head, p_.head_size, tensors_.past_key, p_.past_key, tensors_.k, p_.k, tensors_.present_key,
+          p_.present_key, p_.is_rotary());
+    Write(batch, head, p_.value_size, tensors_.past_value, p_.past_value, tensors_.v, p_.v, tensors_.present_value,
+          p_.present_value, false);
+  }
+
+ private:
+  void Write(int64_t batch, int64_t head, int64_t size, const char* past, const View& of_past, const char* added,
+             const View& of_added, char* present, const View& of_present, bool rotates) {
+    const auto at = [&](const View& view, int64_t row) {
+      return (view.offset + batch * view.batch + head * view.head + row * view.row) *
+             static_cast<int64_t>(SizeOf(p_.dtype));
+    };
+    for (int64_t row = 0; row < p_.keys; ++row) {
+      char* const to = present + at(of_present, row);
+      const int64_t position = row - p_.past;
+      if (position < 0) {
+        CopyRow(p_.dtype, past + at(of_past, row), of_past.column, to, of_present.column, size);
+        continue;
+      }
+      const char* const from = added + at(of_added, position);
+      CopyRow(p_.dtype, from, of_added.column, to, of_present.column, size);
+      if (rotates) Rotate(from, of_added.column, to, of_present.column, batch, position);
+    }
+  }
+
+  // The elements of a row that are rotated.
+  void Rotate(const char* from, int64_t from_step, char* to, int64_t to_step, int64_t batch, int64_t position) {
+    const auto width = static_cast<int64_t>(SizeOf(p_.dtype));
+    T lanes[kMostHeadSize];
+    for (int64_t d = 0; d < 2 * p_.pairs; ++d) LoadLanes(p_.dtype, from + d * from_step * width, 1, lanes + d);
+    rotation_.Rotate(lanes, 0, 1, 1, batch, position);
+    for (int64_t d = 0; d < 2 * p_.pairs; ++d) StoreLanes(p_.dtype, lanes + d, 1, to + d * to_step * width);
+  }
+
+  const AttentionProblem& p_;
+  const Tensors& tensors_;
+  Rotation<T> rotation_;
+};
+
+template <typename T>
+void Compute(Run& run, const AttentionProblem& problem, Tensors tensors) {
+  if (!problem.has_past) return Attend<T>(run, problem, tensors);
+  run.parallel_for(static_cast<size_t>(problem.batch * problem.kv_heads), [&](size_t task) {
+    const auto both = static_cast<int64_t>(task);
+    Present<T>(problem, tensors).Write(both / problem.kv_heads, both % problem.kv_heads);
+  });
+  tensors.k = tensors.present_key;
+  tensors.v = tensors.present_value;
+  Attend<T>(run, OverPresent(problem), tensors);
+}
+
 class CpuAttention : public Kernel {
  public:
   explicit CpuAttention(const NodeInfo& info) : attributes_(AttentionAttributes::Parse(info)) {
@@ -338,7 +429,7 @@ class CpuAttention : public Kernel {
 
   void Compute(Run& run) const override {
     std::vector<Shape> shapes;
-    const char* data[6] = {};
+    const char* data[8] = {};
     for (size_t i = 0; i < attributes_.input_count(); ++i) {
       Tensor input = run.input(i);
       CheckAttentionType(attributes_, i, input.type);
@@ -346,12 +437,15 @@ class CpuAttention : public Kernel {
       shapes.push_back(std::move(input.shape));
     }
     const AttentionShape shape = FitAttention(attributes_, shapes);
-    auto* const y = static_cast<char*>(run.output(0, shape.output, SizeOf(attributes_.dtype)));
-    if (ElementCount(shape.output) == 0) return;
+    char* outputs[3] = {};
+    for (size_t i = 0; i < shape.outputs.size(); ++i)
+      outputs[i] = static_cast<char*>(run.output(i, shape.outputs[i], SizeOf(attributes_.dtype)));
+    const Tensors tensors{data[0], data[1], data[2],    data[3],    data[4],   data[5],
+                          data[6], data[7], outputs[0], outputs[1], outputs[2]};
     if (attributes_.dtype == DType::kDouble) {
-      Attend<double>(run, shape.problem, {data[0], data[1], data[2], data[3], data[4], data[5], y});
+      ortplugin::Compute<double>(run, shape.problem, tensors);
     } else {
-      Attend<float>(run, shape.problem, {data[0], data[1], data[2], data[3], data[4], data[5], y});
+      ortplugin::Compute<float>(run, shape.problem, tensors);
     }
   }
 

@@ -12,10 +12,14 @@
 namespace ortplugin {
 namespace {
 
-// A kernel for one combination of input shapes, ready to launch.
+// The kernels for one combination of input shapes, ready to launch.
 struct Plan {
-  Shape output;
-  cuda::PackedKernel kernel;
+  struct Launch {
+    cuda::PackedKernel kernel;
+    std::vector<size_t> addresses;  // of the inputs and outputs, in their order
+  };
+  std::vector<Shape> outputs;
+  std::vector<Launch> launches;
 };
 
 class CudaAttention : public Kernel {
@@ -25,7 +29,7 @@ class CudaAttention : public Kernel {
     // Compiled for the shapes that the model declares, so that errors come with the session and runs find the kernel
     // there.
     const auto shapes = KnownShapes(CheckAttentionNode(attributes_, info));
-    if (shapes && ElementCount(FitAttention(attributes_, *shapes).output) > 0) Make(*shapes, true);
+    if (shapes) Make(*shapes, true);
   }
 
   void Compute(Run& run) const override {
@@ -40,9 +44,10 @@ class CudaAttention : public Kernel {
     const cuda::Stream stream = run.stream();
     // Outputs bound by the caller may start anywhere, which is known once the shape is.
     const Plan* plan = plans_.Find(shapes, true);
-    const Shape shape = plan != nullptr ? plan->output : FitAttention(attributes_, shapes).output;
-    addresses.push_back(run.output(0, shape));
-    if (ElementCount(shape) == 0) return;
+    const std::vector<Shape> outputs = plan != nullptr ? plan->outputs : FitAttention(attributes_, shapes).outputs;
+    for (size_t i = 0; i < outputs.size(); ++i) addresses.push_back(run.output(i, outputs[i]));
+    if (std::all_of(outputs.begin(), outputs.end(), [](const Shape& shape) { return ElementCount(shape) == 0; }))
+      return;
     const bool aligned = std::all_of(addresses.begin(), addresses.end(), [](const void* address) {
       return reinterpret_cast<uintptr_t>(address) % 16 == 0;
     });
@@ -51,15 +56,21 @@ class CudaAttention : public Kernel {
       cuda::RefuseCapture(device_, stream);
       plan = &Make(shapes, aligned);
     }
-    plan->kernel.Launch(device_, stream, addresses.data(), addresses.size());
+    std::vector<const void*> own;
+    for (const Plan::Launch& launch : plan->launches) {
+      own.clear();
+      for (const size_t number : launch.addresses) own.push_back(addresses[number]);
+      launch.kernel.Launch(device_, stream, own.data(), own.size());
+    }
   }
 
  private:
   const Plan& Make(const std::vector<Shape>& shapes, bool aligned) const {
     const AttentionShape shape = FitAttention(attributes_, shapes);
     auto plan = std::make_unique<Plan>();
-    plan->output = shape.output;
-    plan->kernel = MakeAttention(shape.problem, aligned, device_).Load(device_);
+    plan->outputs = shape.outputs;
+    for (AttentionLaunch& launch : PlanAttention(shape.problem, aligned, device_))
+      plan->launches.push_back({launch.kernel.Load(device_), std::move(launch.addresses)});
     return plans_.Keep(shapes, aligned, std::move(plan));
   }
 

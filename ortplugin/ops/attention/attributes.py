@@ -31,7 +31,7 @@ _TYPES = {
     "masked_rows": AttributeProto.STRING,
     "rotary": AttributeProto.STRING,
     "rotary_dtype": AttributeProto.STRING,
-    **dict.fromkeys(_LAYOUTS, AttributeProto.STRING),
+    **dict.fromkeys((*_LAYOUTS, "past_layout"), AttributeProto.STRING),
 }
 
 
@@ -55,12 +55,18 @@ class Attention:
     k: Layout
     v: Layout
     y: Layout
+    past: Layout | None  # of past_key, past_value, present_key and present_value; None where there is no cache
 
     @property
     def input_names(self) -> tuple[str, ...]:
         """What the inputs are, in their order."""
         mask = ("the mask",) if self.mask_dtype else ()
-        return ("Q", "K", "V", *mask, *(("cos", "sin") if self.rotary_dtype else ()))
+        tables = ("cos", "sin") if self.rotary_dtype else ()
+        return ("Q", "K", "V", *mask, *tables, *(("past_key", "past_value") if self.past else ()))
+
+    def input(self, name: str) -> int:
+        """The number of an input among those that are given."""
+        return self.input_names.index(name)
 
 
 def given_inputs(node: onnx.NodeProto) -> list[int]:
@@ -75,17 +81,17 @@ def attributes_of(node: onnx.NodeProto) -> Attention:
     nodes.check_word(where, given, "rotary", ROTARY)
     rotary = given.get("rotary", ROTARY[0])
     inputs = [node.input[number] for number in given_inputs(node)]
-    tables = 0 if rotary == "none" else 2
-    if len(inputs) - tables not in (3, 4) or not all(inputs) or len(node.output) != 1:
+    tables, past = 0 if rotary == "none" else 2, 2 if len(node.output) > 1 else 0
+    if len(inputs) - tables - past not in (3, 4) or not all(inputs) or len(node.output) != past + 1:
         others = " and perhaps a mask" if not tables else f", perhaps a mask, and with rotary '{rotary}' cos and sin"
         raise ModelError(
-            f"{where}: its inputs are Q, K, V{others}, its output is Y, but it has "
-            f"{[*node.input[:7]]} and {len(node.output)} outputs"
+            f"{where}: its inputs are Q, K, V{others}, its output is Y, and with a cache also past_key and past_value, "
+            f"present_key and present_value, all four; but it has {[*node.input[:9]]} and {len(node.output)} outputs"
         )
     dtype, mask_dtype = given.get("qkv_dtype", ""), given.get("mask_dtype", "")
     if dtype not in FLOATING:
         raise ModelError(f"{where}: qkv_dtype, that of Q, K, V and Y, is {dtype[:40]!r}, but must be one of {FLOATING}")
-    masks = tuple(dict.fromkeys(("bool", "float", dtype))) if len(inputs) - tables == 4 else ("",)
+    masks = tuple(dict.fromkeys(("bool", "float", dtype))) if len(inputs) - tables - past == 4 else ("",)
     if mask_dtype not in masks:
         said = f"must be one of {masks}" if masks != ("",) else "there is no mask; remove it"
         raise ModelError(f"{where}: mask_dtype is {mask_dtype[:40]!r}, but {said}")
@@ -111,9 +117,12 @@ def attributes_of(node: onnx.NodeProto) -> Attention:
         raise ModelError(
             f"{where}: scale is {scale} and softcap {softcap}; both are finite, and softcap is not below 0"
         )
-    layouts = [
+    q, k, v, y = (
         _layout(where, name, given.get(name, STANDARD), heads if name[0] in "qy" else kv_heads) for name in _LAYOUTS
-    ]
+    )
+    if "past_layout" in given and not past:
+        raise ModelError(f"{where}: past_layout is {given['past_layout'][:80]!r}, but there is no past_key; remove it")
+    cache = _layout(where, "past_layout", given.get("past_layout", STANDARD), kv_heads) if past else None
     return Attention(
         where,
         dtype,
@@ -127,14 +136,20 @@ def attributes_of(node: onnx.NodeProto) -> Attention:
         given.get("masked_rows", MASKED_ROWS[0]),
         rotary,
         rotary_dtype,
-        *layouts,
+        q,
+        k,
+        v,
+        y,
+        cache,
     )
 
 
 def _layout(where: str, name: str, text: str, heads: int) -> Layout:
     """The layout of a tensor of so many heads."""
     try:
-        layout = parse(text, is_output=name == "y_layout")
+        layout = parse(text, is_output=name in ("y_layout", "past_layout"))
+        if name == "past_layout":  # of inputs, too
+            parse(text)
     except ValueError as error:
         raise ModelError(f"{where}: {name} is {text[:80]!r}: {error}") from error
     h = next(atom for atom in layout.atoms if atom.name == "h")

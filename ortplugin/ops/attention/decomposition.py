@@ -129,9 +129,9 @@ class _Attention(Builder):
         return self.op("And", seen, self.op("Greater", key, self.op("Sub", last, self.integers(window))))
 
 
-def decomposed(attention: Attention, inputs: Sequence[str], output: str, opset: int) -> list[onnx.NodeProto]:
-    """The nodes that read `inputs`, Q, K, V, perhaps a mask, cos and sin, and write `output`."""
-    b = _Attention(opset, f"{output}/unfused")
+def decomposed(attention: Attention, inputs: Sequence[str], outputs: Sequence[str], opset: int) -> list[onnx.NodeProto]:
+    """The nodes that read `inputs`, as attention.input_names has them, and write Y and what is present."""
+    b = _Attention(opset, f"{outputs[0]}/unfused")
     wide = "double" if attention.qkv_dtype == "double" else "float"
     is_narrow = attention.qkv_dtype != wide
 
@@ -139,15 +139,23 @@ def decomposed(attention: Attention, inputs: Sequence[str], output: str, opset: 
         return value if dtype == wide else b.cast(value, wide)
 
     if attention.rotary_dtype:
-        cos, sin = (widened(each, attention.rotary_dtype) for each in inputs[-2:])
+        cos, sin = (widened(inputs[attention.input(name)], attention.rotary_dtype) for name in ("cos", "sin"))
 
     def rotated(x: str) -> str:
-        """Q or K, widened, rotated and rounded before that."""
-        x = widened(x, attention.qkv_dtype)
+        """Q or K, rotated in the wide dtype where there are tables, and rounded."""
         if not attention.rotary_dtype:
             return x
-        x = b.rotate(x, cos, sin, attention.rotary)
-        return widened(b.cast(x, attention.qkv_dtype), attention.qkv_dtype) if is_narrow else x
+        x = b.rotate(widened(x, attention.qkv_dtype), cos, sin, attention.rotary)
+        return b.cast(x, attention.qkv_dtype) if is_narrow else x
+
+    def with_past(number: int, x: str) -> str:
+        """K or V behind the rows of the past, which is an output, too."""
+        if attention.past is None:
+            return x
+        past = b.view(inputs[number - 3], attention.past, attention.kv_heads)
+        x = b.op("Concat", past, x, axis=2)
+        b.laid_out(x, attention.past, outputs[number])
+        return x
 
     def shared(viewed: str) -> str:
         """K or V with as many heads as Q."""
@@ -156,9 +164,9 @@ def decomposed(attention: Attention, inputs: Sequence[str], output: str, opset: 
         group = attention.heads // attention.kv_heads
         return b.op("Gather", viewed, b.constant(np.arange(attention.heads) // group, _INTEGER), axis=1)
 
-    q = rotated(b.view(inputs[0], attention.q, attention.heads))
-    k = shared(rotated(b.view(inputs[1], attention.k, attention.kv_heads)))
-    s = b.op("MatMul", q, b.op("Transpose", k, perm=[0, 1, 3, 2]))
+    q = widened(rotated(b.view(inputs[0], attention.q, attention.heads)), attention.qkv_dtype)
+    k = with_past(1, rotated(b.view(inputs[1], attention.k, attention.kv_heads)))
+    s = b.op("MatMul", q, b.op("Transpose", shared(widened(k, attention.qkv_dtype)), perm=[0, 1, 3, 2]))
     if attention.scale != 1:
         s = b.op("Mul", s, b.constant(attention.scale, wide))
     if attention.softcap:
@@ -177,7 +185,7 @@ def decomposed(attention: Attention, inputs: Sequence[str], output: str, opset: 
         p = b.op("Where", b.cast(alive, "bool"), p, b.constant(0, wide))
     if is_narrow:
         p = widened(b.cast(p, attention.qkv_dtype), attention.qkv_dtype)
-    v = shared(b.view(inputs[2], attention.v, attention.kv_heads))
+    v = shared(with_past(2, b.view(inputs[2], attention.v, attention.kv_heads)))
     y = b.op("MatMul", p, widened(v, attention.qkv_dtype))
-    b.laid_out(b.cast(y, attention.qkv_dtype) if is_narrow else y, attention.y, output)
+    b.laid_out(b.cast(y, attention.qkv_dtype) if is_narrow else y, attention.y, outputs[0])
     return b.nodes

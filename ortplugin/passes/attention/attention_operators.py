@@ -1,6 +1,6 @@
 """Attention that is one operator already: ONNX's Attention, ONNX Runtime's MultiHeadAttention and Attention.
 
-What they have beyond FusedAttention, such as a cache of past keys or a length for each row, is a reason to stay.
+What they have beyond FusedAttention, such as a length for each row, is a reason to stay.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from ortplugin.graph.labels import label
 from ortplugin.graph.lengths import ONE, Length
 from ortplugin.graph.shapes import show
 from ortplugin.passes.attention.axes import Term, whole
-from ortplugin.passes.attention.core import Core, fuse_core
+from ortplugin.passes.attention.core import Cache, Core, fuse_core
 from ortplugin.passes.attention.node import DTYPES
 from ortplugin.passes.attention.operator_axes import (
+    CONTRIB,
+    PAST,
     Atoms,
     NotFusableError,
+    cache_of,
     check_absent,
     core_of,
     default_scale,
@@ -40,8 +43,6 @@ from ortplugin.passes.conditions import unsupported
 from ortplugin.passes.driver import Missed, Outcome
 from ortplugin.passes.emit import emit, unsqueeze
 
-CONTRIB = "com.microsoft"
-
 
 def fuse_operator(scope: Scope, node: gs.Node) -> Outcome:
     """Replaces one operator."""
@@ -55,7 +56,9 @@ def fuse_operator(scope: Scope, node: gs.Node) -> Outcome:
         old = unsupported(scope)
         if old:
             raise NotFusableError(old)
-        used = [scope.used_beyond(each, []) for each in node.outputs[1:] if not each.is_empty()]
+        first = PAST.get(scope.op(node), len(node.inputs))
+        own = 1 if optional_input(node, first) is None else 3  # with what is present
+        used = [scope.used_beyond(each, []) for each in node.outputs[own:] if not each.is_empty()]
         if any(used):
             raise NotFusableError(f"it gives out more than the attention: {next(each for each in used if each)}")
         return fuse_core(scope, node, reader(scope, node))
@@ -65,7 +68,7 @@ def fuse_operator(scope: Scope, node: gs.Node) -> Outcome:
 
 def _onnx_attention(scope: Scope, node: gs.Node) -> Core:
     """Q, K, V [B, H, S, D] or [B, S, H D], attn_mask; a row that is masked whole is 0 in ONNX Runtime."""
-    check_absent(node, 4, "past keys or lengths")
+    check_absent(node, 6, "lengths")
     windows = [name for name in ("left_window_size", "right_window_size") if node.attrs.get(name, -1) != -1]
     if windows:
         raise NotFusableError(f"{windows[0]} is {node.attrs[windows[0]]}")
@@ -77,9 +80,12 @@ def _onnx_attention(scope: Scope, node: gs.Node) -> Core:
         node.attrs.get(name) if flat else lengths[1].known
         for name, lengths in (("q_num_heads", q), ("kv_num_heads", k))
     )
-    atoms = make_atoms(q[0], heads, kv_heads, q[-2], k[-2], q[-1], v[-1], flat)
+    found = cache_of(scope, node, k[-2])
+    cache, total = found or (None, k[-2])
+    atoms = make_atoms(q[0], heads, kv_heads, q[-2], total, q[-1], v[-1], flat)
+    rows = atoms.t if cache is None else cache.added
     reads = [read_heads(t, h, n, d, atoms, flat) for t, h, n, d in zip(
-        node.inputs, (atoms.h, atoms.kv, atoms.kv), (atoms.s, atoms.t, atoms.t), (atoms.d, atoms.d, atoms.e),
+        node.inputs, (atoms.h, atoms.kv, atoms.kv), (atoms.s, rows, rows), (atoms.d, atoms.d, atoms.e),
         strict=False)]  # fmt: skip
     masks = []
     mask = optional_input(node, 3)
@@ -91,13 +97,21 @@ def _onnx_attention(scope: Scope, node: gs.Node) -> Core:
     softcap = float(node.attrs.get("softcap", 0.0))
     scale = float(node.attrs.get("scale", 0.0)) or default_scale(atoms)
     chain = Chain((node,), tuple(masks), scale / (softcap or 1.0), softcap, zeroed=True,
-                  causal=bool(node.attrs.get("is_causal", 0)))  # fmt: skip
-    return core_of(node, reads, read_heads(node.outputs[0], atoms.h, atoms.s, atoms.e, atoms, flat), chain, atoms)
+                  causal=_corner(atoms, cache) if node.attrs.get("is_causal", 0) else "")  # fmt: skip
+    y = read_heads(node.outputs[0], atoms.h, atoms.s, atoms.e, atoms, flat)
+    return core_of(node, reads, y, chain, atoms, cache)
+
+
+def _corner(atoms: Atoms, cache: Cache | None) -> str:
+    """Where the triangle of a causal operator lies: a cache comes before its first row."""
+    if cache is not None and cache.added.size != atoms.s.size:
+        raise NotFusableError("it is causal, and not known to have as many new keys as queries")
+    return "upper_left" if cache is None else "lower_right"
 
 
 def _multi_head(scope: Scope, node: gs.Node) -> Core:
     """query [B, S, H D], key and value [B, T, H D]; or query [B, S, H, 3, D]; or key [B, T, H, 2, D]."""
-    check_absent(node, 6, "past keys")
+    check_absent(node, 8, "lengths of a cache")
     q, heads = lengths_of(scope, node.inputs[0]), int(node.attrs.get("num_heads", 0))
     key, value, bias = (optional_input(node, index) for index in (1, 2, 3))
     k = None if key is None else lengths_of(scope, key)
@@ -108,9 +122,13 @@ def _multi_head(scope: Scope, node: gs.Node) -> Core:
     if bias is not None and (packed or v is None):
         raise NotFusableError(f"it adds the bias '{bias.name}' to a packed tensor")
     rows = q[1] if k is None else k[1]
+    found = cache_of(scope, node, rows)
+    cache, total = found or (None, rows)
+    if cache is not None and (packed or v is None):
+        raise NotFusableError("it reads past keys and a packed tensor")
     wide = v[-1] if v is not None else q[-1] if k is None else k[-1]
-    atoms = make_atoms(q[0], heads, heads, q[1], rows, q[-1], wide, not packed, value_flat=v is not None)
-    causal, masks = _causal(node, atoms), _contrib_masks(scope, node, 4, 5, atoms)
+    atoms = make_atoms(q[0], heads, heads, q[1], total, q[-1], wide, not packed, value_flat=v is not None)
+    causal, masks = _causal(node, atoms, cache), _contrib_masks(scope, node, 4, 5, atoms)
     tensors = list(node.inputs[:3])
     parts = None if bias is None else _parts(scope, bias, tensors)
     # Nothing is in the way any more, so that nodes may be made.
@@ -121,7 +139,8 @@ def _multi_head(scope: Scope, node: gs.Node) -> Core:
         ]
     padding = _padding(scope, node, 4, atoms)
     reads = []
-    for index, (length, size) in enumerate(((atoms.s, atoms.d), (atoms.t, atoms.d), (atoms.t, atoms.e))):
+    own = atoms.t if cache is None else cache.added
+    for index, (length, size) in enumerate(((atoms.s, atoms.d), (own, atoms.d), (own, atoms.e))):
         if packed:
             reads.append(read_packed(node.inputs[0], index, 3, length, size, atoms))
         elif index and v is None:
@@ -130,7 +149,8 @@ def _multi_head(scope: Scope, node: gs.Node) -> Core:
             reads.append(read_heads(tensors[index], atoms.h, length, size, atoms, flat=True))
     scale = float(node.attrs.get("scale", 0.0)) or default_scale(atoms)
     chain = Chain((node,), (*masks, *padding), scale, causal=causal)
-    return core_of(node, reads, read_heads(node.outputs[0], atoms.h, atoms.s, atoms.e, atoms, flat=True), chain, atoms)
+    y = read_heads(node.outputs[0], atoms.h, atoms.s, atoms.e, atoms, flat=True)
+    return core_of(node, reads, y, chain, atoms, cache)
 
 
 def _with_weights(scope: Scope, node: gs.Node) -> Core:
@@ -198,12 +218,12 @@ def _padding(scope: Scope, node: gs.Node, index: int, atoms: Atoms) -> list[Mask
     return [Mask(result, atoms.scores)]
 
 
-def _causal(node: gs.Node, atoms: Atoms) -> bool:
+def _causal(node: gs.Node, atoms: Atoms, cache: Cache | None = None) -> str:
     if not node.attrs.get("unidirectional", 0):
-        return False
-    if atoms.s.size != atoms.t.size:
+        return ""
+    if cache is None and atoms.s.size != atoms.t.size:
         raise NotFusableError("it is causal, and not known to have as many keys as queries")
-    return True
+    return _corner(atoms, cache)
 
 
 def _parts(scope: Scope, bias: gs.Tensor, tensors: Sequence[gs.Tensor]) -> list[npt.NDArray[Any]]:

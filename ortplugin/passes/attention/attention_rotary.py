@@ -4,7 +4,8 @@
 
 rotations.py knows how they are written, tables.py what cos and sin must be. Q and K are then read from the tensors of
 which they are views, as in fuse_attention.py, so that the products before them may become one. The node rounds what is
-rotated once, the operators that it replaces after each of them. A cache of keys is rotated already: then Q stays.
+rotated once, the operators that it replaces after each of them. With a cache
+that the node has drawn in, K are its new rows; a cache that it has not is rotated already, and then Q stays.
 """
 
 from __future__ import annotations
@@ -18,15 +19,11 @@ from ortplugin.graph.labels import label
 from ortplugin.graph.lengths import Length, dims
 from ortplugin.graph.shapes import show
 from ortplugin.ops.attention import layout as layouts
-from ortplugin.passes.attention.axes import Atom, Axis, Term, length, whole
-from ortplugin.passes.attention.layouts import layout_of
-from ortplugin.passes.attention.node import is_attention
+from ortplugin.passes.attention.node import is_attention, number_of_past
+from ortplugin.passes.attention.operands import OPERANDS, Sizes, layout_at, read_farther, remove_unused, sizes_of
 from ortplugin.passes.attention.rotations import Rotation, rotation_of
 from ortplugin.passes.attention.tables import Place, make_tables
-from ortplugin.passes.attention.views import reads
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
-
-Sizes = dict[str, Length]
 
 
 @dataclass(frozen=True)
@@ -69,23 +66,25 @@ def draw_in(scope: Scope, node: gs.Node) -> Outcome:
         return Missed(label(node), tables)
     old = {id(each): each for operand in operands for each in operand.rotation.nodes}
     for operand in operands:
-        old |= {id(each): each for each in _read_before(scope, node, operand)}
-    node.inputs.extend(tables)
+        old |= {id(each): each for each in read_farther(scope, node, operand.index, operand.rotation.x, operand.sizes)}
+    at = len(node.inputs) - number_of_past(node)
+    for number, table in enumerate(tables):
+        node.inputs.insert(at + number, table)
     node.attrs["rotary"] = "interleaved" if operands[0].rotation.interleaved else "half"
     dtype = scope.dtype(tables[0])
     if dtype != node.attrs["qkv_dtype"]:
         node.attrs["rotary_dtype"] = dtype
     labels = tuple(label(each) for each in old.values())
-    _remove_unused(scope, old)
+    remove_unused(scope, old.values())
     return Applied(labels, node)
 
 
 def _operand(scope: Scope, node: gs.Node, index: int, rotation: Rotation) -> _Operand | str:
     """Q or K; or why its rotation is not one along the heads."""
-    name, heads = (("q_layout", "heads"), ("k_layout", "kv_heads"))[index]
+    heads = OPERANDS[index][1]
     tensor = node.inputs[index]
-    layout, given = layouts.parse(str(node.attrs.get(name, layouts.STANDARD))), dims(scope, tensor)
-    sizes = None if given is None else _sizes(layout, given, int(node.attrs[heads]))
+    layout, given = layout_at(node, index), dims(scope, tensor)
+    sizes = None if given is None else sizes_of(layout, given, int(node.attrs[heads]))
     if sizes is None:
         return f"'{tensor.name}' has sizes that are not known"
     if dims(scope, rotation.x) != given:
@@ -108,21 +107,6 @@ def _operand(scope: Scope, node: gs.Node, index: int, rotation: Rotation) -> _Op
     if scope.dtype(rotation.x) != node.attrs["qkv_dtype"]:
         return f"'{rotation.x.name}', which is rotated, is {scope.dtype(rotation.x)}, not {node.attrs['dtype']}"
     return _Operand(index, layout, sizes, rotation)
-
-
-def _sizes(layout: layouts.Layout, given: list[Length], heads: int) -> Sizes | None:
-    """The sizes of b, h, s and d of a tensor of these lengths, if they are known."""
-    found = {"h": Length(heads)}
-    for axis, of_axis in zip(layout.axes, given, strict=True):
-        rest: Length | None = of_axis
-        for atom in axis:
-            rest = None if rest is None else rest.over(Length(atom.length(heads) or 1))
-        name = next((atom.name for atom in axis if atom.name in "bsd"), None)
-        if rest is None:
-            return None
-        if name is not None:
-            found[name] = rest
-    return found
 
 
 def _unlike(scope: Scope, q: _Operand, k: _Operand) -> str | None:
@@ -150,42 +134,6 @@ def _equal(scope: Scope, one: gs.Tensor, other: gs.Tensor) -> bool:
     if values[0] is None or values[1] is None:
         return False
     return values[0].shape == values[1].shape and values[0].tobytes() == values[1].tobytes()
-
-
-def _read_before(scope: Scope, node: gs.Node, operand: _Operand) -> list[gs.Node]:
-    """Lets the node read what was rotated, or the farthest tensor that it is a view of; views left out."""
-    name, heads = (("q_layout", "heads"), ("k_layout", "kv_heads"))[operand.index]
-    atoms = {letter: Atom(size) for letter, size in operand.sizes.items()}
-    count = int(node.attrs[heads])
-    axes: list[Axis] = []
-    for axis in operand.layout.axes:
-        terms = []
-        for each in axis:
-            total = Length(each.total or count)
-            if each.name == "/":
-                terms.append(Term(None, each.first, total))
-            else:
-                terms.append(Term(atoms["h"], each.first, total) if each.name == "h" else whole(atoms[each.name]))
-        axes.append(tuple(terms))
-    node.inputs[operand.index] = operand.rotation.x
-    views = reads(scope, operand.rotation.x, tuple(axes), True)
-    for read in reversed(views[1:]):
-        names = {letter: atom.leaves() for letter, atom in atoms.items()}
-        found = None if read.repeated else layout_of(read.axes, [length(axis) for axis in read.axes], names)
-        if found is not None and found.shape is None and scope.dtype(read.tensor) == node.attrs["qkv_dtype"]:
-            node.inputs[operand.index] = read.tensor
-            node.attrs[name] = found.text
-            node.attrs["scale"] = float(node.attrs.get("scale", 1.0)) * read.factor
-            made = (scope.producer(each.tensor) for each in views[: read.depth])
-            return [each for each in made if each is not None]
-    return []
-
-
-def _remove_unused(scope: Scope, nodes: dict[int, gs.Node]) -> None:
-    """Takes those out that nothing reads any more."""
-    for each in sorted(nodes.values(), key=lambda node: -scope.position[id(node)]):
-        if not any(scope.used_beyond(tensor, []) for tensor in each.outputs):
-            scope.remove(each)
 
 
 ATTENTION_ROTARY = RulePass("attention-rotary", "rotary embeddings of Q and K become part of FusedAttention", draw_in)

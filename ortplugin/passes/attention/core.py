@@ -21,6 +21,16 @@ from ortplugin.passes.driver import Applied, Missed
 
 
 @dataclass(frozen=True)
+class Cache:
+    """Rows before those of K and V, [b, h, s, d], and all of them as results."""
+
+    past: tuple[gs.Tensor, gs.Tensor]
+    present: tuple[gs.Tensor, gs.Tensor]
+    added: Atom
+    """Of K and V alone, where `columns` counts all."""
+
+
+@dataclass(frozen=True)
 class Core:
     """An attention: how its operands are indexed where it reads them, and what it does to the scores."""
 
@@ -35,6 +45,7 @@ class Core:
     columns: Atom
     head: Atom
     value: Atom
+    cache: Cache | None = None
 
 
 @dataclass(frozen=True)
@@ -80,10 +91,10 @@ def fuse_core(scope: Scope, node: gs.Node, core: Core) -> Applied | Missed:
     masking = plan_masks(scope, chain.masks, {**choice.names, "t": core.columns.leaves()})
     if isinstance(masking, str):
         return Missed(label(node), masking)
-    if chain.causal and masking.causal == "lower_right":
+    if chain.causal and masking.causal not in ("none", chain.causal):
         return Missed(label(node), "it is causal, and so is its mask in another way")
     if chain.causal:
-        masking = replace(masking, causal="upper_left")
+        masking = replace(masking, causal=chain.causal)
     read, layout = choice.y
     given = Attention(
         (choice.q[0].tensor, choice.k[0].tensor, choice.v[0].tensor),
@@ -95,6 +106,7 @@ def fuse_core(scope: Scope, node: gs.Node, core: Core) -> Applied | Missed:
         softcap=chain.softcap,
         masking=masking,
         zeroed=chain.zeroed,
+        past=() if core.cache is None else core.cache.past,
     )
     inner = list({id(each): each for each in chain.nodes}.values())
     after = [scope.producer(each.tensor) for each in found.found[3][1:] if each.depth <= read.depth]
@@ -103,13 +115,15 @@ def fuse_core(scope: Scope, node: gs.Node, core: Core) -> Applied | Missed:
     shape = restored_shape(_lengths(read)) if layout.shape is not None else None
     new = attention_node(scope, node, given, scope.dtype(read.tensor) or "")
     replaced(scope, old, new, read.tensor, shape, read.tensor.dtype)
+    if core.cache is not None:
+        new.outputs.extend(core.cache.present)
     return Applied((*labels, *_removed(scope, found.found[:3])), new)
 
 
 def _reads(scope: Scope, core: Core) -> _Reads | str:
     """The tensors of one of DTYPES that may be read and written; or why there are none."""
-    found = [_from(scope, core.q, True), _from(scope, core.k, True), _from(scope, core.v, False),
-             _results(scope, core.y)]  # fmt: skip
+    found = [_from(scope, core.q, True), _from(scope, core.k, core.cache is None),
+             _from(scope, core.v, False),             _results(scope, core.y)]  # fmt: skip
     dtype = next((scope.dtype(read.tensor) for read in found[-1] if scope.dtype(read.tensor) in DTYPES), None)
     q, k, v, y = ([read for read in each if scope.dtype(read.tensor) == dtype] for each in found)
     if dtype is None or not (q and k and v):
@@ -177,7 +191,7 @@ def _choose(core: Core, found: _Reads) -> _Choice | str:
 
 def _divided(core: Core, found: _Reads, batch: Sequence[Atom], heads: Sequence[Atom]) -> _Choice | None:
     count = size_of(heads)
-    rows, columns = core.rows.leaves(), core.columns.leaves()
+    rows, columns = core.rows.leaves(), (core.columns if core.cache is None else core.cache.added).leaves()
     head, value = core.head.leaves(), core.value.leaves()
     if count is None:
         return None

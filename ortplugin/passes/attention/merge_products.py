@@ -24,11 +24,11 @@ from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.shapes import show
 from ortplugin.passes.attention.node import is_attention
+from ortplugin.passes.attention.operands import OPERANDS
 from ortplugin.passes.driver import Applied, Missed, Outcome, RulePass
 from ortplugin.passes.emit import emit
 
 COPY_BYTES = 1 << 24  # weights that something else reads too are copied, at the price of a larger file, up to this size
-OPERANDS = (("q_layout", "heads"), ("k_layout", "kv_heads"), ("v_layout", "kv_heads"))
 TAIL = " (h d)"
 
 Array = npt.NDArray[Any]

@@ -35,6 +35,8 @@ class Attention:
     softcap: float = 0.0
     masking: Masking = field(default_factory=Masking)
     zeroed: bool = False
+    past: tuple[gs.Tensor, ...] = ()
+    """past_key and past_value, "b h s d"."""
 
 
 def attention_node(scope: Scope, before: gs.Node, given: Attention, dtype: str) -> gs.Node:
@@ -61,7 +63,7 @@ def attention_node(scope: Scope, before: gs.Node, given: Attention, dtype: str) 
         "kv_heads": given.kv_heads,
         **{name: value for name, value in values.items() if value != defaults[name]},
     }
-    inputs = [*operands, *([] if mask is None else [mask])]
+    inputs = [*operands, *([] if mask is None else [mask]), *given.past]
     return gs.Node("FusedAttention", before.name or before.outputs[0].name, attributes, inputs, [], DOMAIN)
 
 
@@ -78,6 +80,17 @@ def _reshaped(scope: Scope, before: gs.Node, tensor: gs.Tensor, layout: Layout) 
 def is_attention(scope: Scope, node: gs.Node) -> bool:
     """Whether the node is one of ours."""
     return scope.op(node) == f"{DOMAIN}::FusedAttention"
+
+
+def number_of_past(node: gs.Node) -> int:
+    """How many of its inputs, the last ones, are a cache's."""
+    return 2 if len(node.outputs) > 1 else 0
+
+
+def tables_of(node: gs.Node) -> list[gs.Tensor]:
+    """cos and sin, where it rotates."""
+    last = len(node.inputs) - number_of_past(node)
+    return list(node.inputs[last - 2 : last]) if "rotary" in node.attrs else []
 
 
 def replaced(

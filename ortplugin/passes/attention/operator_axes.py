@@ -9,11 +9,15 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.lengths import Length, dims
+from ortplugin.graph.shapes import show
 from ortplugin.passes.attention.axes import Atom, Axes, Term, whole
-from ortplugin.passes.attention.core import Core
+from ortplugin.passes.attention.core import Cache, Core
 from ortplugin.passes.attention.node import LARGEST_HEAD
 from ortplugin.passes.attention.scores import Chain
 from ortplugin.passes.attention.views import Read
+
+CONTRIB = "com.microsoft"
+PAST = {"Attention": 4, f"{CONTRIB}::MultiHeadAttention": 6}  # the first of the two inputs that are a cache
 
 
 class NotFusableError(Exception):
@@ -85,10 +89,35 @@ def read_packed(tensor: gs.Tensor, index: int, count: int, rows: Atom, size: Ato
     return Read(tensor, ((whole(atoms.b),), (whole(rows),), (whole(atoms.h),), (taken,), (whole(size),)))
 
 
-def core_of(node: gs.Node, reads: Sequence[Read], y: Read, chain: Chain, atoms: Atoms) -> Core:
+def core_of(
+    node: gs.Node, reads: Sequence[Read], y: Read, chain: Chain, atoms: Atoms, cache: Cache | None = None
+) -> Core:
     """The attention of one node."""
     q, k, v = reads
-    return Core(q, k, v, y, chain, [atoms.b, atoms.h], atoms.s, atoms.t, atoms.d, atoms.e)
+    return Core(q, k, v, y, chain, [atoms.b, atoms.h], atoms.s, atoms.t, atoms.d, atoms.e, cache)
+
+
+def cache_of(scope: Scope, node: gs.Node, added: Length) -> tuple[Cache, Length] | None:
+    """The cache of one node, behind which K and V have `added` rows, and how many rows there are; None without one."""
+    first = PAST.get(scope.op(node), len(node.inputs))
+    past = [optional_input(node, first), optional_input(node, first + 1)]
+    if past[0] is None or past[1] is None:
+        if past[0] is not past[1]:
+            raise NotFusableError("it has a past of K or of V alone")
+        return None
+    given = lengths_of(scope, past[0])
+    if len(given) != 4 or lengths_of(scope, past[1])[2:3] != given[2:3]:
+        shapes = " and ".join(show(scope.shape(each)) for each in past if each is not None)
+        raise NotFusableError(f"its past, of shapes {shapes}, is not known to have one number of rows")
+    present = node.outputs[1:3]
+    if len(present) < 2 or any(each.is_empty() for each in present):
+        raise NotFusableError(f"it reads a cache, '{past[0].name}', and does not write both that are present")
+    total = dims(scope, present[0])
+    if given[2].known is not None and added.known is not None:
+        rows = Length(given[2].known + added.known)
+    else:
+        rows = Length(1, ((id(node), 2),)) if total is None or len(total) != 4 else total[2]
+    return Cache((past[0], past[1]), (present[0], present[1]), Atom(added)), rows
 
 
 def default_scale(atoms: Atoms) -> float:

@@ -53,7 +53,7 @@ class Chain:
     softcap: float = 0.0
     zeroed: bool = False
     """Whether rows that are masked whole are 0, where the softmax of -inf alone is NaN."""
-    causal: bool = False
+    causal: str = ""
     """Whether query i sees the keys j <= i alone, besides what masks say."""
 
 

@@ -16,7 +16,7 @@ from ortplugin.graph.channels import ELEMENTS
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.lengths import ONE, Length, dims
 from ortplugin.graph.shapes import Dim, show
-from ortplugin.passes.attention.node import is_attention
+from ortplugin.passes.attention.node import is_attention, tables_of
 from ortplugin.passes.attention.rotations import CONTRIB, Rotation
 from ortplugin.passes.emit import emit, integers
 
@@ -158,9 +158,9 @@ def _table(scope: Scope, node: gs.Node, table: gs.Tensor, found: Rotation, place
 def _shared(scope: Scope, values: npt.NDArray[np.generic], name: str) -> gs.Tensor:
     """The constant that another attention has already, or a new one."""
     for each in scope.slots:
-        if each is None or not is_attention(scope, each) or "rotary" not in each.attrs:
+        if each is None or not is_attention(scope, each):
             continue
-        for tensor in each.inputs[-2:]:
+        for tensor in tables_of(each):
             held = scope.constant(tensor, ELEMENTS)
             same = held is not None and (held.dtype, held.shape) == (values.dtype, values.shape)
             if same and held is not None and held.tobytes() == values.tobytes():

@@ -74,8 +74,9 @@ def is_row(scope: Scope, operand: gs.Tensor) -> bool:
 def _reshaped(scope: Scope, node: gs.Node, view: gs.Node, x: gs.Tensor) -> gs.Tensor | None:
     """What the product reads, with the leading lengths that the view gives its result; None if they are not known."""
     a, shape, y = node.inputs[0], view.inputs[1], view.outputs[0]
-    k, known = (scope.shape(a) or ())[-1], scope.constant(shape)
-    assert isinstance(k, int)
+    k, known = (scope.shape(a) or (None,))[-1], scope.constant(shape)
+    if not isinstance(k, int):
+        return None
     goal = (*(scope.shape(y) or ())[:-1], k)
     if known is not None:
         dims = [*(int(each) for each in known.reshape(-1)[:-1]), k]

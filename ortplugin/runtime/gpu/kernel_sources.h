@@ -28,7 +28,13 @@ extern const char kGemvSource[];               // ops/conv/engines/gemv.cu
 extern const char kPixelShuffleSource[];       // ops/conv/engines/pixel_shuffle.cu
 extern const char kFewOutputChannelsSource[];  // ops/conv/engines/few_output_channels.cu
 extern const char kPolyphaseSource[];          // ops/conv/engines/polyphase.cu
+extern const char kMmaSource[];                // device/mma.cuh
+extern const char kSoftmaxSource[];            // ops/attention/engines/softmax.cuh
+extern const char kAttentionRowsSource[];      // ops/attention/engines/rows.cuh
+extern const char kDecodeSource[];             // ops/attention/engines/decode.cu
+extern const char kPresentSource[];            // ops/attention/engines/present.cu
 extern const char kFlashSource[];              // ops/attention/engines/flash.cu
+extern const char kFlashWgmmaSource[];         // ops/attention/engines/flash_wgmma.cu
 extern const char kAttentionSimtSource[];      // ops/attention/engines/simt.cu
 
 }  // namespace ortplugin

@@ -13,11 +13,16 @@ static void Encode(const TensorMap& map, uint64_t address, uint64_t* words) {
   const Driver& driver = TheDriver();
   if (driver.cuTensorMapEncodeTiled == nullptr) Fail("the CUDA driver has no tensor maps: update it to 12.0 or later");
   constexpr uint32_t kBoxColumns = 64;
-  const uint64_t sizes[] = {map.columns, map.rows}, pitches[] = {map.columns * 2};
-  const uint32_t box[] = {kBoxColumns, map.box_rows}, steps[] = {1, 1};
+  std::vector<uint64_t> pitches(map.steps);
+  for (uint64_t& pitch : pitches) pitch *= 2;
+  std::vector<uint32_t> box(map.sizes.size(), 1), steps(map.sizes.size(), 1);
+  box[0] = kBoxColumns;
+  box[1] = map.box_rows;
   alignas(64) uint64_t encoded[kTensorMapWords];
-  CheckDriver(driver.cuTensorMapEncodeTiled(encoded, kMapUint16, 2, reinterpret_cast<void*>(address), sizes, pitches,
-                                            box, steps, kMapPlain, kMapSwizzle128, kMapPromote128, kMapZeros),
+  CheckDriver(driver.cuTensorMapEncodeTiled(encoded, kMapUint16, static_cast<uint32_t>(map.sizes.size()),
+                                            reinterpret_cast<void*>(address + 2 * map.offset), map.sizes.data(),
+                                            pitches.data(), box.data(), steps.data(), kMapPlain, kMapSwizzle128,
+                                            kMapPromote128, kMapZeros),
               "cuTensorMapEncodeTiled");
   std::copy(encoded, encoded + kTensorMapWords, words);
 }

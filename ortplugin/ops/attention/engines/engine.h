@@ -2,11 +2,11 @@
 //
 // FusedAttention asks once for each combination of shapes:
 //
-//   const EngineKernel kernel = MakeAttention(problem, aligned, device);
+//   const std::vector<AttentionLaunch> launches = PlanAttention(problem, aligned, device);
 //
-// Its arguments begin with the addresses of Q, K, V, the mask, cos and sin if there are any, and Y. Kernels wait for
-// the kernel before them (griddepcontrol.wait) before they touch memory, need no workspace and give the same bits in
-// every run.
+// Arguments begin with the addresses of Q, K, V, the mask, cos and sin, past_key and past_value if there are any, and
+// of the outputs. Kernels wait for the kernel before them (griddepcontrol.wait) before they touch memory, need no
+// workspace and give the same bits in every run.
 #pragma once
 
 #include <optional>
@@ -30,15 +30,27 @@ struct AttentionEngine {
 
 const std::vector<AttentionEngine>& AttentionEngines();
 
+// A kernel, and whose addresses it takes: the numbers of these among those of the node's inputs, then outputs.
+struct AttentionLaunch {
+  EngineKernel kernel;
+  std::vector<size_t> addresses;
+};
+
+// One kernel or, for a cache that no engine takes in, a copy to what is present before attention over that. Y has
+// elements, or what is present has.
+std::vector<AttentionLaunch> PlanAttention(const AttentionProblem& problem, bool aligned,
+                                           const cuda::DeviceFacts& device);
 // The kernel of the first engine that fits. The output has elements. Throws Error where none does.
 EngineKernel MakeAttention(const AttentionProblem& problem, bool aligned, const cuda::DeviceFacts& device);
 
 // ---- What the engines share -----------------------------------------------------------------------------------------
 
 // CUDA C++ in front of a kernel: storage_t, compute_t, mask_t, the attributes as macros (HEAD_SIZE, VALUE_SIZE, MASK,
-// IS_BOOL_MASK, IS_CAUSAL, HAS_WINDOW, HAS_SOFTCAP, ROTARY; with it PAIRS, IS_INTERLEAVED and table_t), and struct
-// Arguments, whose numbers AttentionArguments gives.
+// IS_BOOL_MASK, IS_CAUSAL, HAS_WINDOW, HAS_SOFTCAP, HAS_PAST, ROTARY; with it PAIRS, IS_INTERLEAVED, ROTATES_KEYS and
+// table_t), and struct Arguments, whose numbers AttentionArguments gives.
 std::string AttentionPreamble(const AttentionProblem& problem);
+// What engines on tensor cores have behind it: MMA_TYPE, SCALE_IS_POSITIVE and softmax.cuh.
+std::string AttentionSoftmaxSource(const AttentionProblem& problem);
 std::vector<uint64_t> AttentionArguments(const AttentionProblem& problem);
 
 }  // namespace ortplugin

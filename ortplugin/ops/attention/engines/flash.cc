@@ -36,7 +36,7 @@ int Copy(const AttentionProblem& problem) {
 
 bool FitsFlash(const AttentionProblem& problem, bool aligned, const cuda::DeviceFacts& device) {
   if (problem.dtype != DType::kFloat16 && problem.dtype != DType::kBFloat16) return false;
-  if (!device.has_mma_m16n8k16() || !aligned) return false;
+  if (problem.has_past || !device.has_mma_m16n8k16() || !aligned) return false;
   for (const AttentionProblem::View& view : {problem.q, problem.k, problem.v, problem.y})
     if (view.column != 1) return false;
   // Rows and keys run a little past the end before they are compared with it.
@@ -56,17 +56,16 @@ FlashConfig ConfigureFlash(const AttentionProblem& problem, const cuda::DeviceFa
   tall.m_tiles = 2;
   if (size > 64) tall.block_n = 32;
   const bool is_long = problem.keys >= 1024 && Blocks(problem, tall) >= device.multiprocessors;
-  if (is_long && !problem.has_mask && size <= 96) config = tall;
+  if (is_long && !problem.has_mask && size <= 80) config = tall;
   return config;
 }
 
 std::string FlashSource(const AttentionProblem& problem, const FlashConfig& config) {
   std::ostringstream text;
-  text << AttentionPreamble(problem) << kCopySource << "\n#define MMA_TYPE \""
-       << (problem.dtype == DType::kFloat16 ? "f16" : "bf16") << "\"\n#define SCALE_IS_POSITIVE " << (problem.scale > 0)
-       << "\n#define COPY " << config.copy << "\n#define BLOCK_N " << config.block_n << "\n#define M_TILES "
-       << config.m_tiles << "\n#define WARPS " << config.warps << "\n#define MIN_BLOCKS " << config.min_blocks << "\n\n"
-       << kFlashSource;
+  text << AttentionPreamble(problem) << kCopySource << AttentionSoftmaxSource(problem) << "\n#define COPY "
+       << config.copy << "\n#define BLOCK_N " << config.block_n << "\n#define M_TILES " << config.m_tiles
+       << "\n#define WARPS " << config.warps << "\n#define MIN_BLOCKS " << config.min_blocks << "\n\n"
+       << kMmaSource << kFlashSource;
   return text.str();
 }
 

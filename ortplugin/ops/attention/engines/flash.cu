@@ -3,7 +3,7 @@
 // exp
 //
 // The text in front of this one is generated for the node at hand (table.cc, flash.cc): head sizes, the tile
-// configuration and what there is as macros, Arguments.
+// configuration and what there is as macros, Arguments; mma.cuh and softmax.cuh.
 //
 // Softmax over tiles of keys as they come (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018;
 // Dao, "FlashAttention-2", 2023). A block has ROWS queries, each of its warps M_TILES times 16 of them, whose sums stay
@@ -18,41 +18,6 @@
 #define QK_PITCH (QK_PADDED + 8)
 #define V_PITCH (V_PADDED + 8)
 #define STAGE_ELEMENTS (BLOCK_N * (QK_PITCH + V_PITCH))
-#define LOG2_E 1.44269504088896340736f
-#define INFINITE __int_as_float(0x7f800000)
-// Where nothing comes between product and exponential, the scale is a factor of the exponent.
-#define SCALE_IS_LATE (!MASK && !HAS_SOFTCAP && SCALE_IS_POSITIVE)
-
-__device__ __forceinline__ float exp2_of(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ __forceinline__ unsigned pack(float low, float high) {
-  unsigned both;
-  asm("cvt.rn." MMA_TYPE "x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-  return both;
-}
-
-__device__ __forceinline__ void mma(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32." MMA_TYPE "." MMA_TYPE
-      ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-#define LOAD_MATRICES(name, form)                                                           \
-  __device__ __forceinline__ void name(unsigned (&x)[4], const storage_t* from) {           \
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4" form ".shared.b16 {%0, %1, %2, %3}, [%4];" \
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])                           \
-                 : "r"((unsigned)__cvta_generic_to_shared(from))                            \
-                 : "memory");                                                               \
-  }
-LOAD_MATRICES(load_matrices, "")
-LOAD_MATRICES(load_transposed, ".trans")
-#undef LOAD_MATRICES
-
 // COPY elements to shared memory, or zeros.
 __device__ __forceinline__ void copy(storage_t* to, const storage_t* from, bool exists) {
 #if COPY == 8
@@ -79,22 +44,6 @@ __device__ __forceinline__ void copy_rows(storage_t* to, const storage_t* from, 
     const bool exists = (int)row < rows && column < WIDTH;
     copy(to + row * (PADDED + 8) + column, exists ? from + row * stride + column : from, exists);
   }
-}
-
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N>
-__device__ __forceinline__ void wait_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
-// The largest of a row, of which four neighbouring threads have a part each; and the sum.
-__device__ __forceinline__ float max_of_row(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-}
-__device__ __forceinline__ float sum_of_row(float x) {
-  x += __shfl_xor_sync(0xffffffffu, x, 1);
-  return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
 #if ROTARY
@@ -171,15 +120,6 @@ struct Rotation {
   }
 };
 #endif
-
-// Which keys a query sees: from first(row) to before last(row).
-struct Keys {
-  int keys, behind, window;  // behind: query i sees the keys up to i + behind
-  __device__ __forceinline__ explicit Keys(const Arguments& a)
-      : keys((int)a.keys), behind((int)a.last_seen), window((int)a.window) {}
-  __device__ __forceinline__ int last(int row) const { return IS_CAUSAL ? max(0, min(keys, row + behind + 1)) : keys; }
-  __device__ __forceinline__ int first(int row) const { return HAS_WINDOW ? max(0, row + behind + 1 - window) : 0; }
-};
 
 // The queries of a warp. A thread has of each 16 rows the rows lane / 4 and 8 more, and of each eight columns two.
 struct WarpTile {
@@ -425,7 +365,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash(const Ar
   int stage = 0;
 #pragma unroll 1
   for (int key = begin; key < end; key += BLOCK_N) {
-#if ROTARY
+#if ROTARY && ROTATES_KEYS
     Rotation<BLOCK_N> of_keys(cos, sin, key, seen.keys - key);
 #endif
     wait_copies<0>();
@@ -433,7 +373,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash(const Ar
     if (key + BLOCK_N < end) copy_tile(key + BLOCK_N, stage ^ 1);
     commit_copies();
     storage_t* const from = stages + stage * STAGE_ELEMENTS;
-#if ROTARY
+#if ROTARY && ROTATES_KEYS
     of_keys.apply(from);
     __syncthreads();
 #endif

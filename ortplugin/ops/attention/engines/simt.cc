@@ -25,12 +25,12 @@ std::string AttentionSimtSource(const AttentionProblem& problem, const Attention
   std::ostringstream text;
   text << AttentionPreamble(problem) << "#define ROWS_OF_WARP " << config.rows << "\n#define WARPS " << config.warps
        << "\n#define CHUNK " << config.chunk << "\n#define IS_NARROW " << (SizeOf(problem.dtype) == 2) << "\n\n"
-       << kAttentionSimtSource;
+       << kAttentionRowsSource << kAttentionSimtSource;
   return text.str();
 }
 
 bool FitsAttentionSimt(const AttentionProblem& problem, bool, const cuda::DeviceFacts&) {
-  return Blocks(problem, ConfigureAttentionSimt(problem)) < int64_t{1} << 31;
+  return !problem.has_past && Blocks(problem, ConfigureAttentionSimt(problem)) < int64_t{1} << 31;
 }
 
 std::optional<EngineKernel> MakeAttentionSimt(const AttentionProblem& problem, const cuda::DeviceFacts&) {

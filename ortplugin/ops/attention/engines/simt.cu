@@ -1,6 +1,7 @@
 // y[i] = sum over keys j of softmax(s[i])[j] v[j]        s[i, j] = scale q[i] . k[j], capped and masked
 //
-// The text in front of this one is generated for the node at hand (table.cc, simt.cc): dtypes, head sizes, attributes.
+// The text in front of this one is generated for the node at hand (table.cc, simt.cc): dtypes, head sizes, attributes;
+// and rows.cuh.
 //
 // Online softmax (Milakov and Gimelshein, 2018). A block has WARPS warps, a warp ROWS_OF_WARP queries. Keys come 32 at
 // a time, a lane's own each; K and V pass through shared memory in chunks of the head. The scores of a tile stay in
@@ -18,37 +19,12 @@ __device__ __forceinline__ double power_of_e(double x) { return exp(x); }
 __device__ __forceinline__ float hyperbolic_tangent(float x) { return tanhf(x); }
 __device__ __forceinline__ double hyperbolic_tangent(double x) { return tanh(x); }
 
-typedef compute_t Tile[KEYS][CHUNK + 1];  // a column more, so that lanes side by side read from other banks
-
-// The rows of one head of Q, K or V.
-struct Rows {
-  const storage_t* head;
-  const View& view;
-  __device__ __forceinline__ compute_t operator()(long long row, int d) const {
-    return to_compute(head[row * view.row + d * view.column]);
-  }
-};
-
-#if ROTARY
-// Those of Q or K: element d is rotated in the plane that it has with another element, and rounded.
-struct RotatedRows {
-  Rows rows;
-  const table_t *cos, *sin;  // [row, pair] of the batch
-  __device__ __forceinline__ compute_t operator()(long long row, int d) const {
-    const compute_t x = rows(row, d);
-    if (d >= 2 * PAIRS) return x;
-    const bool is_second = IS_INTERLEAVED ? d % 2 : d >= PAIRS;
-    const int step = IS_INTERLEAVED ? 1 : PAIRS;
-    const long long at = row * PAIRS + (IS_INTERLEAVED ? d / 2 : d % PAIRS);
-    const compute_t other = rows(row, is_second ? d - step : d + step), sine = (compute_t)to_compute(sin[at]);
-    storage_t stored;
-    from_compute(x * (compute_t)to_compute(cos[at]) + other * (is_second ? sine : -sine), stored);
-    return to_compute(stored);
-  }
-};
+#if ROTARY && ROTATES_KEYS
+typedef RotatedRows KeyRows;
 #else
-typedef Rows RotatedRows;
+typedef Rows KeyRows;
 #endif
+typedef compute_t Tile[KEYS][CHUNK + 1];  // a column more, so that lanes side by side read from other banks
 
 // Columns [first, first + CHUNK) of the keys from `key` on, 0 beyond the tensor.
 template <int SIZE, typename Loaded>
@@ -135,7 +111,7 @@ __device__ __forceinline__ void load_queries(Queries& queries, const RotatedRows
 
 // s[r] = the product of query `own` + r and the lane's key.
 __device__ __forceinline__ void multiply(compute_t (&s)[ROWS_OF_WARP], const Queries& queries, int own, Tile& tile,
-                                         const RotatedRows& rows, long long key, long long keys) {
+                                         const KeyRows& rows, long long key, long long keys) {
 #pragma unroll
   for (int r = 0; r < ROWS_OF_WARP; ++r) s[r] = 0;
   for (int at = 0; at < HEAD_SIZE; at += CHUNK) {
@@ -196,9 +172,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_simt(const Ar
   const Rows v{a.v + a.v_view.offset + batch * a.v_view.batch + kv_head * a.v_view.head, a.v_view};
 #if ROTARY
   const table_t *const cos = a.cos + batch * a.rotary_batch, *const sin = a.sin + batch * a.rotary_batch;
-  const RotatedRows rotated_q{q, cos, sin}, rotated_k{k, cos, sin};
+  const RotatedRows rotated_q{q, cos, sin};
 #else
-  const Rows &rotated_q = q, &rotated_k = k;
+  const Rows& rotated_q = q;
+#endif
+#if ROTARY && ROTATES_KEYS
+  const KeyRows rotated_k{k, cos, sin};
+#else
+  const KeyRows& rotated_k = k;
 #endif
   const long long mask_row = batch * a.mask_view.batch + head * a.mask_view.head;
   load_queries(queries, rotated_q, first, a.queries);

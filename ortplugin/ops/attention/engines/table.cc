@@ -1,10 +1,14 @@
 // The engines for attention in one table, from the special to the general: the first one that fits is taken.
 
 #include <cstring>
+#include <numeric>
 #include <sstream>
 
+#include "ortplugin/ops/attention/engines/decode.h"
 #include "ortplugin/ops/attention/engines/engine.h"
 #include "ortplugin/ops/attention/engines/flash.h"
+#include "ortplugin/ops/attention/engines/flash_wgmma.h"
+#include "ortplugin/ops/attention/engines/present.h"
 #include "ortplugin/ops/attention/engines/simt.h"
 #include "ortplugin/runtime/gpu/kernel_sources.h"
 #include "ortplugin/runtime/program/operands.h"
@@ -13,6 +17,12 @@ namespace ortplugin {
 
 const std::vector<AttentionEngine>& AttentionEngines() {
   static const auto* const table = new std::vector<AttentionEngine>{
+      {"decode", FitsDecode, MakeDecode,
+       "fp16 and bf16, up to 16 queries for each head of K and V, on GPUs with clusters: all that takes in a cache; "
+       "before flash, which has one block for these queries"},
+      {"flash_wgmma", FitsFlashWgmma, MakeFlashWgmma,
+       "fp16 and bf16 on Hopper without mask and rotary embedding, many keys; before flash, whose tensor core "
+       "instructions are half as fast"},
       {"flash", FitsFlash, MakeFlash,
        "fp16 and bf16 whose heads lie in rows, from sm_80 on; before simt, for its tensor cores"},
       {"simt", FitsAttentionSimt, MakeAttentionSimt,
@@ -29,6 +39,24 @@ EngineKernel MakeAttention(const AttentionProblem& problem, bool aligned, const 
        " queries: these are more blocks than a launch has");
 }
 
+std::vector<AttentionLaunch> PlanAttention(const AttentionProblem& problem, bool aligned,
+                                           const cuda::DeviceFacts& device) {
+  std::vector<AttentionLaunch> launches;
+  const size_t inputs = 3u + problem.has_mask + 2 * problem.is_rotary() + 2 * problem.has_past;
+  std::vector<size_t> all(inputs + 1 + 2 * problem.has_past);
+  std::iota(all.begin(), all.end(), size_t{0});
+  const bool has_queries = problem.batch * problem.queries > 0;
+  if (has_queries && (!problem.has_past || FitsDecode(problem, aligned, device)))
+    return {{MakeAttention(problem, aligned, device), all}};
+  if (problem.has_past && problem.batch * problem.keys > 0) launches.push_back({MakePresent(problem, aligned), all});
+  if (!has_queries) return launches;
+  std::vector<size_t> over{0, inputs + 1, inputs + 2};
+  for (size_t i = 3; i < inputs - 2; ++i) over.push_back(i);
+  over.push_back(inputs);
+  launches.push_back({MakeAttention(OverPresent(problem), aligned, device), over});
+  return launches;
+}
+
 std::string AttentionPreamble(const AttentionProblem& problem) {
   std::ostringstream text;
   text << kCommonSource << "\ntypedef " << StorageType(problem.dtype) << " storage_t;\ntypedef "
@@ -36,24 +64,38 @@ std::string AttentionPreamble(const AttentionProblem& problem) {
        << "#define HEAD_SIZE " << problem.head_size << "\n#define VALUE_SIZE " << problem.value_size
        << "\n#define MASK " << problem.has_mask << "\n#define IS_BOOL_MASK " << (problem.mask_dtype == DType::kBool)
        << "\n#define IS_CAUSAL " << (problem.causal != AttentionProblem::Causal::kNone) << "\n#define HAS_WINDOW "
-       << (problem.window > 0) << "\n#define HAS_SOFTCAP " << (problem.softcap > 0) << "\n#define ROTARY "
-       << problem.is_rotary() << "\n";
+       << (problem.window > 0) << "\n#define HAS_SOFTCAP " << (problem.softcap > 0) << "\n#define HAS_PAST "
+       << problem.has_past << "\n#define ROTARY " << problem.is_rotary() << "\n";
   if (problem.is_rotary())
-    text << "#define PAIRS " << problem.pairs << "\n#define IS_INTERLEAVED "
-         << (problem.rotary == AttentionProblem::Rotary::kInterleaved) << "\ntypedef "
+    text << "#define PAIRS " << problem.pairs << "\n#define ROTATES_KEYS " << !problem.are_keys_rotated
+         << "\n#define IS_INTERLEAVED " << (problem.rotary == AttentionProblem::Rotary::kInterleaved) << "\ntypedef "
          << StorageType(problem.rotary_dtype) << " table_t;\n";
   text << "\nstruct View {\n  long long offset, batch, head, row, column;\n};\n"
        << "struct Arguments {\n  const storage_t *q, *k, *v;\n"
        << (problem.has_mask ? "  const mask_t* mask;\n" : "")
-       << (problem.is_rotary() ? "  const table_t *cos, *sin;\n" : "") << "  storage_t* y;\n"
+       << (problem.is_rotary() ? "  const table_t *cos, *sin;\n" : "")
+       << (problem.has_past ? "  const storage_t *past_key, *past_value;\n" : "") << "  storage_t* y;\n"
+       << (problem.has_past ? "  storage_t *present_key, *present_value;\n" : "")
        << "  long long queries, keys, heads, group, last_seen, window, zero_where_nothing_is_seen;\n"
        << "  double scale, softcap;\n  View q_view, k_view, v_view, mask_view, y_view;\n"
-       << (problem.is_rotary() ? "  long long rotary_batch;\n" : "") << "};\n\n";
+       << (problem.is_rotary() ? "  long long rotary_batch;\n" : "")
+       << (problem.has_past ? "  long long past, present_rows;\n  View past_key_view, past_value_view, "
+                              "present_key_view, present_value_view;\n"
+                            : "")
+       << "};\n\n";
+  return text.str();
+}
+
+std::string AttentionSoftmaxSource(const AttentionProblem& problem) {
+  std::ostringstream text;
+  text << "\n#define MMA_TYPE \"" << (problem.dtype == DType::kFloat16 ? "f16" : "bf16")
+       << "\"\n#define SCALE_IS_POSITIVE " << (problem.scale > 0) << "\n"
+       << kSoftmaxSource;
   return text.str();
 }
 
 std::vector<uint64_t> AttentionArguments(const AttentionProblem& problem) {
-  std::vector<uint64_t> block(4 + problem.has_mask + 2 * problem.is_rotary());  // the addresses
+  std::vector<uint64_t> block(4u + problem.has_mask + 2 * problem.is_rotary() + 4 * problem.has_past);  // addresses
   for (const int64_t number : {problem.queries, problem.keys, problem.heads, problem.group(), problem.last_seen(),
                                problem.window, static_cast<int64_t>(problem.zero_where_nothing_is_seen())})
     block.push_back(static_cast<uint64_t>(number));
@@ -62,10 +104,18 @@ std::vector<uint64_t> AttentionArguments(const AttentionProblem& problem) {
     std::memcpy(&bits, &number, sizeof(bits));
     block.push_back(bits);
   }
-  for (const AttentionProblem::View& view : {problem.q, problem.k, problem.v, problem.mask, problem.y})
+  const auto add = [&](const AttentionProblem::View& view) {
     for (const int64_t number : {view.offset, view.batch, view.head, view.row, view.column})
       block.push_back(static_cast<uint64_t>(number));
+  };
+  for (const auto& view : {problem.q, problem.k, problem.v, problem.mask, problem.y}) add(view);
   if (problem.is_rotary()) block.push_back(static_cast<uint64_t>(problem.rotary_batch));
+  if (problem.has_past) {
+    block.push_back(static_cast<uint64_t>(problem.past));
+    block.push_back(static_cast<uint64_t>(problem.batch * problem.kv_heads * problem.keys));
+    for (const auto& view : {problem.past_key, problem.past_value, problem.present_key, problem.present_value})
+      add(view);
+  }
   return block;
 }
 

@@ -17,20 +17,25 @@ constexpr int kPitch = kColumns + 8;
 constexpr int64_t kStaticShared = 256;  // barriers
 constexpr int kMostStages = 10;
 
-// Tile configurations, and what they cost on an H200 in microseconds: a launch; 64 channels of a tile; what else a tile
-// takes. Fitted to 28 products of 128 to 25,088 rows (2026-11-25), of which the model's choice took 6% longer than the
-// best of 26 at most, 0.4% on average.
-struct Tile {
-  int tile_n, consumers, tile_k, min_blocks;
-  double launch, step, tile;
+// Tiles of a kind, and what they cost on an H200 in microseconds. Of a tile of n columns the MMAs of 64 channels take
+// step + step_n * n, and what else there is to it takes rest + rest_n * n; a launch comes once. Fitted to 37 products
+// of 256 to 25,088 rows (2026-11-25), of which the model's choice took 1.2% longer than the best on average, 16% at
+// most.
+struct TileKind {
+  int consumers, tile_k;
+  bool take_turns;
+  int least_n, most_n;  // in steps of 16
+  double launch, step, step_n, rest, rest_n;
 };
-constexpr Tile kTiles[] = {
-    {64, 1, 128, 1, 1.57, 0.140, 0.98}, {96, 1, 128, 1, 1.29, 0.162, 1.56}, {96, 1, 64, 2, 1.85, 0.174, 0.95},
-    {128, 1, 64, 2, 1.51, 0.196, 1.49}, {160, 1, 64, 1, 0.61, 0.230, 2.89}, {192, 1, 64, 1, 0.37, 0.265, 3.37},
-    {64, 2, 64, 2, 1.85, 0.253, 0.81},  {96, 2, 64, 2, 1.58, 0.299, 1.30},  {96, 2, 64, 1, 1.15, 0.259, 2.10},
-    {128, 2, 64, 1, 0.91, 0.322, 2.83}, {160, 2, 64, 1, 0.78, 0.385, 3.53}, {192, 2, 64, 1, 0.57, 0.465, 4.10},
-    {256, 2, 64, 1, 0.15, 0.654, 5.50},
+constexpr int kStepN = 16;
+constexpr TileKind kTileKinds[] = {
+    {1, 128, false, 64, 128, 1.30, -0.008, 0.00195, 1.01, 0.0037},
+    {1, 64, false, 144, 192, 0.60, 0.055, 0.00109, 0.49, 0.0150},
+    {2, 64, false, 96, 256, 1.15, -0.115, 0.00394, 1.94, 0.0023},
+    {2, 64, true, 96, 160, 0.30, 0.082, 0.00276, 0.77, 0.0245},
 };
+
+int64_t TileM(int consumers, bool take_turns) { return take_turns ? 128 : 64 * consumers; }
 
 int64_t Rows(const Contraction& problem) { return problem.batch * problem.rows().size * problem.columns().size; }
 
@@ -41,16 +46,24 @@ int64_t Tiles(const Contraction& problem, int64_t tile_m, int64_t tile_n) {
 // Columns that are read and written at once.
 int64_t Vector(const Contraction& problem) { return std::min<int64_t>(8, problem.filters & -problem.filters); }
 
-double Cost(const Contraction& problem, const Tile& tile, const cuda::DeviceFacts& device) {
+double Cost(const Contraction& problem, const TileKind& kind, int tile_n, const cuda::DeviceFacts& device) {
+  constexpr double kNever = std::numeric_limits<double>::infinity();
   constexpr int kWide = 160;  // what else a thread has in registers leaves too few for operands one by one
-  if (Vector(problem) < 4 && (tile.tile_n > kWide || tile.min_blocks > 1))
-    return std::numeric_limits<double>::infinity();
-  const auto turns =
-      static_cast<double>(DivideUp(Tiles(problem, 64 * tile.consumers, tile.tile_n), int64_t{device.multiprocessors}));
-  return tile.launch + turns * (tile.step * static_cast<double>(DivideUp(problem.channels, 64)) + tile.tile);
+  if (Vector(problem) < 4 && (kind.take_turns ? tile_n > 96 : tile_n > kWide)) return kNever;
+  const int64_t tiles = DivideUp(Tiles(problem, TileM(kind.consumers, kind.take_turns), tile_n),
+                                 int64_t{device.multiprocessors});  // of a block
+  // One warpgroup with wide tiles waits for its program between them.
+  if (kind.consumers == 1 && tile_n > 128 && tiles > 1) return kNever;
+  const double mmas = static_cast<double>(DivideUp(problem.channels, 64)) * (kind.step + kind.step_n * tile_n);
+  const double rest = kind.rest + kind.rest_n * tile_n;
+  const auto count = static_cast<double>(tiles);
+  if (!kind.take_turns) return kind.launch + count * (mmas + rest);
+  // The tensor cores are what there is least of, or each warpgroup's own tiles.
+  const auto own = static_cast<double>(DivideUp(tiles, int64_t{2}));
+  return kind.launch + std::max(count * mmas + rest, own * (mmas + rest) + (tiles % 2 == 0 ? mmas : 0));
 }
 
-int64_t StageBytes(const GemmConfig& config) { return (64 * config.consumers + config.tile_n) * config.tile_k * 2; }
+int64_t StageBytes(const GemmConfig& config) { return (config.tile_m() + config.tile_n) * config.tile_k * 2; }
 int64_t StagingBytes(const GemmConfig& config) { return int64_t{config.consumers} * 4 * 16 * kPitch * 4; }
 
 // Where operands, as the kernel finds them, stand in its parameter, and the two maps behind them.
@@ -79,15 +92,17 @@ bool IsGemmFast(const Program&, const Contraction& problem, const cuda::DeviceFa
 }
 
 GemmConfig ConfigureGemm(const Contraction& problem, const cuda::DeviceFacts& device) {
-  const Tile& best = *std::min_element(std::begin(kTiles), std::end(kTiles), [&](const Tile& a, const Tile& b) {
-    return Cost(problem, a, device) < Cost(problem, b, device);
-  });
-  GemmConfig config{best.tile_n, best.consumers, best.tile_k, best.min_blocks, 0, Rows(problem) < problem.filters};
-  const int64_t room = config.min_blocks == 1
-                           ? device.shared_per_block
-                           : device.shared_per_multiprocessor / config.min_blocks - device.reserved_shared_per_block;
-  const int64_t stages = (room - kStaticShared - StagingBytes(config)) / StageBytes(config);
-  config.stages = static_cast<int>(std::min<int64_t>(kMostStages, stages));
+  GemmConfig config{};
+  double least = std::numeric_limits<double>::infinity();
+  for (const TileKind& kind : kTileKinds)
+    for (int tile_n = kind.least_n; tile_n <= kind.most_n; tile_n += kStepN) {
+      const double cost = Cost(problem, kind, tile_n, device);
+      if (cost >= least) continue;
+      least = cost;
+      config = {tile_n, kind.consumers, kind.tile_k, kind.take_turns, 0, Rows(problem) < problem.filters};
+    }
+  const int64_t room = device.shared_per_block - kStaticShared - StagingBytes(config);
+  config.stages = static_cast<int>(std::min<int64_t>(kMostStages, room / StageBytes(config)));
   return config;
 }
 
@@ -119,7 +134,7 @@ std::string GemmSource(const Program& program, const Contraction& problem, const
        << "#define TILE_K " << config.tile_k << "\n"
        << "#define CONSUMERS " << config.consumers << "\n"
        << "#define STAGES " << config.stages << "\n"
-       << "#define MIN_BLOCKS " << config.min_blocks << "\n"
+       << "#define TAKE_TURNS " << config.take_turns << "\n"
        << "#define ROWS_FIRST " << config.rows_first << "\n"
        << "#define COLUMNS " << kColumns << "\n"
        << "#define VECTOR " << Vector(problem) << "\n\n"
@@ -130,9 +145,9 @@ std::string GemmSource(const Program& program, const Contraction& problem, const
 }
 
 cuda::LaunchShape GemmLaunch(const Contraction& problem, const GemmConfig& config, const cuda::DeviceFacts& device) {
-  const int64_t most = int64_t{device.multiprocessors} * config.min_blocks;
-  return {static_cast<unsigned>(std::min(Tiles(problem, 64 * config.consumers, config.tile_n), most)),
-          static_cast<unsigned>(config.consumers * 128 + 64),
+  const int64_t tiles = Tiles(problem, config.tile_m(), config.tile_n);
+  return {static_cast<unsigned>(std::min<int64_t>(tiles, device.multiprocessors)),
+          static_cast<unsigned>(config.consumers * 128 + (config.take_turns ? 128 : 64)),
           static_cast<unsigned>(config.stages * StageBytes(config) + StagingBytes(config))};
 }
 
@@ -143,12 +158,16 @@ EngineKernel MakeGemm(const Program& program, const Contraction& given, const cu
   const size_t word = MapWord(program, problem);
   arguments.resize(word + 2 * cuda::kTensorMapWords);
   const auto channels = static_cast<uint64_t>(problem.channels);
+  const auto rows_of_tile = static_cast<uint32_t>(config.tile_m());
   return {GemmSource(program, problem, config),
           "gemm",
           GemmLaunch(problem, config, device),
           arguments,
-          {{word, 0, static_cast<uint64_t>(Rows(problem)), channels, static_cast<uint32_t>(64 * config.consumers)},
-           {word + cuda::kTensorMapWords, 1, static_cast<uint64_t>(problem.filters), channels,
+          {{word, 0, {channels, static_cast<uint64_t>(Rows(problem))}, {channels}, rows_of_tile},
+           {word + cuda::kTensorMapWords,
+            1,
+            {channels, static_cast<uint64_t>(problem.filters)},
+            {channels},
             static_cast<uint32_t>(config.tile_n)}}};
 }
 

@@ -3,18 +3,23 @@
 // The text in front of this one is generated for the node at hand (gemm.cc, engine.cc): the sizes as macros, the
 // operands and `apply`, which is the program; what wgmma.cuh has for Hopper's tensor cores and tma.cuh for its copies.
 //
-// A persistent, warp-specialized GEMM. The last two warps of a block are producers: they copy K tiles of x and w into a
-// ring of STAGES, by TMA with the 128-byte swizzle. The CONSUMERS warpgroups before them have 64 rows each and TILE_N
-// columns of accumulators, and apply the program while the producers are ahead with the next tile. Clusters whose
-// blocks share w by multicast were no faster at any size.
+// A persistent, warp-specialized GEMM. Two warps of a block are producers: they copy K tiles of x and w into a ring of
+// STAGES, by TMA with the 128-byte swizzle. The CONSUMERS warpgroups before them multiply, and apply the program while
+// the producers are ahead with the next tile. Either they share a tile, of which each has 64 rows, or, with TAKE_TURNS,
+// each has tiles of 128 rows of its own and runs the program while the tensor cores work for the other. Clusters whose
+// blocks share w by multicast were no faster at any size, nor were two blocks of a multiprocessor.
 
-#define TILE_M (64 * CONSUMERS)
+#define M_TILES (TAKE_TURNS ? 2 : 1)          // MMAs of 64 rows, of a warpgroup
+#define SHARERS (TAKE_TURNS ? 1 : CONSUMERS)  // warpgroups of a tile
+#define TILE_M (64 * M_TILES * SHARERS)
 #define K_TILES ((CHANNELS + TILE_K - 1) / TILE_K)
 #define TILES_N ((FILTERS + TILE_N - 1) / TILE_N)
-#define THREADS (CONSUMERS * 128 + 64)
+#define PRODUCER_WARPS (TAKE_TURNS ? 4 : 2)  // only whole warpgroups give registers away; two of the four do nothing
+#define THREADS (CONSUMERS * 128 + PRODUCER_WARPS * 32)
 #define X_BYTES (TILE_M * TILE_K * 2)
 #define W_BYTES (TILE_N * TILE_K * 2)
 #define STAGE_BYTES (X_BYTES + W_BYTES)
+#define CHUNKS ((TILE_N + COLUMNS - 1) / COLUMNS)
 #define PITCH (COLUMNS + 8)          // floats: rows that are stored at the same time lie in different banks
 #define AHEAD (VECTOR >= 4 ? 2 : 1)  // chunks of operands; more take too many registers
 #define VECTORS (COLUMNS / VECTOR)   // of a row
@@ -33,7 +38,7 @@ struct Tiles {
   __device__ __forceinline__ explicit Tiles(const Arguments& a)
       : rows((int)a.batch * IMAGE), groups((rows + TILE_M - 1) / TILE_M), next(blockIdx.x) {}
   __device__ __forceinline__ bool exists() const { return next < groups * TILES_N; }
-  __device__ __forceinline__ void step() { next += gridDim.x; }
+  __device__ __forceinline__ void step(int count = 1) { next += gridDim.x * count; }
   __device__ __forceinline__ int row() const { return (ROWS_FIRST ? next % groups : next / TILES_N) * TILE_M; }
   __device__ __forceinline__ int column() const { return (ROWS_FIRST ? next / groups : next % TILES_N) * TILE_N; }
 };
@@ -46,6 +51,11 @@ struct Ring {
     if (++stage < STAGES) return;
     stage = 0;
     phase ^= 1;
+  }
+  __device__ __forceinline__ void skip(int count) {
+    stage += count;
+    phase ^= stage / STAGES & 1;
+    stage %= STAGES;
   }
 };
 
@@ -90,81 +100,101 @@ struct Epilogue {
   float* staging;  // the warp's
   int rows, row, first;
   PixelOperands<VECTOR> operands[AHEAD][ITEMS];
+  TileOperands<VECTOR> of_filters[AHEAD];
 
-  __device__ __forceinline__ int row_of(int item) const { return row + (item * 32 + threadIdx.x % 32) / VECTORS; }
+  // Chunks are counted over the 64 rows of the first MMA, then over those of the next one.
+  __device__ __forceinline__ int row_of(int chunk, int item) const {
+    return row + chunk / CHUNKS * 64 + (item * 32 + threadIdx.x % 32) / VECTORS;
+  }
   __device__ __forceinline__ int column_of(int chunk) const {
-    return first + chunk * COLUMNS + threadIdx.x % VECTORS * VECTOR;
+    return first + chunk % CHUNKS * COLUMNS + threadIdx.x % VECTORS * VECTOR;
+  }
+  // The last chunk of a tile may be narrower.
+  __device__ __forceinline__ bool has_column(int chunk, int m) const {
+    return m < FILTERS && (TILE_N % COLUMNS == 0 || chunk % CHUNKS * COLUMNS + threadIdx.x % VECTORS * VECTOR < TILE_N);
   }
   __device__ __forceinline__ void load(int chunk) {
     const int m = column_of(chunk);
+    if (!has_column(chunk, m)) return;
+    if (!OF_IMAGE) of_filters[chunk % AHEAD].load(a, 0, m);
 #pragma unroll
     for (int item = 0; item < ITEMS; ++item) {
-      const int p = row_of(item);
-      if (p < rows && m < FILTERS)
+      const int p = row_of(chunk, item);
+      if (p < rows)
         operands[chunk % AHEAD][item].load(a, p / IMAGE, p % IMAGE / IMAGE_W, p % IMAGE_W, m, p * FILTERS + m);
     }
   }
-  __device__ __forceinline__ void run(const float (&sums)[TILE_N / 2]) {
+  __device__ __forceinline__ void run(const float (&sums)[M_TILES][TILE_N / 2]) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int chunk = 0; chunk < TILE_N / COLUMNS; ++chunk) {
-      if (first + chunk * COLUMNS >= FILTERS) break;
+    for (int chunk = 0; chunk < M_TILES * CHUNKS; ++chunk) {
       __syncwarp();
 #pragma unroll
       for (int j = 0; j < COLUMNS / 8; ++j)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int from = chunk * (COLUMNS / 2) + j * 4 + half * 2;
-          *(float2*)(staging + (lane / 4 + half * 8) * PITCH + j * 8 + lane % 4 * 2) = {sums[from], sums[from + 1]};
+          const int from = chunk % CHUNKS * (COLUMNS / 2) + j * 4 + half * 2;
+          if (from < TILE_N / 2)
+            *(float2*)(staging + (lane / 4 + half * 8) * PITCH + j * 8 + lane % 4 * 2) = {
+                sums[chunk / CHUNKS][from], sums[chunk / CHUNKS][from + 1]};
         }
       __syncwarp();
       const int m = column_of(chunk);
-      TileOperands<VECTOR> of_filters;
-      if (!OF_IMAGE && m < FILTERS) of_filters.load(a, 0, m);
+      const bool exists = has_column(chunk, m);
+      TileOperands<VECTOR>& tile = of_filters[chunk % AHEAD];
 #pragma unroll
       for (int item = 0; item < ITEMS; ++item) {
-        const int p = row_of(item);
-        if (p >= rows || m >= FILTERS) continue;
-        if (OF_IMAGE) of_filters.load(a, p / IMAGE, m);
+        const int p = row_of(chunk, item);
+        if (p >= rows || !exists) continue;
+        if (OF_IMAGE) tile.load(a, p / IMAGE, m);
         const float* const from = staging + (item * 32 + lane) / VECTORS * PITCH + lane % VECTORS * VECTOR;
         float values[VECTOR];
 #pragma unroll
         for (int j = 0; j < VECTOR; ++j) values[j] = from[j];
         Results<VECTOR> results;
 #pragma unroll
-        for (int j = 0; j < VECTOR; ++j) apply(of_filters, operands[chunk % AHEAD][item], j, values[j], results);
+        for (int j = 0; j < VECTOR; ++j) apply(tile, operands[chunk % AHEAD][item], j, values[j], results);
         results.store(a, p * FILTERS + m);
       }
-      if (chunk + AHEAD < TILE_N / COLUMNS) load(chunk + AHEAD);
+      if (chunk + AHEAD < M_TILES * CHUNKS) load(chunk + AHEAD);
     }
   }
 };
 
-// A warpgroup's rows of the tiles. `shared`: the stages, then each warp's staging.
+// A warpgroup's rows of the tiles. `shared`: the stages, then each warp's staging. `turns`: the barriers at which
+// warpgroups that take turns wait for each other.
 __device__ __forceinline__ void consume(const Arguments& a, Tiles tiles, storage_t* shared, unsigned full,
-                                        unsigned empty) {
-  const int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32;
+                                        unsigned empty, unsigned turns) {
+  const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), warp = threadIdx.x / 32;
   float* const staging = (float*)((char*)shared + STAGES * STAGE_BYTES) + warp * (16 * PITCH);
+  const int own_rows = TAKE_TURNS ? 0 : warpgroup * (64 * M_TILES);  // of the tile, from there on
   const auto release = [&](int stage) {
     if (threadIdx.x % 128 == 0) arrive(empty + stage * 8);
   };
   grid_dependency_wait();  // before operands are read, and results written
   Ring ring;
+  if (TAKE_TURNS) {
+    tiles.step(warpgroup);
+    ring.skip(warpgroup * K_TILES);
+  }
 #pragma unroll 1
-  for (; tiles.exists(); tiles.step()) {
-    Epilogue epilogue{a, staging, tiles.rows, tiles.row() + warp * 16, tiles.column()};
-    float sums[TILE_N / 2];
+  for (int turn = 0; tiles.exists(); tiles.step(TAKE_TURNS ? CONSUMERS : 1), ++turn) {
+    Epilogue epilogue{a, staging, tiles.rows, tiles.row() + own_rows + warp % 4 * 16, tiles.column()};
+    float sums[M_TILES][TILE_N / 2];
     int before = 0;
+    if (TAKE_TURNS && (turn > 0 || warpgroup > 0)) wait_barrier(turns + warpgroup * 8, (turn - (warpgroup == 0)) & 1);
 #pragma unroll 1
     for (int k_tile = 0; k_tile < K_TILES; ++k_tile) {
       wait_barrier(full + ring.stage * 8, ring.phase);
-      const storage_t* const left = shared + ring.stage * (STAGE_BYTES / 2) + warpgroup * (64 * 64);
+      const storage_t* const left = shared + ring.stage * (STAGE_BYTES / 2) + own_rows * 64;
       const storage_t* const right = shared + ring.stage * (STAGE_BYTES / 2) + X_BYTES / 2;
       asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
       for (int k = 0; k < TILE_K; k += 16)
-        wgmma(sums, descriptor(left + k / 64 * (TILE_M * 64) + k % 64),
-              descriptor(right + k / 64 * (TILE_N * 64) + k % 64), k > 0 || k_tile > 0);
+#pragma unroll
+        for (int m = 0; m < M_TILES; ++m)
+          wgmma(sums[m], descriptor(left + (k / 64 * TILE_M + m * 64) * 64 + k % 64),
+                descriptor(right + k / 64 * (TILE_N * 64) + k % 64), k > 0 || k_tile > 0);
       commit_wgmma();
       if (k_tile > 0) {
         wait_wgmma_but_last();
@@ -173,34 +203,43 @@ __device__ __forceinline__ void consume(const Arguments& a, Tiles tiles, storage
       before = ring.stage;
       ring.step();
     }
+    if (TAKE_TURNS) {
+      if (threadIdx.x % 128 == 0) arrive(turns + (warpgroup + 1) % CONSUMERS * 8);
+      ring.skip((CONSUMERS - 1) * K_TILES);
+    }
     epilogue.load(0);  // while the last MMAs run
-    if (AHEAD > 1 && TILE_N > COLUMNS) epilogue.load(1);
-    wait_wgmma(sums);
+    if (AHEAD > 1 && M_TILES * CHUNKS > 1) epilogue.load(1);
+#pragma unroll
+    for (int m = 0; m < M_TILES; ++m) wait_wgmma(sums[m]);
     release(before);
     epilogue.run(sums);
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) gemm(const __grid_constant__ GemmArguments g) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm(const __grid_constant__ GemmArguments g) {
   extern __shared__ __align__(1024) uint4 shared[];
-  __shared__ __align__(8) unsigned long long barriers[2 * STAGES];
-  const unsigned full = shared_address(barriers), empty = full + STAGES * 8;
+  __shared__ __align__(8) unsigned long long barriers[2 * STAGES + CONSUMERS];
+  const unsigned full = shared_address(barriers), empty = full + STAGES * 8, turns = empty + STAGES * 8;
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; ++i) {
       init_barrier(full + i * 8, 2);
-      init_barrier(empty + i * 8, CONSUMERS);
+      init_barrier(empty + i * 8, SHARERS);
     }
+    for (int i = 0; i < CONSUMERS; ++i) init_barrier(turns + i * 8, 1);
     fence_barriers();
   }
   __syncthreads();
   const Tiles tiles(g.a);
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // known to be the same for a warp
   if (warp < CONSUMERS * 4) {
-    consume(g.a, tiles, (storage_t*)shared, full, empty);
-  } else if (threadIdx.x % 32 == 0) {
+    if (TAKE_TURNS) take_registers<232>();
+    consume(g.a, tiles, (storage_t*)shared, full, empty, turns);
+  } else {
+    if (TAKE_TURNS) give_registers<40>();
+    if (threadIdx.x % 32 != 0) return;
     if (warp == CONSUMERS * 4)
       Producer<true>{g, shared_address(shared), full, empty}.run(tiles);
-    else
+    else if (warp == CONSUMERS * 4 + 1)
       Producer<false>{g, shared_address(shared), full, empty}.run(tiles);
   }
 }

@@ -7,12 +7,14 @@
 namespace ortplugin {
 
 struct GemmConfig {
-  int tile_n;      // columns of a tile
-  int consumers;   // warpgroups that multiply, each 64 rows of a tile
-  int tile_k;      // channels of a copy
-  int min_blocks;  // of a multiprocessor: with two, the program of one runs beside the MMAs of the other
+  int tile_n;       // columns of a tile
+  int consumers;    // warpgroups that multiply
+  int tile_k;       // channels of a copy
+  bool take_turns;  // each consumer has tiles of its own: the program of one runs beside the MMAs of the other
   int stages;
   bool rows_first;  // neighbouring tiles have the same columns
+
+  int tile_m() const { return take_turns ? 128 : 64 * consumers; }
 };
 
 bool FitsGemm(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);

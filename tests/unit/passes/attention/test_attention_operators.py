@@ -124,8 +124,54 @@ def test_one_product_with_its_weights(rng: np.random.Generator) -> None:
         assert attributes(fused)["k_layout"] == "b s (1/3 h d)"
 
 
+PASTS = ", float[2,{},3,8] p, float[2,{},3,8] o"
+CACHED = {
+    "Attention": ("Attention<is_causal = 1> (q, k, v, , p, o)", FOUR, "float[2,4,5,8] y",
+                  {"scale": ROOT, "causal": "lower_right", "masked_rows": "zero"}),
+    "Attention, heads together, a mask": (f"Attention<{HEADS}> (q, k, v, m, p, o)", f"{THREE}, float[2,1,5,8] m",
+                                          "float[2,5,32] y", {**LAID, "scale": ROOT, "mask_dtype": "float",
+                                                              "masked_rows": "zero"}),
+    "MultiHeadAttention": (f"{MULTI_HEAD}, unidirectional = 1> (q, k, v, , , b, p, o)",
+                           QKV.replace("7,", "5,") + ", float[2,4,5,8] b", "float[2,5,32] y",
+                           {**LAID, "scale": ROOT, "causal": "lower_right", "mask_dtype": "float"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CACHED)
+def test_a_cache(name: str, rng: np.random.Generator) -> None:
+    node, inputs, y, expected = CACHED[name]
+    contrib = name == "MultiHeadAttention"
+    heads = 4 if contrib else 2
+    y += f", float[2,{heads},8,8] pk, float[2,{heads},8,8] pv"
+    made = operator(f"y, pk, pv = {node}", inputs + PASTS.format(heads, heads), y, 17 if contrib else 23, contrib)
+    operators, found = fuse(made, rng)
+    assert operators == ["FusedAttention"]
+    assert (list(found.input[-2:]), list(found.output)) == (["p", "o"], ["y", "pk", "pv"])
+    assert attributes(found) == expected
+
+
 STAY = {
-    "a cache": (f"y = {MULTI_HEAD}> (q, k, v, , , , p, p)", f"{QKV}, float[2,4,3,8] p", "it reads past keys, 'p'"),
+    "half a cache": (f"y = {MULTI_HEAD}> (q, k, v, , , , p)", f"{QKV}, float[2,4,3,8] p", "a past of K or of V alone"),
+    "a cache of other values": (
+        f"y = {MULTI_HEAD}> (q, k, v, , , , p, o)",
+        f"{QKV}, float[2,4,3,8] p, float[2,4,2,8] o",
+        "is not known to have one number of rows",
+    ),
+    "causal with more new keys": (
+        f"y, a, c = {MULTI_HEAD}, unidirectional = 1> (q, k, v, , , , p, p)",
+        f"{QKV}, float[2,4,3,8] p",
+        "as many new keys as queries",
+    ),
+    "a cache that is not written": (
+        f"y = {MULTI_HEAD}> (q, k, v, , , , p, p)",
+        f"{QKV}, float[2,4,3,8] p",
+        "does not write both that are present",
+    ),
+    "a length of the cache": (
+        f"y = {MULTI_HEAD}> (q, k, v, , , , p, p, l)",
+        f"{QKV}, float[2,4,3,8] p, int32[1] l",
+        "it reads lengths of a cache, 'l'",
+    ),
     "lengths of keys": (f"y = {MULTI_HEAD}> (q, k, v, , m)", f"{QKV}, int32[2] m", "has not one number a key"),
     "a bias that is no constant": (f"y = {MULTI_HEAD}> (q, k, v, b)", f"{QKV}, float[96] b", "'b' is no constant"),
     "causal with more keys": (f"y = {MULTI_HEAD}, unidirectional = 1> (q, k, v)", QKV, "as many keys as queries"),

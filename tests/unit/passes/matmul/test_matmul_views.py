@@ -77,3 +77,11 @@ def test_an_operand_of_each_row_keeps_its_place() -> None:
     text = shaped(BACK.format("2, 3, 6"), product="Gemm(a, w, z)", more=", f[6,1] z")
     before, _ = run_pass(weighted(text, WEIGHTS), MATMUL_TO_FUSED, DEAD_NODES)
     assert_unchanged(before, [MATMUL_VIEWS], "'z' is no row")
+
+
+def test_a_width_that_is_not_known() -> None:
+    """A model may leave it open how wide the rows are; the product is fused, its view stays."""
+    text = "g (f[R,W] x, f[2,3,6] r) => (f[2,3,6] y) { c = Gemm(x, w, b)  %s  y = Add(v, r) }"
+    fused, _ = run_pass(weighted(text % BACK.format("2, 3, 6").replace("y =", "v ="), WEIGHTS), MATMUL_TO_FUSED)
+    assert "FusedMatMul" in operators(fused)
+    assert_unchanged(fused, [MATMUL_VIEWS], "is not known beforehand")

@@ -1,0 +1,82 @@
+#include "ortplugin/ops/attention/engines/decode.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include "ortplugin/runtime/gpu/kernel_sources.h"
+#include "ortplugin/runtime/round_up.h"
+
+namespace ortplugin {
+namespace {
+
+constexpr int64_t kRows = 16, kKeys = 16;  // of a tile
+constexpr int64_t kFewKeys = 128;          // without a cache, for which one block is enough: flash's
+
+int64_t Padded(int64_t size) { return RoundUp(size, int64_t{16}); }
+
+int64_t Blocks(const AttentionProblem& problem, const DecodeConfig& config) {
+  return problem.batch * problem.kv_heads * config.cluster;
+}
+
+// As decode.cu lays it out: queries, what blocks of the cluster give, and each warp's stages, later its results.
+int64_t SharedBytes(const AttentionProblem& problem, const DecodeConfig& config) {
+  const int64_t keys = Padded(problem.head_size) + 8, values = Padded(problem.value_size) + 8;
+  const int64_t partial = Padded(problem.value_size) + 2;
+  const int64_t of_warp =
+      RoundUp(std::max(config.stages * kKeys * (keys + values) * 2, kRows * partial * 4), int64_t{16});
+  const int64_t given = RoundUp(DivideUp(kRows, int64_t{config.cluster}) * config.cluster * partial * 4, int64_t{16});
+  return kRows * keys * 2 + given + config.warps * of_warp;
+}
+
+// Whether all that is copied begins and steps by 16 bytes.
+bool IsCopiedWide(const AttentionProblem& problem) {
+  int64_t common = problem.head_size | problem.value_size;
+  std::vector<AttentionProblem::View> views{problem.k, problem.v};
+  if (problem.has_past)
+    views.insert(views.end(), {problem.past_key, problem.past_value, problem.present_key, problem.present_value});
+  for (const AttentionProblem::View& view : views) {
+    if (view.column != 1) return false;
+    common |= view.offset | view.batch | view.head | view.row;
+  }
+  return common % 8 == 0;
+}
+
+}  // namespace
+
+bool FitsDecode(const AttentionProblem& problem, bool aligned, const cuda::DeviceFacts& device) {
+  if (problem.dtype != DType::kFloat16 && problem.dtype != DType::kBFloat16) return false;
+  if (!device.has_mma_m16n8k16() || !device.has_clusters() || !aligned) return false;
+  if (problem.queries > kRows || problem.queries * problem.group() > kRows || !IsCopiedWide(problem)) return false;
+  if (problem.q.column != 1 || problem.y.column != 1) return false;
+  if (!problem.has_past && (problem.keys <= kFewKeys || problem.is_rotary())) return false;
+  // Keys run a little past the end before they are compared with it.
+  constexpr int64_t kMost = int64_t{1} << 30;
+  if (problem.keys >= kMost || problem.window >= kMost) return false;
+  const DecodeConfig config = ConfigureDecode(problem, device);
+  return Blocks(problem, config) < int64_t{1} << 31 && SharedBytes(problem, config) <= device.shared_per_block;
+}
+
+DecodeConfig ConfigureDecode(const AttentionProblem& problem, const cuda::DeviceFacts& device) {
+  const int64_t size = std::max(problem.head_size, problem.value_size);
+  DecodeConfig config{1, size <= 128 ? 8 : 4, size <= 128 ? 2 : 1, size <= 64 ? 2 : 1};
+  // As many blocks as find a tile of keys for each of their warps, while multiprocessors are idle.
+  while (config.cluster < 8 && config.cluster * config.warps * kKeys < problem.keys &&
+         2 * Blocks(problem, config) <= device.multiprocessors)
+    config.cluster *= 2;
+  return config;
+}
+
+std::optional<EngineKernel> MakeDecode(const AttentionProblem& problem, const cuda::DeviceFacts& device) {
+  const DecodeConfig config = ConfigureDecode(problem, device);
+  std::ostringstream text;
+  text << AttentionPreamble(problem) << kCopySource << AttentionSoftmaxSource(problem) << "\n#define CLUSTER "
+       << config.cluster << "\n#define WARPS " << config.warps << "\n#define STAGES " << config.stages
+       << "\n#define MIN_BLOCKS " << config.min_blocks << "\n\n"
+       << kMmaSource << kAttentionRowsSource << kDecodeSource;
+  const cuda::LaunchShape launch{static_cast<unsigned>(Blocks(problem, config)),
+                                 static_cast<unsigned>(32 * config.warps),
+                                 static_cast<unsigned>(SharedBytes(problem, config))};
+  return EngineKernel{text.str(), "decode", launch, AttentionArguments(problem)};
+}
+
+}  // namespace ortplugin

@@ -1,0 +1,399 @@
+// s[i, j] = scale q[i] . k[j], then softcap and mask             of one batch and one head of K and V, few queries i
+// y[i, e] = sum over j of p[i, j] v[j, e] / l[i],  p[i, j] = exp(s[i, j] - m[i]),  m = max over j of s, l the sum of p
+//
+// With a cache (HAS_PAST), keys and values are the rows of past, then the new ones, and all of them are written to
+// present: past is read once, into shared memory, and written from there.
+//
+// The text in front of this one is generated for the node at hand (table.cc, decode.cc): sizes, the configuration and
+// what there is as macros, Arguments; copy.cuh, mma.cuh, softmax.cuh and rows.cuh.
+//
+// Few queries leave memory as all there is to wait for, so the keys of a head are divided among the blocks of a
+// cluster, and those of a block among its warps: each takes every so many'th tile of KEYS of them, STAGES tiles ahead,
+// in shared memory of its own, and waits for no other warp. All queries of a head of K and V (ROWS at most: queries
+// times the heads that share it) are the rows of one m16n8k16 tile. At the end each block adds up what its warps have,
+// in their order, and gives each row to one block of the cluster, which adds up those of all, in their order, through
+// distributed shared memory (Flash-Decoding, Dao et al., 2023, without its memory between two kernels).
+
+#define THREADS (32 * WARPS)
+#define ROWS 16
+#define KEYS 16
+#define QK_PADDED ((HEAD_SIZE + 15) / 16 * 16)  // with zeros behind the head
+#define V_PADDED ((VALUE_SIZE + 15) / 16 * 16)
+#define QK_PITCH (QK_PADDED + 8)  // so that the eight rows of an ldmatrix lie in different banks
+#define V_PITCH (V_PADDED + 8)
+#define STAGE_ELEMENTS (KEYS * (QK_PITCH + V_PITCH))
+#define PARTIAL (V_PADDED + 2)                          // floats of a row: its values, its maximum, its sum
+#define ROWS_OF_BLOCK ((ROWS + CLUSTER - 1) / CLUSTER)  // that are added up there
+#define WARP_BYTES \
+  ((MAX(STAGES * STAGE_ELEMENTS * 2, ROWS * PARTIAL * 4) + 15) / 16 * 16)  // of a warp: its stages, then its results
+#define MAX(a, b) ((a) > (b) ? (a) : (b))
+
+// All blocks of the cluster, or all threads of the only one: what they wrote before they arrived is there behind the
+// wait.
+__device__ __forceinline__ void arrive_cluster() {
+  __syncwarp();
+#if CLUSTER > 1
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void wait_cluster() {
+#if CLUSTER > 1
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+  __syncthreads();
+#endif
+}
+
+// To a block of the cluster, at the address that it has in this one.
+__device__ __forceinline__ void store_to_block(float* to, unsigned block, float x) {
+#if CLUSTER > 1
+  unsigned there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(there)
+               : "r"((unsigned)__cvta_generic_to_shared(to)), "r"(block));
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(x) : "memory");
+#else
+  *to = x;
+#endif
+}
+
+// The rows of K or V of one head: those of past, then the new ones.
+struct Source {
+  const storage_t *past, *added;
+  long long past_step, added_step;
+  storage_t* present;
+  long long present_step;
+};
+
+// KEYS rows to shared memory from `first` on, zeros behind the last one and the head. `skipped`: the rows from there on
+// are written by others.
+template <int WIDTH, int PADDED>
+__device__ __forceinline__ void copy_rows(storage_t* to, const Source& from, int first, int past, int skipped,
+                                          int keys) {
+  constexpr int kCopies = KEYS * PADDED / 8;
+#pragma unroll
+  for (int i = 0; i < (kCopies + 31) / 32; ++i) {
+    const int at = i * 32 + threadIdx.x % 32, row = at / (PADDED / 8), column = at % (PADDED / 8) * 8;
+    if (kCopies % 32 != 0 && row >= KEYS) break;
+    const int key = first + row;
+    if (key >= skipped && key < keys) continue;
+    const bool exists = key < keys && column < WIDTH;
+    const storage_t* x = from.added;
+#if HAS_PAST
+    if (key < past) x = from.past + key * from.past_step + column;
+#endif
+    if (exists && key >= past) x = from.added + (key - past) * from.added_step + column;
+    copy_async(to + row * (PADDED + 8) + column, x, exists);
+  }
+}
+
+#if HAS_PAST
+template <int WIDTH, int PADDED>
+__device__ __forceinline__ void write_present(const Source& to, const storage_t* from, int first, int keys) {
+#pragma unroll 4
+  for (int at = threadIdx.x % 32; at < KEYS * WIDTH / 8; at += 32) {
+    const int row = at / (WIDTH / 8), column = at % (WIDTH / 8) * 8;
+    Vector<storage_t, 8> some;
+    load_shared(some, from + row * (PADDED + 8) + column);
+    if (first + row < keys) some.store(to.present + (first + row) * to.present_step + column);
+  }
+}
+#endif
+
+// What a warp has summed up, of which a thread has the rows lane / 4 and 8 more, and of each eight columns two.
+struct WarpTile {
+  float sums[V_PADDED / 8][4], row_max[2], row_sum[2];
+  int first_key[2], last_key[2];  // what the row's query sees
+  const float scale, softcap;
+#if MASK
+  const mask_t* mask[2];
+  long long mask_step;
+#endif
+
+  __device__ __forceinline__ WarpTile(const Arguments& a, const Keys& seen, long long batch, long long kv_head)
+      : scale((float)a.scale), softcap((float)a.softcap) {
+#pragma unroll
+    for (int n = 0; n < V_PADDED / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[n][i] = 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = threadIdx.x % 32 / 4 + half * 8, query = row / (int)a.group;
+      row_max[half] = -INFINITE;
+      row_sum[half] = 0;
+      first_key[half] = seen.first(query);
+      last_key[half] = seen.last(query);
+#if MASK
+      const long long there = min((long long)query, a.queries - 1), head = kv_head * a.group + row % (int)a.group;
+      mask[half] = a.mask + batch * a.mask_view.batch + head * a.mask_view.head + there * a.mask_view.row;
+#endif
+    }
+#if MASK
+    mask_step = a.mask_view.column;
+#endif
+  }
+
+  // The score as an exponent of 2.
+  __device__ __forceinline__ float score(float product, int half, int key) const {
+    if (key < first_key[half] || key >= last_key[half]) return -INFINITE;
+    product *= scale;
+#if HAS_SOFTCAP
+    product = softcap - 2 * softcap / (exp2_of(product * (2 * LOG2_E / softcap)) + 1);
+#endif
+#if MASK
+#if IS_BOOL_MASK
+    if (!to_compute(mask[half][key * mask_step])) product = -INFINITE;
+#else
+    product += to_compute(mask[half][key * mask_step]);
+#endif
+#endif
+    return product * LOG2_E;
+  }
+
+  __device__ __forceinline__ void take(const storage_t* q, const storage_t* stage, int first) {
+    const int lane = threadIdx.x % 32;
+    float scores[2][4] = {};
+    const storage_t* const queries = q + lane % 16 * QK_PITCH + lane / 16 * 8;
+    const storage_t* const keys = stage + (lane / 16 * 8 + lane % 8) * QK_PITCH + lane / 8 % 2 * 8;
+#pragma unroll
+    for (int d = 0; d < QK_PADDED / 16; ++d) {
+      unsigned x[4], b[4];
+      load_matrices(x, queries + d * 16);
+      load_matrices(b, keys + d * 16);
+      mma(scores[0], x, b[0], b[1]);
+      mma(scores[1], x, b[2], b[3]);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) soften(scores, half, first);
+    unsigned p[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) p[i] = pack(scores[i / 2][i % 2 * 2], scores[i / 2][i % 2 * 2 + 1]);
+    const storage_t* const values = stage + KEYS * QK_PITCH + lane % 16 * V_PITCH + lane / 16 * 8;
+#pragma unroll
+    for (int e = 0; e < V_PADDED / 16; ++e) {
+      unsigned b[4];
+      load_transposed(b, values + e * 16);
+      mma(sums[2 * e], p, b[0], b[1]);
+      mma(sums[2 * e + 1], p, b[2], b[3]);
+    }
+  }
+
+  // Products become exponentials; what was summed before shrinks where the maximum grows.
+  __device__ __forceinline__ void soften(float (&scores)[2][4], int half, int first) {
+    float most = row_max[half], sum = 0;
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float& s = scores[n][half * 2 + i];
+        s = score(s, half, first + n * 8 + threadIdx.x % 4 * 2 + i);
+        most = fmaxf(most, s);
+      }
+    most = max_of_row(most);
+    const float base = most == -INFINITE ? 0.0f : most;  // of nothing but -inf, exponentials are 0
+    const float factor = exp2_of(row_max[half] - base);
+    row_max[half] = most;
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) sum += scores[n][half * 2 + i] = exp2_of(scores[n][half * 2 + i] - base);
+    row_sum[half] = row_sum[half] * factor + sum;
+#pragma unroll
+    for (int n = 0; n < V_PADDED / 8; ++n) {
+      sums[n][half * 2] *= factor;
+      sums[n][half * 2 + 1] *= factor;
+    }
+  }
+
+  // [ROWS][PARTIAL]
+  __device__ __forceinline__ void store(float* partial, int rows) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float sum = sum_of_row(row_sum[half]);
+      const int row = threadIdx.x % 32 / 4 + half * 8, column = threadIdx.x % 4 * 2;
+      if (row >= rows) continue;
+      float* const to = partial + row * PARTIAL;
+#pragma unroll
+      for (int n = 0; n < V_PADDED / 8; ++n)
+        *(float2*)(to + n * 8 + column) = make_float2(sums[n][half * 2], sums[n][half * 2 + 1]);
+      if (column == 0) *(float2*)(to + V_PADDED) = make_float2(row_max[half], sum);
+    }
+  }
+};
+
+// The sum over COUNT partial results, `step` floats apart: of one column, and of the rows' maximum and sum.
+template <int COUNT>
+__device__ __forceinline__ void add(const float* partials, int step, int column, float& most, float& sum,
+                                    float& value) {
+  most = -INFINITE;
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) most = fmaxf(most, partials[i * step + V_PADDED]);
+  const float base = most == -INFINITE ? 0.0f : most;
+  sum = value = 0;
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    const float factor = exp2_of(partials[i * step + V_PADDED] - base);
+    sum += factor * partials[i * step + V_PADDED + 1];
+    value += factor * partials[i * step + column];
+  }
+}
+
+// What a block of the cluster is at work on.
+struct Place {
+  const long long kv_heads, batch, head;  // head: of K and V
+  const int block, group, rows;
+  __device__ __forceinline__ explicit Place(const Arguments& a)
+      : kv_heads(a.heads / a.group),
+        batch(blockIdx.x / CLUSTER / kv_heads),
+        head(blockIdx.x / CLUSTER % kv_heads),
+        block(blockIdx.x % CLUSTER),
+        group((int)a.group),
+        rows((int)a.queries * group) {}
+  // A row of the tile is a query of one of the heads that share those of K and V.
+  __device__ __forceinline__ long long offset(const View& view, int row) const {
+    return view.offset + batch * view.batch + (head * group + row % group) * view.head;
+  }
+  __device__ __forceinline__ long long kv_offset(const View& view) const {
+    return view.offset + batch * view.batch + head * view.head;
+  }
+};
+
+#if HAS_PAST
+#define SOURCE(x, name)                                                                                        \
+  Source {                                                                                                     \
+    a.past_##name + place.kv_offset(a.past_##name##_view), a.x + place.kv_offset(a.x##_view),                  \
+        a.past_##name##_view.row, a.x##_view.row, a.present_##name + place.kv_offset(a.present_##name##_view), \
+        a.present_##name##_view.row                                                                            \
+  }
+#else
+#define SOURCE(x, name) Source{nullptr, a.x + place.kv_offset(a.x##_view), 0, a.x##_view.row, nullptr, 0}
+#endif
+
+// q[row][d], 0 beyond the queries and the head.
+__device__ __forceinline__ void load_queries(const Arguments& a, const Place& place, storage_t* q) {
+  for (int i = threadIdx.x; i < ROWS * QK_PADDED; i += THREADS) {
+    const int row = i / QK_PADDED, d = i % QK_PADDED;
+    float x = 0;
+    if (row < place.rows && d < HEAD_SIZE) {
+      const Rows of_head{a.q + place.offset(a.q_view, row), a.q_view};
+#if ROTARY
+      const long long tables = place.batch * a.rotary_batch;
+      x = RotatedRows{of_head, a.cos + tables, a.sin + tables}(row / place.group, d);
+#else
+      x = of_head(row / place.group, d);
+#endif
+    }
+    from_compute(x, q[row * QK_PITCH + d]);
+  }
+}
+
+#if ROTARY
+// The new keys among the KEYS from `first` on, rotated, by one warp.
+__device__ __forceinline__ void rotate_keys(const Arguments& a, const Place& place, storage_t* to, int first, int past,
+                                            int keys) {
+  const long long tables = place.batch * a.rotary_batch;
+  const RotatedRows rotated{{a.k + place.kv_offset(a.k_view), a.k_view}, a.cos + tables, a.sin + tables};
+#pragma unroll 1
+  for (int key = max(first, past); key < min(first + KEYS, keys); ++key)
+#pragma unroll 2
+    for (int d = threadIdx.x % 32; d < QK_PADDED; d += 32)
+      from_compute(d < HEAD_SIZE ? rotated(key - past, d) : 0.0f, to[(key - first) * QK_PITCH + d]);
+}
+#endif
+
+// What the block's warps have, to the blocks that add up the rows: row to block row % CLUSTER.
+__device__ __forceinline__ void give(const Place& place, const float* of_warps, float* given) {
+  for (int i = threadIdx.x; i < place.rows * VALUE_SIZE; i += THREADS) {
+    const int row = i / VALUE_SIZE, column = i % VALUE_SIZE;
+    float most, sum, value;
+    add<WARPS>(of_warps + row * PARTIAL, WARP_BYTES / 4, column, most, sum, value);
+    float* const to = given + (row / CLUSTER * CLUSTER + place.block) * PARTIAL;
+    store_to_block(to + column, row % CLUSTER, value);
+    if (column > 0) continue;
+    store_to_block(to + V_PADDED, row % CLUSTER, most);
+    store_to_block(to + V_PADDED + 1, row % CLUSTER, sum);
+  }
+}
+
+// The block's rows of the result.
+__device__ __forceinline__ void write_results(const Arguments& a, const Place& place, const float* given) {
+  for (int i = threadIdx.x; i < ROWS_OF_BLOCK * VALUE_SIZE; i += THREADS) {
+    const int own = i / VALUE_SIZE, row = own * CLUSTER + place.block, column = i % VALUE_SIZE;
+    if (row >= place.rows) break;
+    float most, sum, value;
+    add<CLUSTER>(given + own * CLUSTER * PARTIAL, PARTIAL, column, most, sum, value);
+    const float scale = sum == 0 && a.zero_where_nothing_is_seen ? 0.0f : 1.0f / sum;
+    from_compute(value * scale, a.y[place.offset(a.y_view, row) + row / place.group * a.y_view.row + column]);
+  }
+}
+
+extern "C" __global__ void
+#if CLUSTER > 1
+__cluster_dims__(CLUSTER, 1, 1)
+#endif
+    __launch_bounds__(THREADS, MIN_BLOCKS) decode(const Arguments a) {
+  extern __shared__ __align__(16) uint4 shared[];
+  storage_t* const q = (storage_t*)shared;             // [ROWS][QK_PITCH]
+  float* const given = (float*)(q + ROWS * QK_PITCH);  // [ROWS_OF_BLOCK][CLUSTER][PARTIAL]
+  char* const of_warps = (char*)(given + (ROWS_OF_BLOCK * CLUSTER * PARTIAL + 3) / 4 * 4);
+  storage_t* const stages = (storage_t*)(of_warps + threadIdx.x / 32 * WARP_BYTES);
+  const Place place(a);
+  const Source k = SOURCE(k, key), v = SOURCE(v, value);
+  const int keys = (int)a.keys;
+#if HAS_PAST
+  const int past = (int)a.past;
+#else
+  constexpr int past = 0;
+#endif
+  // What any of the queries sees. Of a cache all tiles are written.
+  const Keys seen(a);
+  const int seen_from = seen.first(0), seen_to = seen.last((int)a.queries - 1);
+  const int begin = HAS_PAST ? 0 : seen_from / KEYS * KEYS, end = HAS_PAST ? keys : seen_to;
+  const int step = CLUSTER * WARPS * KEYS;
+  int first = begin + (place.block * WARPS + threadIdx.x / 32) * KEYS, next = first;
+  const auto copy_tile = [&](int stage) {
+    storage_t* const to = stages + stage * STAGE_ELEMENTS;
+    if (next < end) {
+      copy_rows<HEAD_SIZE, QK_PADDED>(to, k, next, past, ROTARY ? past : keys, keys);
+      copy_rows<VALUE_SIZE, V_PADDED>(to + KEYS * QK_PITCH, v, next, past, keys, keys);
+#if ROTARY
+      rotate_keys(a, place, to, next, past, keys);
+#endif
+    }
+    commit_copies();
+    next += step;
+  };
+
+  arrive_cluster();
+  grid_dependency_wait();
+#pragma unroll
+  for (int stage = 0; stage < STAGES; ++stage) copy_tile(stage);
+  load_queries(a, place, q);
+  __syncthreads();
+
+  WarpTile tile(a, seen, place.batch, place.head);
+  int stage = 0;
+#pragma unroll 1
+  for (; first < end; first += step) {
+    wait_copies<STAGES - 1>();
+    __syncwarp();
+    storage_t* const from = stages + stage * STAGE_ELEMENTS;
+    if (first + KEYS > seen_from && first < seen_to) tile.take(q, from, first);
+#if HAS_PAST
+    write_present<HEAD_SIZE, QK_PADDED>(k, from, first, keys);
+    write_present<VALUE_SIZE, V_PADDED>(v, from + KEYS * QK_PITCH, first, keys);
+#endif
+    __syncwarp();
+    copy_tile(stage);
+    stage = stage + 1 == STAGES ? 0 : stage + 1;
+  }
+  wait_copies<0>();
+  __syncwarp();
+  tile.store((float*)stages, place.rows);
+  __syncthreads();
+  if (CLUSTER > 1) wait_cluster();  // there are no blocks to give to before they have started
+  give(place, (const float*)of_warps, given);
+  arrive_cluster();
+  wait_cluster();
+  write_results(a, place, given);
+}
