@@ -117,7 +117,7 @@ def write(name: str, record: Mapping[str, Any], folder: Path = RESULTS, *, colum
         several = _is_several(record)
         record = {name: _in_columns(each) for name, each in record.items()} if several else _in_columns(record)
     text = json.dumps(_shortened(record), indent=0, separators=(",", ":"))
-    text = re.sub(r"(?m)(^|:)([1-9]\.\d+e-\d+|0\.000\d+)(?=,?$)", lambda found: found[1] + _whole(found[2]), text)
+    text = re.sub(r"(?m)(^|:)([1-9](?:\.\d+)?e-\d+|0\.000\d+)(?=,?$)", lambda found: found[1] + _whole(found[2]), text)
     path.write_text(re.sub(r"[{\[][^{}\[\]]*[}\]]", lambda found: re.sub(r"\s*\n\s*", "", found[0]), text) + "\n")
     return path
 

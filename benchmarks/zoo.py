@@ -65,6 +65,7 @@ SECOND_WORKERS = 2  # processes of a GPU in which rows are measured for the seco
 SAID = 300  # characters of what a process that died said last
 START_SECONDS = 120  # that a new process may take besides
 MOST_MEMORY = 7 << 30  # bytes of a worker after a row, with which it goes on
+OTHERS = ("error_torch", "error_ort", "error_tf32", "error_tf32_ort")
 REASONS = ("why", "first", "uncaptured", "ort_uncaptured")
 LONGEST_REASON = 150  # characters of one in the table; what comes later differs by names and shapes
 
@@ -325,7 +326,15 @@ def verdict(row: Mapping[str, Any]) -> str:
 def in_order(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The rows of networks that are still in the list, in its order."""
     places = {name: number for number, name in enumerate(zoo_networks.CASES)}
-    kept = [row for row in rows if row["case"] in places]
+    shown = {(row["case"], row["precision"]) for row in rows if row["exporter"] == "dynamo" and "error" in row}
+
+    def slim(row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Without the errors of others where the table shows those of the same network by the other exporter."""
+        if row["exporter"] == "dynamo" or verdict(row) != RIGHT or (row["case"], row["precision"]) not in shown:
+            return row
+        return {key: value for key, value in row.items() if key not in OTHERS}
+
+    kept = [slim(row) for row in rows if row["case"] in places]
     return sorted(kept, key=lambda row: (places[row["case"]], row["exporter"], row["precision"]))
 
 

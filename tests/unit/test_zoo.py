@@ -347,6 +347,16 @@ def test_parts_merge_and_say_their_commits(tmp_path: Path) -> None:
     assert "; 1 rows at commit aaaaaaaaaaaa" in zoo.table(merged)
 
 
+def test_errors_of_others_are_kept_once() -> None:
+    """Of the exporter that the table shows, where that has any; of what is not right all."""
+    rows = [_row(SMALL), _row(SMALL, exporter="torchscript", error_exported=1e-3), _row(USUAL, exporter="torchscript"),
+            _row(THIRD), _row(THIRD, exporter="torchscript", verdict="wrong"),
+            _row(SMALL, "fp32", "torchscript")]  # fmt: skip
+    kept = {(row["case"], row["precision"], row["exporter"]): row for row in zoo.in_order(rows)}
+    assert [name for name, row in kept.items() if "error_ort" not in row] == [(SMALL, "fp16", "torchscript")]
+    assert {"error", "error_exported"} <= kept[SMALL, "fp16", "torchscript"].keys()
+
+
 def test_what_is_measured_again() -> None:
     todo = [Job(case, "fp16", "dynamo") for case in (SMALL, USUAL, THIRD, "new")]
     known = [_row(SMALL), _row(USUAL, commit="b" * 40), _row(THIRD, verdict="fails")]
