@@ -71,10 +71,13 @@ def shorten_weights(proto: onnx.ModelProto) -> None:
         if not _may_be_made(tensor) or _is_made(tensor):
             continue
         values = onnx.numpy_helper.to_array(tensor).astype(np.float32)
-        if np.isfinite(values).all() and len(np.unique(values)) > 8:  # fewer are a mask
+        if np.isfinite(values).all() and len(np.unique(values)) > min(8, values.size // 2):  # fewer are a mask
             mean, spread = values.mean(), values.std() * 3**0.5
-            ends = np.clip([mean - spread, mean + spread], values.min(), values.max()).astype(np.float32)
-            short = (ends.view(np.uint32) & np.uint32(0xFFF00000)).view(np.float32).astype(WEIGHTS[tensor.data_type])
+            if abs(mean) < spread / 2:  # so many have the same two numbers
+                mean, ends = 0, np.array([-spread, spread], np.float32)
+            else:
+                ends = np.clip([mean - spread, mean + spread], values.min(), values.max()).astype(np.float32)
+            short = (ends.view(np.uint32) & np.uint32(0xFFC00000)).view(np.float32).astype(WEIGHTS[tensor.data_type])
             tensor.CopyFrom(onnx.numpy_helper.from_array(_made(tensor, short), tensor.name))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from .graph import HALVES
 from .narrow import narrow_model
 from .reference import Finding
 
+USUAL = {"dtype": "fp32", "kept": [], "checks": [], "dead": False}  # what a header leaves out
 FOLDER = Path(__file__).resolve().parent / "corpus"
 
 
@@ -34,15 +36,24 @@ def to_text(case: Case, finding: Finding) -> str:
         "dead": case.dead,
         "options": case.options,
     }
-    lines = [f"# {name}: {json.dumps(value)}" for name, value in header.items()]
+    lines = [f"# {name}: {json.dumps(value)}" for name, value in header.items() if value != USUAL.get(name)]
     for number, feeds in enumerate(case.feeds):
-        lines += [f"# feed {number} {json.dumps(name)}: {json.dumps(_plain(array))}" for name, array in feeds.items()]
-    return "\n".join([*lines, onnx.printer.to_text(case.oracle)]) + "\n"
+        lines += [
+            f"# feed {number} {json.dumps(name)}: {json.dumps(_plain(array), separators=(',', ':'))}"
+            for name, array in feeds.items()
+        ]
+    return "\n".join([*lines, _short(onnx.printer.to_text(case.oracle))]) + "\n"
+
+
+def _short(text: str) -> str:
+    """A model's text without empty names, types of attributes that their values show, and indentation."""
+    text = re.sub(r'(?<=[\w"]): (ints|strings) = \[(?!\])', " = [", text.replace('[""] ', ""))
+    return re.sub(r'(?m)^ +|(?<=[\w"]): (?:int|string)(?= = )', "", text)
 
 
 def from_text(text: str) -> Case:
     """The case of a text that `to_text` made, or that was written by hand in the same form."""
-    header: dict[str, Any] = {}
+    header: dict[str, Any] = {**USUAL}
     feeds: dict[int, dict[str, Array]] = {}
     lines = text.splitlines()
     for line in lines:
@@ -67,7 +78,7 @@ def from_text(text: str) -> Case:
         [feeds[number] for number in sorted(feeds)] or [{}],
         header["options"],
         tuple(header["checks"]),
-        header.get("dead", False),
+        header["dead"],
     )
 
 
