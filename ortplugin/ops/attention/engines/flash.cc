@@ -51,6 +51,8 @@ FlashConfig ConfigureFlash(const AttentionProblem& problem, const cuda::DeviceFa
   FlashConfig config{size <= 128 ? 64 : 32, 1, 4, Copy(problem), 1};
   // A mask costs registers, and with few keys the second half of a tile is empty.
   if (problem.has_mask && size <= 32) config.block_n = 32;
+  // Of wide heads, what decides which keys are seen has no registers but those of scores.
+  if (size > 192 && (problem.causal != AttentionProblem::Causal::kNone || problem.softcap > 0)) config.block_n = 16;
   // With twice the rows of a warp it reads keys and values half as often, where blocks are many all the same.
   FlashConfig tall = config;
   tall.m_tiles = 2;
