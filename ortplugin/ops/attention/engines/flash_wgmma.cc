@@ -67,13 +67,14 @@ bool FitsFlashWgmma(const AttentionProblem& problem, bool aligned, const cuda::D
 
 FlashWgmmaConfig ConfigureFlashWgmma(const AttentionProblem& problem, const cuda::DeviceFacts& device) {
   const int64_t size = RoundUp(std::max(problem.head_size, problem.value_size), kBoxColumns);
-  // A window and a softcap take registers that fewer keys leave.
-  if (size > 128) return {2, problem.window > 0 || problem.softcap > 0 ? 48 : 80, 2, 1, 1, true};
+  // They take registers that fewer keys or warpgroups leave.
+  const bool has_extras = problem.window > 0 || problem.softcap > 0;
+  if (size > 128) return {2, has_extras ? 48 : 80, 2, 1, 1, true};
   if (size > 64) return {2, 128, 2, 2, 1, true};
   // Three warpgroups share keys and values, where these are many and each block has work; one alone, of which a
   // multiprocessor has two or three, has smaller tiles to divide.
   constexpr FlashWgmmaConfig kTall{3, 128, 2, 2, 1, true}, kPair{1, 128, 2, 1, 2, true}, kTriple{1, 64, 3, 1, 3, true};
-  if (problem.keys >= 1024 && Tiles(problem, kTall) >= device.multiprocessors) return kTall;
+  if (!has_extras && problem.keys >= 1024 && Tiles(problem, kTall) >= device.multiprocessors) return kTall;
   return Tiles(problem, kPair) <= int64_t{2} * device.multiprocessors ? kPair : kTriple;
 }
 
