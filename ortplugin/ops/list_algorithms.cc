@@ -25,11 +25,12 @@ Contraction ContractionOf(const NodeText& text, bool transposed) {
   ConvNode node;
   node.attributes = ReadConvAttributes(text, transposed);
   node.program = std::make_shared<const Program>(ParseEpilogue(text.string_attribute("program")));
-  node.allow_tf32 = text.int_attribute("allow_tf32", 0) != 0;
+  node.allow_tf32 = ReadAllowTf32(text);
   CheckInputs(text, kConvInputs - 1, *node.program);
   node.constant_weights = text.constant()[1];
   node.constant_operands.assign(text.constant().begin() + kConvInputs, text.constant().end());
-  return node.Fit(text.shapes());
+  // What is chosen by name must be right in every session.
+  return node.Fit(text.shapes(), false);
 }
 
 std::vector<std::string> List(const NodeText& text, int device) {

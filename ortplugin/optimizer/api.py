@@ -59,7 +59,8 @@ def optimize(
         model_or_path: a model (not changed), the path of one, or one that `ortplugin.model.storage.load` has read.
         only: names of the passes to run; None runs all. `ortplugin.optimizer.PIPELINE` lists them.
         skip: names of passes to leave out.
-        layout: of convolutions: "auto" (channels last in float16, bfloat16, TF32), "nchw" or "nhwc" (in every dtype).
+        layout: of convolutions: "auto" (channels last in float16, bfloat16, and float32 that may round to TF32),
+            "nchw" or "nhwc" (in every dtype).
         input_shapes: input name to shape, to fix dynamic dimensions before the passes run.
         verify: run original and optimized in ONNX Runtime and compare.
         drop_guilty: where outputs differ then, leave out the pass that is to blame and do everything again, tuning
@@ -116,7 +117,7 @@ def optimize_with(model_or_path: ModelProto | PathLike | StoredModel, options: O
 
 def _optimize_once(model_or_path: ModelProto | PathLike | StoredModel, options: Options) -> tuple[ModelProto, Report]:
     target, tell = options.target(), options.tell
-    tf32 = target is not None and not target.sources
+    tf32 = {"tf32": True, "fp32": False}.get(target.name) if target is not None else None
     passes = select_passes(options.only, options.skip, options.layout, tf32)
     report = Report()
     with _timed(report, "load"):

@@ -15,7 +15,7 @@ from ortplugin.passes.attention.attention_rotary import ATTENTION_ROTARY
 from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
 from ortplugin.passes.attention.merge_products import MERGE_PRODUCTS
 from ortplugin.passes.base import Pass, PassResult
-from ortplugin.passes.conv.allow_tf32 import ALLOW_TF32
+from ortplugin.passes.conv.allow_tf32 import ALLOW_TF32, FORBID_TF32
 from ortplugin.passes.conv.batch_norm_pointwise import BATCH_NORM_POINTWISE
 from ortplugin.passes.conv.conv_epilogue import CONV_EPILOGUE
 from ortplugin.passes.conv.fold_batch_norm import FOLD_BATCH_NORM
@@ -83,13 +83,14 @@ class Stage(Flag):
     QUIET_ROUND: only in a round in which nothing before it changes anything, because what it fuses is hidden from the
     other passes.
 
-    TF32: with `--precision tf32` alone.
+    TF32, EXACT: with `--precision tf32` alone, with `--precision fp32` alone.
     """
 
     EVERY_ROUND = 0
     BEFORE_PRECISION = auto()
     QUIET_ROUND = auto()
     TF32 = auto()
+    EXACT = auto()
 
 
 @dataclass(frozen=True)
@@ -116,8 +117,8 @@ class Step:
         return self.rewrite(graph, limit)
 
 
-EVERY_ROUND, BEFORE_PRECISION, QUIET_ROUND, TF32 = (
-    Stage.EVERY_ROUND, Stage.BEFORE_PRECISION, Stage.QUIET_ROUND, Stage.TF32
+EVERY_ROUND, BEFORE_PRECISION, QUIET_ROUND, TF32, EXACT = (
+    Stage.EVERY_ROUND, Stage.BEFORE_PRECISION, Stage.QUIET_ROUND, Stage.TF32, Stage.EXACT
 )  # fmt: skip
 
 # Each pass in its place. To add a rewrite, add a line.
@@ -155,6 +156,7 @@ TABLE: tuple[Step, ...] = (
     Step(BATCH_NORM_POINTWISE, BEFORE_PRECISION | QUIET_ROUND, "of those that no weights have taken in"),
     Step(FUSE_CONV, BEFORE_PRECISION | QUIET_ROUND, "after all that looks for a Conv"),
     Step(ALLOW_TF32, TF32, "before the layout of what TF32 makes fast is chosen"),
+    Step(FORBID_TF32, EXACT, "before the layout too"),
     Step(WINDOWS_LAST, EVERY_ROUND, "just before the layout is chosen, which takes one of its Transposes away"),
     Step(CHANNELS_LAST, EVERY_ROUND, "before the epilogues, which it lets read what else is NHWC"),
     Step(POOL_PRECISION, EVERY_ROUND, "of the pools that are NHWC then, before the Casts are drawn into others"),
@@ -189,31 +191,32 @@ def stage_of(step: Pass) -> Stage:
 
 
 # What runs by default, and what `only` and `skip` choose from.
-PIPELINE: tuple[Pass, ...] = tuple(step for step in TABLE if TF32 not in stage_of(step))
+PIPELINE: tuple[Pass, ...] = tuple(step for step in TABLE if not stage_of(step) & (TF32 | EXACT))
 
 # What else can be left out by name, and what it does.
 BESIDES = {
     INLINE_FUNCTIONS: "calls of local functions become the functions' bodies, before all passes",
     ALLOW_TF32.name: f"{ALLOW_TF32.summary}, with --precision tf32",
+    FORBID_TF32.name: f"{FORBID_TF32.summary}, with --precision fp32",
 }
 LAYOUTS = ("auto", "nchw", "nhwc")
 
 
 def select_passes(
-    only: Iterable[str] | None = None, skip: Iterable[str] | None = None, layout: str = "auto", tf32: bool = False
+    only: Iterable[str] | None = None, skip: Iterable[str] | None = None, layout: str = "auto", tf32: bool | None = None
 ) -> tuple[Pass, ...]:
     """The passes of PIPELINE that `only` names (None: all) and `skip` does not. UsageError on an unknown name.
 
     `skip` may name what stands in BESIDES, too.
 
     `layout`: of convolutions, one of LAYOUTS: "auto" has them NHWC (channels last) where that is faster, in float16,
-    bfloat16 and TF32; "nchw" leaves out the pass that does it, "nhwc" does it in every dtype.
+    bfloat16 and where TF32 is not forbidden; "nchw" leaves out the pass that does it, "nhwc" does it in every dtype.
 
-    `tf32`: with the passes that are for TF32 alone, whatever `only` names.
+    `tf32`: with the passes that allow TF32 (True) or forbid it (False), whatever `only` names.
     """
     if layout not in LAYOUTS:
         raise UsageError(f"there is no layout {layout!r}; it is one of {', '.join(LAYOUTS)}")
-    known = [step.name for step in TABLE if TF32 not in stage_of(step)]
+    known = [step.name for step in TABLE if not stage_of(step) & (TF32 | EXACT)]
     chosen = None if only is None else list(only)
     left_out = list(skip or ())
     for name in [*(chosen or ()), *(name for name in left_out if name not in BESIDES)]:
@@ -222,7 +225,9 @@ def select_passes(
     left_out += [CHANNELS_LAST.name, WINDOWS_LAST.name] if layout == "nchw" else []
 
     def runs(step: Pass) -> bool:
-        wanted = tf32 if TF32 in stage_of(step) else chosen is None or step.name in chosen
+        stage = stage_of(step)
+        is_chosen = chosen is None or step.name in chosen
+        wanted = tf32 is (TF32 in stage) if stage & (TF32 | EXACT) else is_chosen
         return wanted and step.name not in left_out
 
     return tuple(_in_layout(step, layout) for step in TABLE if runs(step))

@@ -19,13 +19,13 @@ cupy = pytest.importorskip("cupy")
 
 
 def make(model: bytes, **provider: str) -> Any:
-    """A session in which every node must run on the GPU."""
+    """A session in which every node must run on the GPU, and float32 is not rounded to TF32."""
     ort = onnxruntime()
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     ortplugin.register(options)
-    return ort.InferenceSession(model, options, providers=[(CUDA, provider)], enable_fallback=0)
+    return ort.InferenceSession(model, options, providers=[(CUDA, {"use_tf32": "0", **provider})], enable_fallback=0)
 
 
 def host(results: dict[str, Any]) -> list[Array]:

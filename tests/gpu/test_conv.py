@@ -243,10 +243,10 @@ def test_weights_that_are_inputs(library: Path, dtype: str) -> None:
             Conv(RESIDUAL, dtype, layout, constant=False, **FORMS[form]).run()
 
 
-def error_of(conv: Conv) -> float:
+def error_of(conv: Conv, **provider: str) -> float:
     """Of a bare float32 convolution, relative to the largest result."""
     arrays = conv.arrays()
-    (found,) = host(ortplugin.run(make(conv.model(arrays)), conv.feeds(arrays)))
+    (found,) = host(ortplugin.run(make(conv.model(arrays), **provider), conv.feeds(arrays)))
     node = conv.node()
     (wanted,) = reference(node, [arrays[name] for name in node.input], rounded=False)
     return float(np.abs(found - wanted).max() / np.abs(wanted).max())
@@ -254,12 +254,31 @@ def error_of(conv: Conv) -> float:
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("program", [BARE, RELU, SILU, IN_DOUBLE], ids=["bare", "relu", "silu", "double"])
-def test_tf32_only_where_it_is_allowed(library: Path, program: str, layout: str) -> None:
-    """64 channels of 3x3: sums in float32 are off by some 1e-7, products of TF32 by some 1e-4."""
+@pytest.mark.parametrize("session", ["0", "1"])
+@pytest.mark.parametrize("said", [None, 0, 1])
+def test_tf32_only_where_it_is_allowed(
+    library: Path, program: str, layout: str, session: str, said: int | None
+) -> None:
+    """By the node, or where it says nothing by the session. 64 channels of 3x3: sums in float32 are off by some 1e-7,
+    products of TF32 by some 1e-4."""
     conv = Conv(program, "float", layout, (4, 64, 28, 28), 64)
-    assert error_of(conv) < 5e-6
-    allowed = replace(conv, attributes={**conv.attributes, "allow_tf32": 1})
-    assert error_of(allowed) < 2e-3
+    if said is not None:
+        conv = replace(conv, attributes={**conv.attributes, "allow_tf32": said})
+    is_allowed = session == "1" if said is None else bool(said)
+    error = error_of(conv, use_tf32=session)
+    assert 2e-5 < error < 2e-3 if is_allowed else error < 5e-6
+
+
+def test_the_sessions_word_on_tf32_in_a_graph(library: Path) -> None:
+    """Whose kernels were planned when the session was made, before any run could tell."""
+    conv = Conv(RELU, "float", "NHWC", (4, 64, 28, 28), 64)
+    arrays = conv.arrays()
+    model, feeds = conv.model(arrays), conv.feeds(arrays)
+    for word in ("0", "1"):
+        graph = ortplugin.session(model, [("cuda", {"use_tf32": word})], cuda_graph=True)
+        wanted = host(ortplugin.run(make(model, use_tf32=word), feeds))
+        for _ in range(3):
+            assert same_bits(host(ortplugin.run(graph, feeds)), wanted)
 
 
 # ------------------------------------------------------------------------------------------------------------ algorithm

@@ -121,7 +121,7 @@ Node NodeOf(const Shuffle& shuffle) {
 void TestShuffles(const std::string& architecture) {
   for (const Shuffle& shuffle : kShuffles) {
     const Node given = NodeOf(shuffle);
-    const Contraction contraction = given.node.Fit(given.shapes);
+    const Contraction contraction = given.node.Fit(given.shapes, false);
     CHECK(FitsPixelShuffle(contraction));
     const cudnn::Problem products = GemmProblem(contraction);
     cudnn::Check(products);
@@ -138,7 +138,7 @@ void TestShuffles(const std::string& architecture) {
   const auto fits = [](const std::function<void(Node*)>& change) {
     Node changed = NodeOf(kShuffles[0]);
     change(&changed);
-    return FitsPixelShuffle(changed.node.Fit(changed.shapes));
+    return FitsPixelShuffle(changed.node.Fit(changed.shapes, false));
   };
   CHECK(fits([](Node*) {}));
   CHECK(!fits([](Node* changed) { changed->node.attributes.strides = {2, 1}; }));

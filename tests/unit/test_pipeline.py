@@ -80,6 +80,7 @@ def test_tf32_is_allowed_once_there_are_convolutions_and_before_their_layout_is_
     (stage,) = make_stages(select_passes(skip=["allow-tf32"], tf32=True), request("tf32"), io=False)
     assert names(stage) == ORDER
     assert names(select_passes(only=["fuse-conv"], tf32=True)) == ["fuse-conv", "allow-tf32"]
+    assert names(select_passes(tf32=False)) == [*ORDER[:at], "forbid-tf32", *ORDER[at:]]
     assert names(select_passes(only=["fuse-conv"])) == ["fuse-conv"]
 
 

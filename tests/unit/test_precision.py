@@ -536,7 +536,11 @@ def test_tf32_is_an_attribute_of_convolutions() -> None:
     assert not second.changes
     assert again.SerializeToString(deterministic=True) == optimized.SerializeToString(deterministic=True)
     plain, _ = ortplugin.optimize(original)
-    assert not any(each.name == "allow_tf32" and each.i for n in plain.graph.node for each in n.attribute)
+    assert not any(each.name == "allow_tf32" for n in plain.graph.node for each in n.attribute)
+    exact, report = ortplugin.optimize(optimized, precision="fp32")
+    assert report.rewrites["forbid-tf32"] == 1
+    (fused,) = [each for each in exact.graph.node if each.op_type == "FusedConv"]
+    assert {each.name: each.i for each in fused.attribute}["allow_tf32"] == 0
 
 
 def test_the_report_counts() -> None:

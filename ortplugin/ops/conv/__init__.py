@@ -16,7 +16,9 @@ Attributes:
         X [N, spatial.., C], W [M, spatial.., C/group], Y [N, spatial.., M]; then `kernel_shape` must be given.
     `input_layout` (string): the layout of X, by default `layout`. "NCHW" beside the layout NHWC lets the first
         convolution of a network read an image as it comes.
-    `allow_tf32` (0, default, or 1): float products on a GPU's tensor cores, with 10 bits of precision.
+    `allow_tf32` (0 or 1): whether a GPU's tensor cores may round the factors of float products to 10 bits of mantissa
+        (TF32). Absent: as the option use_tf32 of the session's CUDA provider says, 1 by default. Before ONNX Runtime
+        1.20, which does not tell it, absent is 0.
     `algorithm` (string): "auto" (default), or what `--tune` found: on CUDA only; it changes rounding alone.
         "own"    our own kernel
         "fused"  cuDNN, the program in its kernel; "fused:engine=3;k2=1" by that plan

@@ -17,12 +17,23 @@ bool IsKnown(const TensorType& type) {
   return !type.shape.empty() && *std::min_element(type.shape.begin(), type.shape.end()) > 0;
 }
 
+template <typename Node>
+std::optional<bool> ReadTf32(const Node& node) {
+  const int64_t value = node.int_attribute("allow_tf32", 0);
+  if (value != 0 && value != 1) Fail("allow_tf32 is ", value, "; it must be 0 or 1");
+  const bool is_absent = node.int_attribute("allow_tf32", 1) != value;
+  return is_absent ? std::nullopt : std::optional<bool>(value == 1);
+}
+
 }  // namespace
 
-Contraction ConvNode::Fit(const std::vector<Shape>& shapes) const {
+std::optional<bool> ReadAllowTf32(const NodeInfo& node) { return ReadTf32(node); }
+std::optional<bool> ReadAllowTf32(const NodeText& node) { return ReadTf32(node); }
+
+Contraction ConvNode::Fit(const std::vector<Shape>& shapes, bool session_allows_tf32) const {
   Contraction contraction = FitConv(attributes, shapes[0], shapes[1]);
   contraction.dtypes = Contraction::AllOf(ValueType(*program));
-  contraction.allow_tf32 = allow_tf32;
+  contraction.allow_tf32 = follows_session() ? session_allows_tf32 : allow_tf32.value_or(false);
   contraction.program = program;
   contraction.operands.assign(shapes.begin() + kConvInputs, shapes.end());
   contraction.constant_weights = constant_weights;
@@ -35,9 +46,7 @@ CheckedConvNode::CheckedConvNode(const NodeInfo& info, const std::string& text, 
   attributes = ReadConvAttributes(info, transposed);
   program = std::make_shared<const Program>(ParseEpilogue(text));
   inputs = CheckEpilogue(*program, kConvInputs, info);
-  const int64_t tf32 = info.int_attribute("allow_tf32", 0);
-  if (tf32 != 0 && tf32 != 1) Fail("allow_tf32 is ", tf32, "; it must be 0 or 1");
-  allow_tf32 = tf32 == 1;
+  allow_tf32 = ReadAllowTf32(info);
   constant_weights = info.constant_input(1).has_value();
   for (size_t i = kConvInputs; i < inputs.size(); ++i) constant_operands.push_back(info.constant_input(i).has_value());
   for (size_t i = 0; i < kConvInputs; ++i)
@@ -47,7 +56,7 @@ CheckedConvNode::CheckedConvNode(const NodeInfo& info, const std::string& text, 
   if (!std::all_of(inputs.begin(), inputs.end(), IsKnown)) return;
   std::vector<Shape> shapes;
   for (const TensorType& type : inputs) shapes.push_back(type.shape);
-  EpilogueAxes(*program, kConvInputs, Fit(shapes).result(), shapes);
+  EpilogueAxes(*program, kConvInputs, Fit(shapes, false).result(), shapes);
 }
 
 const Operator kFusedConv = {

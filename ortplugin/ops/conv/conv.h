@@ -3,9 +3,11 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "ortplugin/ops/conv/geometry.h"
+#include "ortplugin/runtime/ort/node_text.h"
 #include "ortplugin/runtime/ort/ort.h"
 #include "ortplugin/runtime/program/epilogue.h"
 #include "ortplugin/runtime/program/program.h"
@@ -20,13 +22,19 @@ constexpr size_t kConvInputs = 2;  // X and W, before the program's operands
 struct ConvNode {
   ConvAttributes attributes{};
   std::shared_ptr<const Program> program;  // its first parameter is the convolution's value
-  bool allow_tf32 = false;
+  std::optional<bool> allow_tf32;          // empty: as the session has it
   bool constant_weights = false;
   std::vector<bool> constant_operands;
 
-  // Its contraction for these shapes of X, W and the operands. Throws Error where they contradict each other.
-  Contraction Fit(const std::vector<Shape>& shapes) const;
+  // Its contraction for these shapes of X, W and the operands, in a session that allows TF32 or does not. Throws Error
+  // where they contradict each other.
+  Contraction Fit(const std::vector<Shape>& shapes, bool session_allows_tf32) const;
+  bool follows_session() const { return !allow_tf32 && ValueType(*program) == DType::kFloat; }
 };
+
+// The attribute. Throws Error where it is neither 0 nor 1.
+std::optional<bool> ReadAllowTf32(const NodeInfo& node);
+std::optional<bool> ReadAllowTf32(const NodeText& node);
 
 // A node of a model, checked once: throws Error where attributes, program, inputs and outputs don't fit together as far
 // as they are known early.

@@ -75,9 +75,10 @@ class CudaConv : public PlannedKernel<ConvPlan> {
   void Prepare(const std::vector<TensorType>& types) {
     const std::optional<std::vector<Shape>> shapes = KnownShapes(types);
     if (!shapes) return;
-    const Contraction contraction = node_.Fit(*shapes);
+    // No run has told the session's word on TF32 yet: this is the plan of a session that has not changed it.
+    const Contraction contraction = node_.Fit(*shapes, true);
     if (ElementCount(contraction.result()) == 0) return;
-    if (!planner_.Prepare(contraction)) Keep(*shapes, {});
+    if (!planner_.Prepare(contraction)) Keep(*shapes, {{}, node_.follows_session()});
   }
 
   size_t input_count() const override { return node_.program->parameters().size() - 1 + kConvInputs; }
@@ -93,9 +94,10 @@ class CudaConv : public PlannedKernel<ConvPlan> {
     return ElementCount(shape) > 0;
   }
 
-  std::unique_ptr<ConvPlan> Make(const std::vector<Shape>& shapes,
-                                 const std::vector<size_t>& unaligned) const override {
-    return planner_.Make(node_.Fit(shapes), unaligned);
+  bool follows_session() const override { return node_.follows_session(); }
+
+  std::unique_ptr<ConvPlan> Make(const std::vector<Shape>& shapes, const PlanVariant& variant) const override {
+    return planner_.Make(node_.Fit(shapes, variant.session_allows_tf32), variant.unaligned);
   }
 
   void Launch(const ConvPlan& plan, cuda::Stream stream, const std::vector<void*>& addresses,

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,16 @@
 #include "ortplugin/runtime/ort/scratch.h"
 
 namespace ortplugin {
+
+// What a plan depends on besides shapes.
+struct PlanVariant {
+  std::vector<size_t> unaligned;     // the numbers of the tensors, inputs and then outputs, that the plan copies
+  bool session_allows_tf32 = false;  // asked where the kernel follows the session alone
+
+  friend bool operator<(const PlanVariant& a, const PlanVariant& b) {
+    return std::tie(a.unaligned, a.session_allows_tf32) < std::tie(b.unaligned, b.session_allows_tf32);
+  }
+};
 
 // `Plan` has `scratch_bytes`.
 template <typename Plan>
@@ -29,13 +40,14 @@ class PlannedKernel : public Kernel {
       shapes.push_back(std::move(input.shape));
     }
     const cuda::Stream stream = run.stream();
-    const Plan* plan = plans_.Find(shapes, {});
+    PlanVariant variant{{}, follows_session() && run.allows_tf32()};
+    const Plan* plan = plans_.Find(shapes, variant);
     if (!AddOutputs(run, shapes, plan, &addresses)) return;
-    const std::vector<size_t> unaligned = UnalignedTensors(addresses);
-    if (!unaligned.empty()) plan = plans_.Find(shapes, unaligned);
+    variant.unaligned = UnalignedTensors(addresses);
+    if (!variant.unaligned.empty()) plan = plans_.Find(shapes, variant);
     if (plan == nullptr) {
       cuda::RefuseCapture(device_, stream);
-      plan = &Keep(shapes, unaligned);
+      plan = &Keep(shapes, variant);
     }
     scratch_.Lend(run, plan->scratch_bytes, [&](char* memory) { Launch(*plan, stream, addresses, memory); });
   }
@@ -49,21 +61,22 @@ class PlannedKernel : public Kernel {
   // Adds the addresses of the outputs. `plan` may be null, and else knows their shapes. False: there are no elements.
   virtual bool AddOutputs(Run& run, const std::vector<Shape>& shapes, const Plan* plan,
                           std::vector<void*>* addresses) const = 0;
-  // `unaligned`: the numbers of the tensors, inputs and then outputs, that the plan copies.
-  virtual std::unique_ptr<Plan> Make(const std::vector<Shape>& shapes, const std::vector<size_t>& unaligned) const = 0;
+  // Whether plans depend on the session's word on TF32.
+  virtual bool follows_session() const { return false; }
+  virtual std::unique_ptr<Plan> Make(const std::vector<Shape>& shapes, const PlanVariant& variant) const = 0;
   // Asynchronous, on ORT's stream. `addresses`: of the inputs, then of the outputs.
   virtual void Launch(const Plan& plan, cuda::Stream stream, const std::vector<void*>& addresses,
                       char* scratch) const = 0;
 
-  const Plan& Keep(const std::vector<Shape>& shapes, const std::vector<size_t>& unaligned) const {
-    return plans_.Keep(shapes, unaligned, Make(shapes, unaligned));
+  const Plan& Keep(const std::vector<Shape>& shapes, const PlanVariant& variant) const {
+    return plans_.Keep(shapes, variant, Make(shapes, variant));
   }
   const cuda::DeviceFacts& device() const { return device_; }
 
  private:
   DeviceScratch scratch_;
   const cuda::DeviceFacts& device_;
-  mutable PlanCache<Plan, std::vector<size_t>> plans_;  // by the tensors that are not aligned
+  mutable PlanCache<Plan, PlanVariant> plans_;
 };
 
 }  // namespace ortplugin

@@ -95,7 +95,8 @@ class CudaConvGrad : public PlannedKernel<Plan> {
     planner_.Prepare(shape, *shapes);
   }
 
-  std::unique_ptr<Plan> Make(const std::vector<Shape>& shapes, const std::vector<size_t>& unaligned) const override {
+  std::unique_ptr<Plan> Make(const std::vector<Shape>& shapes, const PlanVariant& variant) const override {
+    const std::vector<size_t>& unaligned = variant.unaligned;
     auto plan = std::make_unique<Plan>();
     plan->shape = FitGrad(node_, shapes);
     const GradShape& shape = plan->shape;

@@ -51,8 +51,8 @@ class CudaMatMul : public PlannedKernel<MatMulPlan> {
     return ElementCount(full) > 0;
   }
 
-  std::unique_ptr<MatMulPlan> Make(const std::vector<Shape>& shapes,
-                                   const std::vector<size_t>& unaligned) const override {
+  std::unique_ptr<MatMulPlan> Make(const std::vector<Shape>& shapes, const PlanVariant& variant) const override {
+    const std::vector<size_t>& unaligned = variant.unaligned;
     const MatMulProblem problem = node_.Fit(shapes);
     auto plan = std::make_unique<MatMulPlan>();
     if (!problem.is_apart) {

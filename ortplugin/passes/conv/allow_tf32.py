@@ -1,4 +1,8 @@
-"""Convolutions of float32 may round their factors to TF32's 10 bits on a GPU: what `--precision tf32` asks for."""
+"""What a model says of TF32, in which a GPU rounds the factors of float32 products to 10 bits of mantissa.
+
+Convolutions without a word follow the session: the option use_tf32 of ONNX Runtime's CUDA provider, which allows it by
+default. `--precision tf32` allows it in the model whatever the session says, `--precision fp32` forbids it.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +12,23 @@ import onnx_graphsurgeon as gs
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
-from ortplugin.passes.driver import Applied, Outcome, RulePass
+from ortplugin.passes.driver import Applied, Outcome, Rule, RulePass
 
-CONVOLUTIONS = ("FusedConv", "FusedConvTranspose", "ConvGrad")
+ABSENT = {"FusedConv": None, "FusedConvTranspose": None, "ConvGrad": 0}  # None: as the session has it
 
 
-def allow(scope: Scope, node: gs.Node) -> Outcome:
-    """Sets one node's attribute."""
-    if node.domain != DOMAIN or node.op not in CONVOLUTIONS or node.attrs.get("allow_tf32"):
+def _set(value: int) -> Rule:
+    def rewrite(scope: Scope, node: gs.Node) -> Outcome:
+        """Sets one node's attribute."""
+        if node.domain != DOMAIN or node.op not in ABSENT or node.attrs.get("allow_tf32", ABSENT[node.op]) == value:
+            return None
+        if any(tensor.dtype is not None and np.dtype(tensor.dtype) == np.float32 for tensor in node.inputs[:2]):
+            node.attrs["allow_tf32"] = value
+            return Applied((label(node),), node)
         return None
-    if any(tensor.dtype is not None and np.dtype(tensor.dtype) == np.float32 for tensor in node.inputs[:2]):
-        node.attrs["allow_tf32"] = 1
-        return Applied((label(node),), node)
-    return None
+
+    return rewrite
 
 
-ALLOW_TF32 = RulePass("allow-tf32", "convolutions of float32 may round to TF32", allow)
+ALLOW_TF32 = RulePass("allow-tf32", "convolutions of float32 may round to TF32", _set(1))
+FORBID_TF32 = RulePass("forbid-tf32", "convolutions of float32 never round to TF32", _set(0))

@@ -76,8 +76,8 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
         return Missed(label(node), reason)
     attributes: dict[str, Any] = {"kernel_shape": list(kernel), "pads": pads}
     attributes |= {name: node.attrs[name] for name in ("dilations", "group", "layout") if name in node.attrs}
-    if node.attrs.get("allow_tf32"):
-        attributes["allow_tf32"] = 1
+    if "allow_tf32" in node.attrs:
+        attributes["allow_tf32"] = node.attrs["allow_tf32"]
     inputs = [node.inputs[0], scope.add_constant(turned(weights, group), f"{w.name}_turned"), *node.inputs[2:]]
     new = conv_node("FusedConv", node.name, attributes, parse(str(node.attrs["program"])), inputs)
     labels = (label(node),)

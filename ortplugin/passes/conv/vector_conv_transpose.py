@@ -53,8 +53,8 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     rows = np.moveaxis(weights, 0, -1).reshape(-1, *[1] * len(kernel), weights.shape[0])
     inputs = [node.inputs[0], scope.add_constant(rows, f"{node.inputs[1].name}_rows"), *operands]
     attributes: dict[str, Any] = {"layout": "NHWC", "kernel_shape": [1] * len(kernel)}
-    if node.attrs.get("allow_tf32"):
-        attributes["allow_tf32"] = 1
+    if "allow_tf32" in node.attrs:
+        attributes["allow_tf32"] = node.attrs["allow_tf32"]
     conv = conv_node("FusedConv", node.name, attributes, parse(str(node.attrs["program"])), inputs)
     y = node.outputs[0]
     long = gs.Variable(scope.unique(f"{y.name}_row"), y.dtype, (shape[0], *[1] * len(kernel), prod(kernel) * channels))

@@ -1,4 +1,4 @@
-"""Convolutions in half precision get their channels last, and with them all between them that can have that.
+"""Convolutions on tensor cores get their channels last, and with them all between them that can have that.
 
     y = FusedConv(x, w)     becomes     t = Transpose(x); u = FusedConv<layout = "NHWC">(t, v); y = Transpose(u)
 
@@ -19,6 +19,7 @@ from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope, scopes
 from ortplugin.graph.labels import label
 from ortplugin.passes.base import Change, NearMiss, PassResult
+from ortplugin.passes.conv.allow_tf32 import ABSENT
 from ortplugin.passes.conv.fused import conv_dtype, is_channels_last, is_fused_conv
 from ortplugin.passes.layout.conv_grad import gradient_dtype
 from ortplugin.passes.layout.cut import Region, cheapest
@@ -32,7 +33,7 @@ class ChannelsLast:
     """The pass; see the module."""
 
     name = "channels-last"
-    summary = "convolutions in float16, bfloat16 and TF32, and what is between them, have channels last"
+    summary = "convolutions on tensor cores (float16, bfloat16, TF32), and what is between them, have channels last"
 
     def __init__(self, always: bool = False) -> None:
         """`always`: in every dtype."""
@@ -57,7 +58,8 @@ class ChannelsLast:
         dtype = conv_dtype(scope, node) if is_fused_conv(scope, node) else gradient_dtype(scope, node)
         if dtype is None or is_channels_last(node):
             return False
-        fast = dtype in HALF or (dtype == "float" and bool(node.attrs.get("allow_tf32", 0)))
+        may_round = node.attrs.get("allow_tf32", ABSENT[node.op])  # by default a session lets it
+        fast = dtype in HALF or (dtype == "float" and may_round != 0)
         return fast or self._always
 
     def _regions(self, scope: Scope) -> tuple[list[Region], list[NearMiss]]:

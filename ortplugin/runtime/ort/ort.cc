@@ -510,6 +510,17 @@ void* Run::stream() const {
   return stream;
 }
 
+bool Run::allows_tf32() const {
+  constexpr int kVersion = 3, kUseTf32 = 10011;  // ORT_CUDA_RESOURCE_VERSION and use_tf32_t in cuda_resource.h
+  void* word = nullptr;
+  if (ort::Status* const status = ort::KernelContext_GetResource(api_, static_cast<const ort::KernelContext*>(context_),
+                                                                 kVersion, kUseTf32, &word)) {
+    ort::ReleaseStatus(api_, status);
+    return false;
+  }
+  return word != nullptr;
+}
+
 void* Run::scratch(const ort::MemoryInfo* memory, size_t bytes) {
   void* buffer = nullptr;
   Check(api_, ort::KernelContext_GetScratchBuffer(api_, static_cast<const ort::KernelContext*>(context_), memory, bytes,

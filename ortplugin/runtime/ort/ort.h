@@ -108,6 +108,9 @@ class Run {
   // here.
   void parallel_for(size_t count, const std::function<void(size_t)>& body);
   void* stream() const;  // the CUstream of a CUDA node
+  // Whether the CUDA provider's option use_tf32 lets float32 products round their factors to 10 bits. False before
+  // ONNX Runtime 1.20, which does not tell.
+  bool allows_tf32() const;
   void* scratch(const ort::MemoryInfo* memory, size_t bytes);
 
  private:

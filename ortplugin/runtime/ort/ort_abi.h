@@ -118,6 +118,7 @@ enum ElementType : int {
   X(237, HasSessionConfigEntry, Status*, const SessionOptions*, const char*, int*)                                     \
   X(244, KernelInfo_GetNodeName, Status*, const KernelInfo*, char*, size_t*)                                           \
   X(249, KernelInfoGetConstantInput_tensor, Status*, const KernelInfo*, size_t, int*, const Value**)                   \
+  X(265, KernelContext_GetResource, Status*, const KernelContext*, int, int, void**)                                   \
   X(267, ShapeInferContext_GetInputCount, Status*, const ShapeInferContext*, size_t*)                                  \
   X(268, ShapeInferContext_GetInputTypeShape, Status*, const ShapeInferContext*, size_t, TensorInfo**)                 \
   X(269, ShapeInferContext_GetAttribute, Status*, const ShapeInferContext*, const char*, const OpAttr**)               \

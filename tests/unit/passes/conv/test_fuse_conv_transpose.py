@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from pass_helpers import assert_same_outputs, assert_unchanged, lines, model, operators, programs, run_pass
 
-from ortplugin.optimizer import PIPELINE, run_passes
+from ortplugin.optimizer import PIPELINE, run_passes, select_passes
 from ortplugin.passes.conv.fuse_conv import FUSE_CONV
 
 NUMPY = {"float": np.float32, "float16": np.float16}
@@ -100,7 +100,7 @@ def test_what_follows_is_drawn_in(
     after: tuple[str, ...], statements: list[str], group: int, rng: np.random.Generator
 ) -> None:
     original = up(after, group=group, weights=(4, 6 // group, 3, 3), strides=[2, 2])
-    optimized, _, _ = run_passes(original, PIPELINE)
+    optimized, _, _ = run_passes(original, select_passes(layout="nchw"))
     assert operators(optimized) == ["FusedConvTranspose"]
     assert [lines(each) for each in programs(optimized)] == [statements]
     assert_same_outputs(original, optimized, rng)
@@ -124,7 +124,7 @@ def test_resize_before_a_conv_is_left_alone(rng: np.random.Generator) -> None:
     original = model("""g (float[N,1,4,4] x) => (float[N,1,A,B] y)
         <float[4] scales = {1, 1, 2, 2}, float[1,1,3,3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9}> {
         r = Resize<mode = "nearest">(x, , scales)  y = Conv<pads = [1, 1, 1, 1]>(r, w) }""")
-    optimized, _, _ = run_passes(original, PIPELINE)
+    optimized, _, _ = run_passes(original, select_passes(layout="nchw"))
     assert operators(optimized)[-1] == "FusedConv"
     assert "FusedConvTranspose" not in operators(optimized)
     assert_same_outputs(original, optimized, rng)

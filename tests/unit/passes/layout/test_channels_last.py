@@ -69,16 +69,21 @@ def test_views_of_one_pixel_and_of_one_channel(spatial: int, channels: int, rng:
     change(original, rng)
 
 
-def test_float16_and_tf32_by_default_and_float_not(rng: np.random.Generator) -> None:
+def test_float16_and_float_that_may_round_by_default(rng: np.random.Generator) -> None:
     half, _ = run_pass(model(graph("y = Relu(c)", out="float16[N,4,5,6] y", x="float16[N,4,5,6] x")), FUSE_CONV)
     optimized, _ = run_pass(half, CHANNELS_LAST)
     assert operators(optimized) == ["Transpose", "FusedConv", "Relu", "Transpose"]
     assert_same_outputs(half_original(), optimized, rng)
     single, _ = run_pass(model(graph("y = Relu(c)")), FUSE_CONV)
+    for allowed in ({}, {"allow_tf32": 1}):
+        said = onnx.ModelProto.FromString(single.SerializeToString())
+        node_of(said, "FusedConv").attribute.extend(helper.make_attribute(*each) for each in allowed.items())
+        optimized, _ = run_pass(said, CHANNELS_LAST)
+        assert operators(optimized) == ["Transpose", "FusedConv", "Relu", "Transpose"]
+    node_of(single, "FusedConv").attribute.append(helper.make_attribute("allow_tf32", 0))
     assert_unchanged(single, [CHANNELS_LAST])
-    node_of(single, "FusedConv").attribute.append(helper.make_attribute("allow_tf32", 1))
-    optimized, _ = run_pass(single, CHANNELS_LAST)
-    assert operators(optimized) == ["Transpose", "FusedConv", "Relu", "Transpose"]
+    double, _ = run_pass(model(graph("y = Relu(c)", out="double[N,4,5,6] y", x="double[N,4,5,6] x")), FUSE_CONV)
+    assert_unchanged(double, [CHANNELS_LAST])
 
 
 def half_original() -> onnx.ModelProto:
