@@ -327,18 +327,17 @@ def exported(module: Any, inputs: Tensors, first: str) -> tuple[onnx.ModelProto,
 
 
 def optimized_variants(
-    case: Case, subject: Subject, *, tune: bool, seconds: dict[str, float]
+    subject: Subject, *, tune: bool, seconds: dict[str, float]
 ) -> tuple[dict[str, onnx.ModelProto], Any]:
     """The optimized models by column, and the report of the first."""
-    given = {"precision": "tf32"} if case.dtype == "fp32" else {}
     begun = time.perf_counter()
-    ours, report = ortplugin.optimize(subject.model, **given)
+    ours, report = ortplugin.optimize(subject.model)
     seconds["optimize"] = time.perf_counter() - begun
     variants = {"ours": ours}
     if tune:
         begun = time.perf_counter()
         feeds, _ = subject.on_host()
-        variants["tuned"], _ = ortplugin.optimize(subject.model, tune=True, providers=["cuda"], inputs=feeds, **given)
+        variants["tuned"], _ = ortplugin.optimize(subject.model, tune=True, providers=["cuda"], inputs=feeds)
         seconds["tune"] = time.perf_counter() - begun
     return variants, report
 
@@ -383,7 +382,7 @@ def measure(
             failures[column] = f"{type(error).__name__}: {error}"[:500]
             print(f"  {column}: {failures[column]}", flush=True)
 
-    variants, report = optimized_variants(case, subject, tune=tune, seconds=seconds)
+    variants, report = optimized_variants(subject, tune=tune, seconds=seconds)
     libraries = {**dict.fromkeys(variants, ortplugin.library_path()), **against}
     models = {
         column: (variants.get(column, variants["ours"]).SerializeToString(), library)

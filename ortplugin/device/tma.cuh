@@ -41,8 +41,8 @@ __device__ __forceinline__ void copy_box(unsigned to, const TensorMap* from, int
 __device__ __forceinline__ void copy_box(unsigned to, const TensorMap* from, int column, int row, int head, int batch,
                                          unsigned barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::
-          "r"(to),
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+      "[%6];" ::"r"(to),
       "l"(from), "r"(column), "r"(row), "r"(head), "r"(batch), "r"(barrier)
       : "memory");
 }

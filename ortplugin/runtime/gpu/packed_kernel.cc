@@ -19,11 +19,11 @@ static void Encode(const TensorMap& map, uint64_t address, uint64_t* words) {
   box[0] = kBoxColumns;
   box[1] = map.box_rows;
   alignas(64) uint64_t encoded[kTensorMapWords];
-  CheckDriver(driver.cuTensorMapEncodeTiled(encoded, kMapUint16, static_cast<uint32_t>(map.sizes.size()),
-                                            reinterpret_cast<void*>(address + 2 * map.offset), map.sizes.data(),
-                                            pitches.data(), box.data(), steps.data(), kMapPlain, kMapSwizzle128,
-                                            kMapPromote128, kMapZeros),
-              "cuTensorMapEncodeTiled");
+  CheckDriver(
+      driver.cuTensorMapEncodeTiled(encoded, kMapUint16, static_cast<uint32_t>(map.sizes.size()),
+                                    reinterpret_cast<void*>(address + 2 * map.offset), map.sizes.data(), pitches.data(),
+                                    box.data(), steps.data(), kMapPlain, kMapSwizzle128, kMapPromote128, kMapZeros),
+      "cuTensorMapEncodeTiled");
   std::copy(encoded, encoded + kTensorMapWords, words);
 }
 

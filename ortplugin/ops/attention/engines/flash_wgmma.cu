@@ -3,7 +3,8 @@
 // exp
 //
 // The text in front of this one is generated for the node at hand (table.cc, flash_wgmma.cc): head sizes and the tile
-// configuration as macros, Arguments, and wgmma of TILE_N columns, multiply_keys, and of VALUE_SIZE columns, add_values.
+// configuration as macros, Arguments, and wgmma of TILE_N columns, multiply_keys, and of VALUE_SIZE columns,
+// add_values.
 //
 // Softmax over tiles of keys as they come, on Hopper's tensor cores and copy engine (Shah et al., "FlashAttention-3",
 // 2024). A persistent, warp-specialized kernel: of the first warpgroup one thread each copies tiles of Q, K and V, by
@@ -20,8 +21,8 @@
 #define K_BYTES (TILE_N * 128 * QK_BOXES)
 #define V_BYTES (TILE_N * 128 * V_BOXES)
 
-// Registers of a thread: a launch divides the 64 Ki of a multiprocessor evenly, in eights; then the warpgroup that copies
-// gives back what it does not need.
+// Registers of a thread: a launch divides the 64 Ki of a multiprocessor evenly, in eights; then the warpgroup that
+// copies gives back what it does not need.
 #define EVEN_REGISTERS (65536 / (THREADS * MIN_BLOCKS) / 8 * 8)
 #define PRODUCER_REGISTERS (CONSUMERS < 3 ? 24 : 32)
 #define LEFT_REGISTERS ((EVEN_REGISTERS * (CONSUMERS + 1) - PRODUCER_REGISTERS) / CONSUMERS / 8 * 8)
@@ -197,7 +198,8 @@ struct Rows {
       }
     }
     if (first + TILE_N <= seen.last(row) && first >= seen.first(row + 63)) return;
-    const int lane = threadIdx.x % 32, own = row + threadIdx.x % 128 / 32 * 16 + lane / 4, column = first + lane % 4 * 2;
+    const int lane = threadIdx.x % 32, own = row + threadIdx.x % 128 / 32 * 16 + lane / 4,
+              column = first + lane % 4 * 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int from = seen.first(own + half * 8) - column, to = seen.last(own + half * 8) - column;
