@@ -80,10 +80,13 @@ def is_pointwise(scope: Scope, node: gs.Node) -> bool:
 def is_symmetric(scope: Scope, node: gs.Node) -> bool:
     """Whether a pointwise operator has one result, of the shape that its operands broadcast to, whichever is smaller.
 
-    Dropout's mask has its data's shape, too, and PRelu's slope must broadcast to its data. Who makes an operand smaller
-    must ask.
+    Dropout's mask has its data's shape, too, as has CastLike's result whatever the other operand's is; PRelu's slope
+    must broadcast to its data, and a bias of com.microsoft's operators have its last length. Who makes an operand
+    smaller must ask.
     """
-    return is_pointwise(scope, node) and len(node.outputs) == 1 and scope.op(node) != "PRelu"
+    if not is_pointwise(scope, node) or len(node.outputs) != 1:
+        return False
+    return scope.op(node) not in ("PRelu", "CastLike") and (node.domain != "com.microsoft" or len(node.inputs) == 1)
 
 
 def known_dtype(writer: Writer, tensor: gs.Tensor) -> str:

@@ -12,7 +12,7 @@ from ortplugin.passes.simplify.late_expand import LATE_EXPAND
 
 
 def graph(nodes: str, inputs: str, shape: object = (2, 1, 3, 4), y: str = "float[2,5,3,4] y") -> onnx.ModelProto:
-    original = model(f"g ({inputs}) => ({y}) {{ {nodes} }}")
+    original = model(f"g ({inputs}) => ({y}) {{ {nodes} }}", contrib="microsoft" in nodes)
     original.graph.initializer.append(numpy_helper.from_array(np.asarray(shape, np.int64), "s"))
     return original
 
@@ -52,6 +52,10 @@ STAY = {
         "e = Expand(m, s)  y, k = Dropout(e)", "float[2,1,1,4] m", y="float[2,1,3,4] y, bool[2,1,3,4] k"),
     "data of PRelu, to which its slope broadcasts": graph(
         "e = Expand(m, s)  y = PRelu(e, x)", "float[2,1,1,4] m, float[2,1,3,4] x", y="float[2,1,3,4] y"),
+    "data of CastLike, whose other operand has no part in the shape": graph(
+        "e = Expand(m, s)  y = CastLike(e, x)", "float[2,1,1,4] m, float[2,1,3,4] x", y="float[2,1,3,4] y"),
+    "data of BiasGelu, whose bias does not broadcast": graph(
+        "e = Expand(m, s)  y = com.microsoft.BiasGelu(e, x)", "float[1] m, float[4] x", (4,), "float[4] y"),
     "for what is not pointwise": graph("e = Expand(m, s)  y = Softmax(e)", "float[2,1,1,4] m", y="float[2,1,3,4] y"),
     "what others read": graph("e = Expand(m, s)  y = Neg(e)  z = Softmax(e)", "float[2,1,1,4] m",
                               y="float[2,1,3,4] y, float[2,1,3,4] z"),

@@ -59,6 +59,9 @@ STAY = {
     "data of PRelu, to which its slope broadcasts": graph(
         "y = PRelu(c, x)", "3,4", "3,4", c=np.full((3, 4), -1, np.float32)
     ),
+    "data of CastLike, whose other operand has no part in the shape": graph(
+        "y = CastLike(c, x)", "3,4", "3,4", c=np.full((3, 4), -1, np.float32)
+    ),
     "what differs": graph("y = Add(x, c)", c=ROWS[:3]),
     "another zero": graph("y = Add(x, c)", shape="2,4", made="2,4", c=ZEROS),
     "what makes the result as large": graph("y = Add(x, c)", "1,3,4", c=np.stack([ROWS[:3]] * 2)),
