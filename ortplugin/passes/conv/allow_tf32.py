@@ -17,6 +17,12 @@ from ortplugin.passes.driver import Applied, Outcome, Rule, RulePass
 ABSENT = {"FusedConv": None, "FusedConvTranspose": None, "ConvGrad": 0}  # None: as the session has it
 
 
+def has_tensor_cores(node: gs.Node, dtype: str | None) -> bool:
+    """Whether a convolution of the dtype, or one's gradients, may use a GPU's tensor cores."""
+    may_round = node.attrs.get("allow_tf32", ABSENT[node.op]) != 0  # by default a session lets it
+    return dtype in ("float16", "bfloat16") or (dtype == "float" and may_round)
+
+
 def _set(value: int) -> Rule:
     def rewrite(scope: Scope, node: gs.Node) -> Outcome:
         """Sets one node's attribute."""

@@ -19,14 +19,12 @@ from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope, scopes
 from ortplugin.graph.labels import label
 from ortplugin.passes.base import Change, NearMiss, PassResult
-from ortplugin.passes.conv.allow_tf32 import ABSENT
+from ortplugin.passes.conv.allow_tf32 import has_tensor_cores
 from ortplugin.passes.conv.fused import conv_dtype, is_channels_last, is_fused_conv
 from ortplugin.passes.layout.conv_grad import gradient_dtype
 from ortplugin.passes.layout.cut import Region, cheapest
 from ortplugin.passes.layout.plan import Layouts, Plan, is_perm, to_first, to_last
 from ortplugin.passes.layout.rules import rule_of
-
-HALF = ("float16", "bfloat16")
 
 
 class ChannelsLast:
@@ -58,9 +56,7 @@ class ChannelsLast:
         dtype = conv_dtype(scope, node) if is_fused_conv(scope, node) else gradient_dtype(scope, node)
         if dtype is None or is_channels_last(node):
             return False
-        may_round = node.attrs.get("allow_tf32", ABSENT[node.op])  # by default a session lets it
-        fast = dtype in HALF or (dtype == "float" and may_round != 0)
-        return fast or self._always
+        return has_tensor_cores(node, dtype) or self._always
 
     def _regions(self, scope: Scope) -> tuple[list[Region], list[NearMiss]]:
         """The regions with a convolution that shall have channels last, in order of their first operator."""

@@ -19,6 +19,7 @@ from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
 from ortplugin.graph.pointwise import is_pointwise
+from ortplugin.passes.conv.allow_tf32 import has_tensor_cores
 from ortplugin.passes.conv.fused import conv_dtype, is_channels_last, is_fused_conv
 from ortplugin.passes.driver import Applied, Outcome, RulePass
 from ortplugin.passes.emit import emit, integers
@@ -62,7 +63,7 @@ def _meets_convolution(scope: Scope, tensor: gs.Tensor) -> bool:
         for reader in scope.consumers(stack.pop()):
             seen += 1
             if is_fused_conv(scope, reader) and not is_channels_last(reader):
-                return conv_dtype(scope, reader) in ("float16", "bfloat16")
+                return has_tensor_cores(reader, conv_dtype(scope, reader))
             if is_pointwise(scope, reader) or scope.op(reader) in (*KINDS, f"{DOMAIN}::FusedPool"):
                 stack.append(reader.outputs[0])
     return False

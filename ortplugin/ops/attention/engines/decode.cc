@@ -48,6 +48,8 @@ bool FitsDecode(const AttentionProblem& problem, bool aligned, const cuda::Devic
   if (!device.has_mma_m16n8k16() || !device.has_clusters() || !aligned) return false;
   if (problem.queries > kRows || problem.queries * problem.group() > kRows || !IsCopiedWide(problem)) return false;
   if (problem.q.column != 1 || problem.y.column != 1) return false;
+  // NVRTC 13.5 spills registers of heads of 256 on sm_120.
+  if (device.major > 10 && std::max(problem.head_size, problem.value_size) > 128) return false;
   if (!problem.has_past && (problem.keys <= kFewKeys || problem.is_rotary())) return false;
   // Keys run a little past the end before they are compared with it.
   constexpr int64_t kMost = int64_t{1} << 30;

@@ -9,6 +9,7 @@ from layout_helpers import FP16
 from onnx import helper, numpy_helper
 from pass_helpers import assert_same_outputs, assert_unchanged, model, operators, run_pass
 
+from ortplugin.passes.conv.allow_tf32 import FORBID_TF32
 from ortplugin.passes.conv.fuse_conv import FUSE_CONV
 from ortplugin.passes.layout.channels_last import CHANNELS_LAST
 from ortplugin.passes.layout.windows_last import WINDOWS_LAST
@@ -52,6 +53,13 @@ def test_through_pools_and_what_is_pointwise(rng: np.random.Generator) -> None:
     assert_same_outputs(original, optimized, rng)
 
 
+def test_of_float32_where_it_may_round() -> None:
+    original = graph(f"{TO_IMAGE}  {CONV}", "float[2,2,3,3,2,4] x", "float[2,4,6,6] y", weights=SINGLE)
+    optimized, _ = run_pass(original, FUSE_CONV, WINDOWS_LAST)
+    assert operators(optimized) == ["Transpose", "Reshape", "Transpose", "FusedConv"]
+    assert_unchanged(run_pass(original, FUSE_CONV, FORBID_TF32)[0], [WINDOWS_LAST])
+
+
 SINGLE = FP16.replace("float16", "float").split("{", 1)[0] + "{" + ", ".join(["0.5"] * 144) + "}"
 
 
@@ -59,7 +67,6 @@ SINGLE = FP16.replace("float16", "float").split("{", 1)[0] + "{" + ", ".join(["0
     "original",
     [
         graph(f"{TO_IMAGE}  y = Relu(r)"),  # without a convolution
-        graph(f"{TO_IMAGE}  {CONV}", "float[2,2,3,3,2,4] x", "float[2,4,6,6] y", weights=SINGLE),
         graph(f"{TO_IMAGE}  {CONV}  z = Neg(t)", y="float16[2,4,6,6] y, float16[2,4,2,3,3,2] z"),
         graph(f"{TO_IMAGE.replace('0, 5, 1', '0, 1, 5')}  {CONV}", "float16[2,4,3,3,2,2] x"),  # channels that are first
         graph(f"{TO_IMAGE}  {CONV}", "float16[2,2,3,3,4,2] x"),  # channels of which some are pixels
