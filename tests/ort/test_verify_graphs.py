@@ -46,6 +46,19 @@ class HereJudge(Judge):
         pass
 
 
+class Rounding:
+    """A session whose values TF32 has changed."""
+
+    def __init__(self, session: Any, change: Callable[[Any], Any]) -> None:
+        self.session, self.change = session, change
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.session, name)
+
+    def run(self, *args: Any) -> list[Any]:
+        return [self.change(each) for each in self.session.run(*args)]
+
+
 class Machine:
     """What replaces the GPU: its faults, and what it was asked for."""
 
@@ -55,10 +68,13 @@ class Machine:
         self.options: list[dict[str, str]] = []
         self.plain_options: list[Mapping[str, str]] = []
         self.busy = True
+        self.tf32 = lambda side, value: value
         real = judge.make_session
 
         def make(side: Side, provider: str, tf32: bool = False, options: Mapping[str, str] | None = None) -> Any:
             session = real(side, CPU)
+            if tf32:
+                session = Rounding(session, lambda value: self.tf32(side, value))
             if "enable_cuda_graph" not in (options or {}):
                 self.plain_options.append(options or {})
                 return session
@@ -214,6 +230,22 @@ def test_float_weights_are_replayed_with_tf32_too(machine: Machine) -> None:
     machine.spoil = spoil
     failed = [each.mode for each in verified(renamed(text=WEIGHTS), WEIGHTS).inputs if not each.passed]
     assert failed == [GRAPH_TF32, GRAPH_TF32]
+
+
+@pytest.mark.parametrize(
+    ("original", "optimized", "passes"),
+    [(1, 1.005, True), (1, 1.1, False), (1.1, 1.1, True), (1.1, 1.15, True), (1.1, 1.5, False), (1, np.nan, False)],
+)
+def test_values_with_tf32_are_the_originals_but_for_rounding(
+    machine: Machine, original: float, optimized: float, passes: bool
+) -> None:
+    """The original's own rounding with TF32 says how far they may be from its values without."""
+    machine.tf32 = lambda side, value: value * np.float32(optimized if side.path.stem != "original" else original)
+    result = verified(renamed(text=WEIGHTS), WEIGHTS)
+    assert result.passed == passes
+    failed = [each for each in result.inputs if not each.passed]
+    assert {each.mode for each in failed} == (set() if passes else {GRAPH_TF32})
+    assert all("with TF32, without a graph" in each.outputs[0].message for each in failed)
 
 
 def test_shifted_values_are_the_same_ones_elsewhere() -> None:

@@ -88,6 +88,7 @@ struct Loops {
 ORTPLUGIN_LOOPS(Baseline, )
 #if defined(__x86_64__) && defined(__GNUC__)
 ORTPLUGIN_LOOPS(Avx2, __attribute__((target("avx2"))))
+ORTPLUGIN_LOOPS(Avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))))
 #endif
 #undef ORTPLUGIN_LOOPS
 
@@ -95,6 +96,7 @@ template <bool is_max, typename T>
 Loops<is_max, T> ChooseLoops() {
 #if defined(__x86_64__) && defined(__GNUC__)
   static const int level = X86Level();
+  if (level >= 4) return {TapsAvx512<is_max, T>, StridedAvx512<is_max, T>};
   if (level >= 3) return {TapsAvx2<is_max, T>, StridedAvx2<is_max, T>};
 #endif
   return {TapsBaseline<is_max, T>, StridedBaseline<is_max, T>};

@@ -96,7 +96,7 @@ class CpuConv : public Kernel {
       HostOperand weights(nullptr, scratch_, dtype_, w->data, w->shape, node_.attributes.channels_last);
       if (weights.data() != w->data) weights_.emplace(std::move(weights));
       const Shape first = node_.attributes.channels_last ? ChannelsFirst(w->shape) : w->shape;
-      if (wide_ == DType::kFloat && !node_.attributes.x_channels_first && NchwcConv::Takes(node_.attributes, first)) {
+      if (wide_ == DType::kFloat && NchwcConv::Takes(node_.attributes, first)) {
         blocked_taken_ = Take(first.size() - 2, false, true);
         blocked_.emplace(info, node_.attributes, first, *blocked_taken_);
       }

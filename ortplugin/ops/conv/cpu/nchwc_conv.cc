@@ -59,7 +59,7 @@ bool NchwcConv::Takes(const ConvAttributes& attributes, const Shape& weights) {
 bool NchwcConv::Pays(const Contraction& shape) {
   const int64_t block = 16;  // the largest there is
   const bool is_direct = IsDirect(shape, block);
-  if (is_direct && shape.channels_last && shape.channels > 1) return false;
+  if (is_direct && shape.channels_last && !shape.x_channels_first && shape.channels > 1) return false;
   if (!is_direct && shape.channels % kReordered != 0) return false;
   // No more than a third of the work may be for channels that are not there.
   const double grown = static_cast<double>(RoundUp(shape.filters, block)) / static_cast<double>(shape.filters) *
@@ -68,6 +68,8 @@ bool NchwcConv::Pays(const Contraction& shape) {
                                                             static_cast<double>(shape.channels));
   if (grown > 4.0 / 3) return false;
   if (shape.groups > 1) return true;
+  // With channels last Conv has X and the result transposed, unless it is a GEMM.
+  if (shape.channels_last && (shape.x_channels_first || ElementCount(shape.kernel()) > 1)) return true;
   // To put X in blocks and the result out of them takes about what is gained in so many multiply-adds for each element.
   constexpr double kLeastIntensity = 56;
   const double made = static_cast<double>(ElementCount(shape.result()));
@@ -89,10 +91,11 @@ const NchwcConv::Operators& NchwcConv::Make(int64_t block, const float* weights)
   const std::vector<StandardOperator::TypeConstraint> types{{"T", ort::kFloat}};
   const bool is_depthwise = attributes_.groups > 1;
   const int64_t channels_last = attributes_.channels_last ? 1 : 0;
+  const int64_t x_channels_last = attributes_.channels_last && !attributes_.x_channels_first ? 1 : 0;
   auto made = std::make_unique<Operators>();
   made->into = std::make_unique<StandardOperator>(
       info, "ReorderInput", kDomain, 1, types,
-      std::vector<StandardOperator::Attribute>{{"channels_last", channels_last}}, 1, 1);
+      std::vector<StandardOperator::Attribute>{{"channels_last", x_channels_last}}, 1, 1);
   made->back = std::make_unique<StandardOperator>(
       info, "ReorderOutput", kDomain, 1, types,
       std::vector<StandardOperator::Attribute>{{"channels", shape_[0]}, {"channels_last", channels_last}}, 1, 1);
