@@ -86,6 +86,23 @@ def test_float16_and_float_that_may_round_by_default(rng: np.random.Generator) -
     assert_unchanged(double, [CHANNELS_LAST])
 
 
+GROUPED = """g (float[1,8,6,6] x) => (float[1,8,6,6] y) <float[8,2,1,1] w = {{{}}}> {{
+    c = Conv<group = 4>(x, w)  y = Relu(c) }}""".format(", ".join(["0.5"] * 16))
+ONE_DIMENSION = """g (float[1,2,6] x) => (float[1,2,6] y) <float[2,2,1] w = {1, 2, 3, 4}> {
+    c = Conv(x, w)  y = Relu(c) }"""
+
+
+@pytest.mark.parametrize("text", [GROUPED, ONE_DIMENSION])
+def test_float_that_is_slow_on_a_cpu_asks_for_it(text: str) -> None:
+    single, _ = run_pass(model(text), FUSE_CONV)
+    _, result = run_pass(single, CHANNELS_LAST)
+    assert not result.changes
+    assert "slow with channels last on a CPU" in result.near_misses[0].reason
+    node_of(single, "FusedConv").attribute.append(helper.make_attribute("allow_tf32", 1))
+    optimized, _ = run_pass(single, CHANNELS_LAST)
+    assert operators(optimized)[:2] == ["Transpose", "FusedConv"]
+
+
 def half_original() -> onnx.ModelProto:
     return model(graph("y = Relu(c)", out="float16[N,4,5,6] y", x="float16[N,4,5,6] x"))
 
