@@ -51,6 +51,11 @@ def plan_masks(scope: Scope, masks: Sequence[Mask], names: Names) -> Masking | s
     A conjunction of a constant and another mask, such as a triangle and a padding, is two masks if that leaves one
     operand: all that is false is -inf.
     """
+    # Of two numbers that are filled in one after the other the later stays; a sum of masks has both of them.
+    filled = [mask for mask in masks if mask.filling is not None]
+    finite = next((mask for mask in filled if mask.filling != -np.inf), None)
+    if len(filled) > 1 and finite is not None:
+        return f"'{finite.tensor.name}' fills in {finite.filling}, and another mask fills in as well"
     read = [_selecting(scope, mask) for mask in masks]
     divided = [part for mask in read for part in _conjuncts(scope, mask)]
     if len(divided) > len(read):
