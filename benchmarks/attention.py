@@ -11,7 +11,7 @@ own:
 Columns are microseconds of FusedAttention inside ONNX Runtime and of PyTorch's flash, cuDNN and memory-efficient
 backends, of which one that does not take the case has none. Tensors lie as linear layers write them, heads inside rows,
 on both sides. FLOPs are those of the two products, of pairs that causal attention sees only. Every output is compared
-with float32. Writes results/attention.json, where rows replace earlier ones of their case; --readme fills the tables.
+with float32. Writes results/attention.json.xz, where rows replace those of their case; --readme fills the tables.
 
     python benchmarks/attention.py                                         # both tables
     python benchmarks/attention.py --only networks
@@ -276,7 +276,7 @@ def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
         rows.append(measure(case))
         timing.free_memory()
         torch.cuda.empty_cache()
-        known = timing.merged(rows, args.out / "attention.json", record["environment"], "case")
+        known = timing.merged(rows, args.out / "attention.json.xz", record["environment"], "case")
         record["rows"] = sorted(known, key=lambda row: order.index(row["case"]))
         yield f"{case}: {timing.shown(rows[-1])} {rows[-1].get('failures', '')}"
 

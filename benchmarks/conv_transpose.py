@@ -16,12 +16,12 @@ for it. Some rows have one kernel of cuDNN's on both sides, and in one process e
 one the other, which seems to depend on where the tensors lie. So for the last column, ours alone and tuned over
 PyTorch's transposed convolution, all tensors of these two are allocated anew, PLACES times: median and quartiles of the
 ratios in all rounds. Every step has tensors of its own. The outputs of the first place are compared with PyTorch's in
-float32 without TF32. Writes results/conv_transpose.json; --readme fills the table in docs/benchmarks.md from the
+float32 without TF32. Writes results/conv_transpose.json.xz; --readme fills the table in docs/benchmarks.md from the
 results.
 
     python benchmarks/conv_transpose.py                 measure, write, print
     python benchmarks/conv_transpose.py --layers 5 8    some; their rows replace earlier ones
-    python benchmarks/conv_transpose.py --from benchmarks/results/conv_transpose.json --readme    no measuring
+    python benchmarks/conv_transpose.py --from benchmarks/results/conv_transpose.json.xz --readme    no measuring
 """
 
 from __future__ import annotations
@@ -343,7 +343,7 @@ def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
     order = {Case(1, *layer).name: number for number, layer in enumerate(LAYERS)}
     for case in cases:
         rows.append(row := measure(case, args.tuned))
-        known = timing.merged(rows, args.out / "conv_transpose.json", record["environment"], "batch", "case")
+        known = timing.merged(rows, args.out / "conv_transpose.json.xz", record["environment"], "batch", "case")
         record["rows"] = sorted(known, key=lambda row: (row["batch"], order.get(row["case"], len(order))))
         yield f"{case.batch}: {case.name}: {timing.shown(row)} {row['algorithms']} {row.get('wrong', '')}"
     if wrong := [f"{row['case']}, batch {row['batch']}: {row['wrong']}" for row in rows if "wrong" in row]:

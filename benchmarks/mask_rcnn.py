@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Measures and writes the record."""
     parser = argparse.ArgumentParser(description="Mask R-CNN: exported against optimized.")
     parser.add_argument("model", type=Path)
-    parser.add_argument("--out", type=Path, default=timing.RESULTS, help="folder for mask_rcnn.json")
+    parser.add_argument("--out", type=Path, default=timing.RESULTS, help="folder for mask_rcnn.json.xz")
     parser.add_argument("--commit", default="", help="of the measured code, where there is no git")
     options = parser.parse_args(arguments)
 

@@ -11,7 +11,7 @@ own, weights too:
 Columns are microseconds of FusedMatMul inside ONNX Runtime, alone and with all of the program, and with --tuned the
 fastest of the algorithms that --tune would try; of PyTorch's F.linear without a bias, with all that follows as its own
 operators, and, where cuBLASLt has that in its epilogue, by one call. Every output is compared with float32. Writes
-results/matmul.json, where rows replace earlier ones of their case; --readme fills the tables.
+results/matmul.json.xz, where rows replace earlier ones of their case; --readme fills the tables.
 
     python benchmarks/matmul.py                                                 # both tables
     python benchmarks/matmul.py --only networks --tuned 12
@@ -301,7 +301,7 @@ def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
         rows.append(measure(case, args.tuned))
         timing.free_memory()
         torch.cuda.empty_cache()
-        record["rows"] = timing.merged(rows, args.out / "matmul.json", record["environment"], "case")
+        record["rows"] = timing.merged(rows, args.out / "matmul.json.xz", record["environment"], "case")
         yield f"{case}: {timing.shown(rows[-1])} {rows[-1].get('failures', '')}"
 
 

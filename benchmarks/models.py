@@ -538,7 +538,7 @@ def measure_group(group: str, cases: Sequence[Case], args: Namespace, record: di
         begun = time.perf_counter()
         row = measure(case, compiled=not args.no_compile, tune=args.tune, profile=args.profile, against=against)
         rows.append(row)
-        known = timing.merged(rows, args.out / f"{group}.json", record["environment"], "case")
+        known = timing.merged(rows, args.out / f"{group}.json.xz", record["environment"], "case")
         order = GROUPS[group]
         record["rows"] = sorted(known, key=lambda row: order.index(row["case"]) if row["case"] in order else len(order))
         errors = f"error {row['errors'].get('ours', float('nan')):.1e}, torch {row['errors']['torch']:.1e}"

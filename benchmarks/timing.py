@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import lzma
 import platform
 import random
 import re
@@ -106,25 +107,26 @@ def _output(*command: str) -> str:
 
 
 def write(name: str, record: Mapping[str, Any], folder: Path = RESULTS, *, columns: bool = False) -> Path:
-    """Writes `<folder>/<name>.json`, numbers with six digits, what holds no other object in one line.
+    """Writes `<folder>/<name>.json.xz`, numbers with six digits, what holds no other object in one line.
 
     `columns`: of many rows alike the keys stand once, and each row lists its values, of texts that many rows have the
     number in "texts"; `read` reads both forms. A record may be several by name.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.json"
+    path = folder / f"{name}.json.xz"
     if columns:
         several = _is_several(record)
         record = {name: _in_columns(each) for name, each in record.items()} if several else _in_columns(record)
     text = json.dumps(_shortened(record), indent=0, separators=(",", ":"))
     text = re.sub(r"(?m)(^|:)([1-9](?:\.\d+)?e-\d+|0\.000\d+)(?=,?$)", lambda found: found[1] + _whole(found[2]), text)
-    path.write_text(re.sub(r"[{\[][^{}\[\]]*[}\]]", lambda found: re.sub(r"\s*\n\s*", "", found[0]), text) + "\n")
+    text = re.sub(r"[{\[][^{}\[\]]*[}\]]", lambda found: re.sub(r"\s*\n\s*", "", found[0]), text) + "\n"
+    path.write_bytes(lzma.compress(text.encode(), preset=9))
     return path
 
 
 def read(path: Path) -> dict[str, Any]:
     """The record that `write` wrote, or the records that it wrote by name."""
-    record: dict[str, Any] = json.loads(path.read_text())
+    record: dict[str, Any] = json.loads(lzma.decompress(path.read_bytes()))
     return {name: _in_rows(each) for name, each in record.items()} if _is_several(record) else _in_rows(record)
 
 
@@ -281,7 +283,7 @@ def run(
     """A benchmark as a program: measures, or reads an earlier record, and prints the table.
 
     `measure(args, record)` adds to record["rows"] and yields a line to print after each row; what a time limit cuts off
-    is not lost, as `<name>.json` is written then.
+    is not lost, as `<name>.json.xz` is written then.
     """
     args = arguments(doc, options or {})
     if args.source:

@@ -5,13 +5,13 @@
     python benchmarks/zoo.py --bad                               # those that are wrong or fail in the results
     python benchmarks/zoo.py --part 1/3 --workers 14             # a third of them
     python benchmarks/zoo.py --cases resnet18 --exporter dynamo  # those whose name has this in it
-    python benchmarks/zoo.py --merge a/zoo.json b/zoo.json       # results of parts, without measuring
+    python benchmarks/zoo.py --merge a/zoo.json.xz b/zoo.json.xz       # results of parts, without measuring
     python benchmarks/zoo.py --provider cpu --cases resnet18     # exports, optimizes and compares on the CPU
 
 Every network of zoo_networks.py, in float16 and float32, exported by both of PyTorch's exporters, is a row; zoo_row.py
 says what is checked in it. Processes share the GPU, each with a row at a time: what takes longest is exporting. One
 that dies or takes too long is a row that says so. Rows are measured in an order in which a sweep that is cut short has
-seen every network once before it sees one twice. They merge into zoo.json with those of earlier runs.
+seen every network once before it sees one twice. They merge into zoo.json.xz with those of earlier runs.
 
 Verdicts:
 
@@ -385,7 +385,7 @@ def table(record: Mapping[str, Any], most: int | None = None) -> str:
     if len(shown) < len(right):
         lines[-1] += (
             f" Of those that are right, the {most} that gain least and the {most} that gain most in each precision "
-            "are shown; `python benchmarks/zoo.py --from benchmarks/results/zoo.json` prints all."
+            "are shown; `python benchmarks/zoo.py --from benchmarks/results/zoo.json.xz` prints all."
         )
     problems = _problems(cases, most)
     if problems:
@@ -537,7 +537,7 @@ def measure_all(args: Namespace, record: dict[str, Any]) -> Iterator[str]:
     """Measures what the arguments say; after each row the record is whole."""
     setting = Setting(args.provider, nhwc=args.nhwc, compiled=args.compile)
     todo = jobs(args.cases, args.exporter, args.precision, args.size, args.part)
-    earlier = args.earlier or args.out / "zoo.json"
+    earlier = args.earlier or args.out / "zoo.json.xz"
     if args.provider == "cuda":  # another GPU or version ends the program here, and not when all is measured
         known = timing.merged([], earlier, record["environment"], *KEYS)
         todo = chosen(todo, known, missing=args.missing, bad=args.bad)
@@ -593,7 +593,7 @@ def main() -> None:
         "--part": {"default": "1/1", "help": "NUMBER/PARTS of the rows"},
         "--missing": {"action": "store_true", "help": "only what the earlier results lack at this commit"},
         "--bad": {"action": "store_true", "help": "only what is wrong or fails in the earlier results"},
-        "--earlier": {"type": Path, "help": "earlier results, into which the rows merge; zoo.json of --out"},
+        "--earlier": {"type": Path, "help": "earlier results, into which the rows merge; zoo.json.xz of --out"},
         "--merge": {"type": Path, "nargs": "+", "help": "merge these results instead of measuring"},
         "--provider": {"default": "cuda", "choices": ("cuda", "cpu"), "help": "cpu: no graphs, no times, no record"},
         "--workers": {"type": int, "default": max(1, (os.cpu_count() or 2) - 2), "help": "processes"},
@@ -607,7 +607,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends the workers, too
     if args.merge:
         timing.write("zoo", merge(args.merge), args.out, columns=True)
-        args.source = args.out / "zoo.json"
+        args.source = args.out / "zoo.json.xz"
     if args.provider == "cpu":
         record: dict[str, Any] = {"rows": []}
         for text in measure_all(args, record):

@@ -411,7 +411,7 @@ def test_a_sweep_in_two_parts_fills_one_table(
         monkeypatch.setattr(sys, "argv", ["zoo.py", *given])
         zoo.main()
     assert asked[1] == asked[0][1:]
-    rows = timing.read(tmp_path / "zoo.json")["rows"]
+    rows = timing.read(tmp_path / "zoo.json.xz")["rows"]
     assert {Job(*(row[key] for key in zoo.KEYS)) for row in rows} == set(asked[0][:2])
     assert "before\n" in page.read_text()
     assert f"| {USUAL} |" in page.read_text()
