@@ -1,9 +1,17 @@
-"""Cases as text: a header of comments, then the oracle's model in ONNX's textual syntax."""
+"""Cases as text: a header of comments, then the oracle's model in ONNX's textual syntax.
+
+The corpus is what was ever wrong: texts in corpus/, and the earlier ones packed beside them.
+
+    cd tests && python -m fuzz.corpus --pack         # packs the texts, too
+    cd tests && python -m fuzz.corpus NAME           # shows one
+"""
 
 from __future__ import annotations
 
 import json
+import lzma
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +29,7 @@ from .reference import Finding
 
 USUAL = {"dtype": "fp32", "kept": [], "checks": [], "dead": False}  # what a header leaves out
 FOLDER = Path(__file__).resolve().parent / "corpus"
+PACKED = FOLDER / "earlier.json.xz"
 
 
 def to_text(case: Case, finding: Finding) -> str:
@@ -94,6 +103,19 @@ def _array(plain: dict[str, Any]) -> Array:
     return np.asarray(plain["data"], dtype).reshape(plain["shape"])
 
 
+def corpus() -> dict[str, str]:
+    """The texts by name."""
+    packed: dict[str, str] = json.loads(lzma.decompress(PACKED.read_bytes()))
+    return packed | {path.stem: path.read_text() for path in FOLDER.glob("*.txt")}
+
+
+def pack() -> None:
+    """Moves the texts of the folder into the packed ones."""
+    PACKED.write_bytes(lzma.compress(json.dumps(dict(sorted(corpus().items())), indent=0).encode(), preset=9))
+    for path in FOLDER.glob("*.txt"):
+        path.unlink()
+
+
 def open_faults() -> dict[str, str]:
     """The corpus's cases that fail still, by name, with the reason; a line of open.txt each: 'name: reason'."""
     lines = (FOLDER.parent / "open.txt").read_text().splitlines()
@@ -104,3 +126,10 @@ def known() -> str:
     """A regular expression of findings that wait to be mended: known.txt has one on each line; '#' begins a remark."""
     lines = (line.partition("  #")[0].strip() for line in (FOLDER.parent / "known.txt").read_text().splitlines())
     return "|".join(f"(?:{line})" for line in lines if line and not line.startswith("#"))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--pack"]:
+        pack()
+    else:
+        print("\n".join(corpus()[name] for name in sys.argv[1:]))

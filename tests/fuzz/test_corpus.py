@@ -1,20 +1,18 @@
-"""Every case that was ever wrong, minimised: corpus/ only grows. open.txt names those that wait to be mended."""
+"""Every case that was ever wrong, minimised: the corpus only grows. open.txt names those that wait to be mended."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from fuzz.corpus import FOLDER, from_text, open_faults
+from fuzz.corpus import corpus, from_text, open_faults
 from fuzz.worker import Worker
 
 OPEN = open_faults()
 CASES = [
-    pytest.param(path, id=path.stem, marks=[pytest.mark.xfail(strict=True, reason=OPEN[path.stem])]
-                 if path.stem in OPEN else [])
-    for path in sorted(FOLDER.glob("*.txt"))
+    pytest.param(text, id=name, marks=[pytest.mark.xfail(strict=True, reason=OPEN[name])] if name in OPEN else [])
+    for name, text in sorted(corpus().items())
 ]  # fmt: skip
 
 
@@ -25,11 +23,11 @@ def worker() -> Iterator[Worker]:
     worker.close()
 
 
-@pytest.mark.parametrize("path", CASES)
-def test_corpus(path: Path, worker: Worker) -> None:
-    verdict = worker.ask(from_text(path.read_text()))
+@pytest.mark.parametrize("text", CASES)
+def test_corpus(text: str, worker: Worker) -> None:
+    verdict = worker.ask(from_text(text))
     assert verdict.what == "same", verdict
 
 
 def test_open_faults_have_cases() -> None:
-    assert OPEN.keys() <= {path.stem for path in FOLDER.glob("*.txt")}
+    assert OPEN.keys() <= corpus().keys()

@@ -13,7 +13,7 @@ import onnx
 import onnx.parser
 import pytest
 from exported import DATA
-from fuzz.corpus import from_text
+from fuzz.corpus import corpus, from_text
 from fuzz.judge import optimize
 from fuzz.providers import Cuda
 from node_cases import identity_model
@@ -285,8 +285,7 @@ def test_a_graph_is_one_of_the_values_that_are_read_on_the_host() -> None:
 
 def test_what_the_host_makes_is_right_in_every_run(library: Path) -> None:
     """Of Hardmax, which has no GPU kernel: ONNX Runtime copies it to a GPU into memory that the Scan uses still."""
-    text = (Path(__file__).parents[1] / "fuzz/corpus/host-output-beside-a-scan-on-a-gpu.txt").read_text()
-    case = from_text(text)
+    case = from_text(corpus()["host-output-beside-a-scan-on-a-gpu"])
     made, _ = optimize(case)
     feeds, cuda = case.feeds[0], Cuda()  # with one thread: with more, all runs may be right
     wanted = ortplugin.run(ortplugin.session(case.model.SerializeToString(), ["cpu"]), feeds)
