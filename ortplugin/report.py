@@ -18,9 +18,10 @@
     verification      [{"provider", "inputs": [{"name", "outputs": [{"name", "passed", "max_abs_error",
                       "max_rel_error", "message"}], "mode"}], "original_ms", "optimized_ms", "skipped", "replays",
                       "graph_skipped", "notes": [text], "passed"}]; errors are null where an output is not numeric;
-                      mode is "plain", "graph" for replays of a CUDA graph, or "graph, TF32"; times are medians and null
-                      where they were not taken; skipped says why nothing was compared, "" if it was; replays counts
-                      those of CUDA graphs, and graph_skipped says why there are none, or none for some inputs
+                      mode is "plain", "graph" for replays of a CUDA graph, "TF32" or "graph, TF32" where float32 may be
+                      rounded; times are medians and null where they were not taken; skipped says why nothing was
+                      compared, "" if it was; replays counts those of CUDA graphs, and graph_skipped says why there
+                      are none, or none for some inputs
     tuning            [{"node", "choice", "microseconds": {candidate: time}, "wrong"}] of --tune; "" is the node as the
                       passes made it, null a candidate that could not be measured; wrong names those whose outputs were
                       not the node's
@@ -45,7 +46,7 @@ from ortplugin.passes.base import Change, NearMiss
 from ortplugin.version import __version__
 
 CONVERSION = "precision"  # the rewrite under which a conversion of precision reports
-PLAIN, GRAPH, GRAPH_TF32 = "plain", "graph", "graph, TF32"  # how the models were run
+PLAIN, TF32, GRAPH, GRAPH_TF32 = "plain", "TF32", "graph", "graph, TF32"  # how the models were run
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ class InputComparison:
 
     name: str  # "generated, batch=2" or the path of the user's file
     outputs: tuple[OutputComparison, ...]
-    mode: str = PLAIN  # or GRAPH: replays of a CUDA graph; GRAPH_TF32: those of a session that may round to TF32
+    # Or TF32: in a session that may round to it; GRAPH: replays of a CUDA graph; GRAPH_TF32: of such a session.
+    mode: str = PLAIN
 
     @property
     def passed(self) -> bool:

@@ -369,6 +369,7 @@ def _cases() -> list[Case]:
         for dtype in ("float", "float16")
     ]  # fmt: skip
     constant += [case.with_layout(layout) for case in blocks for layout in ("NCHW", "NHWC")]
+    constant += [case.with_image_first() for case in blocks]
     return cases + [replace(case, name=f"constant weights: {case.name}", constant=True) for case in constant]
 
 

@@ -7,7 +7,8 @@ of fp32 products to 10 bits would hide errors; sessions that are timed run as a 
 On CUDA each case comes a second time with its values shifted, and after the plain runs the model is captured in a CUDA
 graph and replayed on both (replays.py). A model with float32 weights is replayed with TF32 too, which has kernels of
 its own. It must then give what the same session gives without a graph, and that must be the original's values without
-TF32, within the tolerance of TF32 or as far as the original's own values with TF32 are from them.
+TF32, within the tolerance of TF32 or as far as the original's own values with TF32 are from them. So must what a plain
+session with TF32 gives where the model can't be captured.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ortplugin.check.inputs import CANDIDATES, Case, cast_floating, generate, sh
 from ortplugin.check.replays import Arrays, GraphSession, NotCaptured, Replayed, compare_replays
 from ortplugin.errors import OrtPluginError, RuntimeMissingError, VerificationError, one_line
 from ortplugin.model.input_shapes import Shapes
-from ortplugin.report import GRAPH, GRAPH_TF32, PLAIN, InputComparison, OutputComparison, ProviderVerification
+from ortplugin.report import GRAPH, GRAPH_TF32, PLAIN, TF32, InputComparison, OutputComparison, ProviderVerification
 from ortplugin.session import CPU, CUDA, element_type, library_path, onnxruntime, register, run_on_host
 
 _SILENT = 4  # ONNX Runtime's log level that shows fatal errors only; its errors are reported as ours
@@ -318,7 +319,7 @@ class Judge:
         rows: list[InputComparison] = []
         notes: list[str] = []
         made: list[Replayed] = []
-        skipped = ""
+        skipped, with_tf32 = "", 0
         for mode in (GRAPH, GRAPH_TF32) if side.float_weights else (GRAPH,):
             self._tell(Step(f"replaying the optimized model in a CUDA {mode}", mode=mode))
             try:
@@ -327,6 +328,7 @@ class Judge:
                 rows.append(_failure("replays", f"the optimized model does not run: {one_line(error)}", mode))
                 break
             made += replayed
+            with_tf32 = len(replayed) if mode == GRAPH_TF32 else 0
             for number, found in enumerate(replayed):
                 before = originals[number] if number < len(originals) else None
                 for index, (case, expected) in enumerate(pairs[number]):
@@ -342,6 +344,8 @@ class Judge:
                 elif original_refused:
                     skipped += "; nor can the original"
                 break
+        if skipped and side.float_weights and all(row.passed for row in rows):
+            rows += self._run_tf32(side, [each for pair in pairs[with_tf32:] for each in pair])
         if not all(each.queued for each in made):
             notes.append("this ONNX Runtime waits for each replay, so none was queued behind another")
         return replace(
@@ -368,6 +372,26 @@ class Judge:
         outputs = compare_replays(found, index, expected, tolerance, frozenset(free), frozenset(unsteady))
         return InputComparison(name, outputs, mode)
 
+    def _run_tf32(self, side: Side, cases: Sequence[tuple[Case, Arrays]]) -> list[InputComparison]:
+        """Plain runs with TF32 of cases for which nothing was captured."""
+        self._tell(Step("running the optimized model with TF32", mode=TF32))
+        rows: list[InputComparison] = []
+        try:
+            session = self._make(side, CUDA, tf32=True)
+            for case, expected in cases:
+                found = run_on_host(session, _as_taken(case.feeds, session), list(expected))
+                floats = [name for name, wanted in expected.items() if self._is_rounded(name, wanted)]
+                row = InputComparison(case.name, tuple(OutputComparison(name, True) for name in floats), TF32)
+                rows.append(self._compare_tf32(row, case, found, expected))
+        except Exception as error:  # as above
+            rows.append(_failure("runs", f"the optimized model does not run: {one_line(error)}", TF32))
+        return rows
+
+    def _is_rounded(self, name: str, wanted: Any) -> bool:
+        """Of an output whether it holds floats, and the same in every run."""
+        is_float = isinstance(wanted, np.ndarray) and wanted.dtype.kind not in "biuOUST"
+        return is_float and name not in self._reference(CUDA).random_outputs
+
     def _compare_tf32(self, row: InputComparison, case: Case, found: Arrays, expected: Arrays) -> InputComparison:
         """The row, failed where the values with TF32 are further from the original's than rounding explains.
 
@@ -376,8 +400,7 @@ class Judge:
         outputs = []
         for output in row.outputs:
             wanted, name = expected[output.name], output.name
-            fixed = output.passed and name not in self._reference(CUDA).random_outputs
-            if fixed and isinstance(wanted, np.ndarray) and wanted.dtype.kind not in "biuOUST":
+            if output.passed and self._is_rounded(name, wanted):
                 reason = self._why_not_rounding(case, name, wanted, found[name])
                 if reason:
                     output = replace(output, passed=False, message=f"with TF32, without a graph: {reason}")

@@ -24,7 +24,7 @@ from ortplugin.check.verify import Verifier
 from ortplugin.cli import main
 from ortplugin.optimizer import pipeline, tuning
 from ortplugin.passes.base import Change, PassResult
-from ortplugin.report import GRAPH, GRAPH_TF32, PLAIN, ProviderVerification
+from ortplugin.report import GRAPH, GRAPH_TF32, PLAIN, TF32, ProviderVerification
 from ortplugin.session import CPU, CUDA
 
 MODEL = """<ir_version: 8, opset_import: ["": 17]>
@@ -246,6 +246,42 @@ def test_values_with_tf32_are_the_originals_but_for_rounding(
     failed = [each for each in result.inputs if not each.passed]
     assert {each.mode for each in failed} == (set() if passes else {GRAPH_TF32})
     assert all("with TF32, without a graph" in each.outputs[0].message for each in failed)
+
+
+@pytest.mark.parametrize(("optimized", "passes"), [(1.005, True), (1.1, False), (np.nan, False)])
+def test_what_can_not_be_captured_runs_with_tf32_too(machine: Machine, optimized: float, passes: bool) -> None:
+    """Only floats are asked: an index may be another one where two scores are nearly equal."""
+    text = WEIGHTS.replace("=> (float[1,2] y)", "=> (float[1,2] y, int64[1,1] i)")
+    text = text.replace("y = MatMul(x, w)", "y = MatMul(x, w)  i = ArgMax<axis = 1>(y)")
+    machine.refuse = lambda model: "operation not permitted when stream is capturing"
+    machine.tf32 = lambda side, value: (
+        value
+        if side.path.stem == "original"
+        else value * np.float32(optimized)
+        if value.dtype == np.float32
+        else 1 - value
+    )
+    result = verified(renamed(text=text), text)
+    assert "can't be captured" in result.graph_skipped
+    assert result.passed == passes
+    assert [(each.name, each.mode, each.passed) for each in result.inputs] == [
+        ("generated", PLAIN, True),
+        ("generated, shifted", PLAIN, True),
+        ("generated", TF32, passes),
+        ("generated, shifted", TF32, passes),
+    ]
+    assert [output.name for each in result.inputs[2:] for output in each.outputs] == ["y", "y"]
+
+
+def test_an_error_with_tf32_alone_is_a_failure(machine: Machine) -> None:
+    def refuse(side: Side, value: Any) -> Any:
+        raise RuntimeError("no plan")
+
+    machine.refuse = lambda model: "operation not permitted when stream is capturing"
+    machine.tf32 = refuse
+    result = verified(renamed(text=WEIGHTS), WEIGHTS)
+    assert [each.mode for each in result.inputs if not each.passed] == [TF32]
+    assert "no plan" in result.inputs[-1].outputs[0].message
 
 
 def test_shifted_values_are_the_same_ones_elsewhere() -> None:

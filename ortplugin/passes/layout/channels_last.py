@@ -26,7 +26,8 @@ from ortplugin.passes.layout.cut import Region, cheapest
 from ortplugin.passes.layout.plan import Layouts, Plan, is_perm, to_first, to_last
 from ortplugin.passes.layout.rules import rule_of
 
-SLOW = "in float32 its groups, or spatial dimensions that are not two, are slow with channels last on a CPU"
+IMAGE_CHANNELS = 4  # at most: to put an image's colours in another order costs nothing in either layout
+SLOW = "in float32 its groups, spatial dimensions that are not two, or shuffle are slow with channels last on a CPU"
 
 
 class ChannelsLast:
@@ -161,7 +162,11 @@ def _sharing(scope: Scope, tensor: gs.Tensor, plans: dict[int, Plan]) -> list[in
 
 
 def _is_slow_on_a_cpu(scope: Scope, node: gs.Node) -> bool:
-    """Whether it is a float32 convolution that is up to 2.5 times as slow with channels last there (ShuffleNet)."""
+    """Whether it is a float32 convolution that is up to 2.5 times as slow with channels last there (ShuffleNet), or a
+    shuffle of channels (channel_shuffle.py), which is 20 times as slow: a Gather of single numbers, not of images."""
+    if scope.op(node) == "Gather" and node.attrs.get("axis") == 1:
+        shape = scope.shape(node.inputs[0])
+        return shape is not None and len(shape) == 4 and isinstance(shape[1], int) and shape[1] > IMAGE_CHANNELS
     if not is_fused_conv(scope, node) or conv_dtype(scope, node) != "float":
         return False
     weights = scope.shape(node.inputs[1])

@@ -92,7 +92,11 @@ ONE_DIMENSION = """g (float[1,2,6] x) => (float[1,2,6] y) <float[2,2,1] w = {1, 
     c = Conv(x, w)  y = Relu(c) }"""
 
 
-@pytest.mark.parametrize("text", [GROUPED, ONE_DIMENSION])
+SHUFFLED = """g (float[1,8,6,6] x) => (float[1,8,6,6] y) <float[8,8,1,1] w = {{{}}}, int64[8] order = {{{}}}> {{
+    c = Conv(x, w)  s = Gather<axis = 1>(c, order)  y = Relu(s) }}""".format(", ".join(["0.5"] * 64), "0,4,1,5,2,6,3,7")
+
+
+@pytest.mark.parametrize("text", [GROUPED, ONE_DIMENSION, SHUFFLED])
 def test_float_that_is_slow_on_a_cpu_asks_for_it(text: str) -> None:
     single, _ = run_pass(model(text), FUSE_CONV)
     _, result = run_pass(single, CHANNELS_LAST)
@@ -101,6 +105,25 @@ def test_float_that_is_slow_on_a_cpu_asks_for_it(text: str) -> None:
     node_of(single, "FusedConv").attribute.append(helper.make_attribute("allow_tf32", 1))
     optimized, _ = run_pass(single, CHANNELS_LAST)
     assert operators(optimized)[:2] == ["Transpose", "FusedConv"]
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "c = Conv<group = 4>(x, d)  y = Conv(c, w)",
+        "c = Conv(x, w)  y = Gather<axis = 0>(c, order)",
+        "s = Gather<axis = 1>(x, colours)  y = Conv(s, w)",
+    ],
+    ids=["depthwise", "images", "colours"],
+)
+def test_float_that_a_cpu_is_fast_at(nodes: str, rng: np.random.Generator) -> None:
+    """Beside what it is slow at: groups of one channel, whole images that are gathered, and their colours."""
+    constants = f"{W}, float[4,1,3,3] d = {{{', '.join(map(str, VALUES[:36]))}}}, int64[2] order = {{1, 0}}, "
+    constants += "int64[4] colours = {2, 1, 0, 3}"
+    original = model(f"g (float[2,4,7,7] x) => (float[A,4,B,C] y) <{constants}> {{ {nodes} }}")
+    optimized, _ = run_pass(original, FUSE_CONV, CHANNELS_LAST)
+    assert {attribute(each, "layout") for each in optimized.graph.node if each.op_type == "FusedConv"} == {b"NHWC"}
+    assert_same_outputs(original, optimized, rng)
 
 
 def half_original() -> onnx.ModelProto:
