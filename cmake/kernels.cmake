@@ -15,6 +15,7 @@ set(kernel_files
   kStemSource=${root}/ortplugin/ops/conv/engines/stem.cu
   kConv1x1Source=${root}/ortplugin/ops/conv/engines/conv_1x1.cu
   kGemmSource=${root}/ortplugin/ops/conv/engines/gemm.cu
+  kClusterSource=${root}/ortplugin/device/cluster.cuh
   kTmaSource=${root}/ortplugin/device/tma.cuh
   kWgmmaSource=${root}/ortplugin/device/wgmma.cuh
   kSplitKSource=${root}/ortplugin/ops/conv/engines/split_k.cu

@@ -29,6 +29,23 @@ __device__ __forceinline__ void wait_barrier(unsigned barrier, unsigned phase) {
       : "memory");
 }
 
+// A place in a ring of COUNT stages, and how often it has been gone round.
+template <int COUNT>
+struct Ring {
+  int stage = 0;
+  unsigned phase = 0;
+  __device__ __forceinline__ void step() {
+    if (++stage < COUNT) return;
+    stage = 0;
+    phase ^= 1;
+  }
+  __device__ __forceinline__ void skip(int count) {
+    stage += count;
+    phase ^= stage / COUNT & 1;
+    stage %= COUNT;
+  }
+};
+
 // The box of a matrix that begins at (column, row), which arrives at the barrier.
 __device__ __forceinline__ void copy_box(unsigned to, const TensorMap* from, int column, int row, unsigned barrier) {
   asm volatile(

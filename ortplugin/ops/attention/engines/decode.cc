@@ -74,7 +74,7 @@ std::optional<EngineKernel> MakeDecode(const AttentionProblem& problem, const cu
   text << AttentionPreamble(problem) << kCopySource << AttentionSoftmaxSource(problem) << "\n#define CLUSTER "
        << config.cluster << "\n#define WARPS " << config.warps << "\n#define STAGES " << config.stages
        << "\n#define MIN_BLOCKS " << config.min_blocks << "\n\n"
-       << kMmaSource << kAttentionRowsSource << kDecodeSource;
+       << kClusterSource << kMmaSource << kAttentionRowsSource << kDecodeSource;
   const cuda::LaunchShape launch{static_cast<unsigned>(Blocks(problem, config)),
                                  static_cast<unsigned>(32 * config.warps),
                                  static_cast<unsigned>(SharedBytes(problem, config))};

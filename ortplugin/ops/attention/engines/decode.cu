@@ -5,7 +5,7 @@
 // present: past is read once, into shared memory, and written from there.
 //
 // The text in front of this one is generated for the node at hand (table.cc, decode.cc): sizes, the configuration and
-// what there is as macros, Arguments; copy.cuh, mma.cuh, softmax.cuh and rows.cuh.
+// what there is as macros, Arguments; copy.cuh, cluster.cuh, mma.cuh, softmax.cuh and rows.cuh.
 //
 // Few queries leave memory as all there is to wait for, so the keys of a head are divided among the blocks of a
 // cluster, and those of a block among its warps: each takes every so many'th tile of KEYS of them, STAGES tiles ahead,
@@ -27,35 +27,6 @@
 #define WARP_BYTES \
   ((MAX(STAGES * STAGE_ELEMENTS * 2, ROWS * PARTIAL * 4) + 15) / 16 * 16)  // of a warp: its stages, then its results
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
-
-// All blocks of the cluster, or all threads of the only one: what they wrote before they arrived is there behind the
-// wait.
-__device__ __forceinline__ void arrive_cluster() {
-  __syncwarp();
-#if CLUSTER > 1
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void wait_cluster() {
-#if CLUSTER > 1
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#else
-  __syncthreads();
-#endif
-}
-
-// To a block of the cluster, at the address that it has in this one.
-__device__ __forceinline__ void store_to_block(float* to, unsigned block, float x) {
-#if CLUSTER > 1
-  unsigned there;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-               : "=r"(there)
-               : "r"((unsigned)__cvta_generic_to_shared(to)), "r"(block));
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(x) : "memory");
-#else
-  *to = x;
-#endif
-}
 
 // The rows of K or V of one head: those of past, then the new ones.
 struct Source {
@@ -364,6 +335,7 @@ __cluster_dims__(CLUSTER, 1, 1)
     next += step;
   };
 
+  __syncwarp();
   arrive_cluster();
   grid_dependency_wait();
 #pragma unroll
@@ -393,6 +365,7 @@ __cluster_dims__(CLUSTER, 1, 1)
   __syncthreads();
   if (CLUSTER > 1) wait_cluster();  // there are no blocks to give to before they have started
   give(place, (const float*)of_warps, given);
+  __syncwarp();
   arrive_cluster();
   wait_cluster();
   write_results(a, place, given);

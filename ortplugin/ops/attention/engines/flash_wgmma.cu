@@ -43,18 +43,6 @@ __device__ __forceinline__ void arrive_named(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// A place in a ring, and how often it has been gone round.
-template <int COUNT>
-struct Ring {
-  int stage = 0;
-  unsigned phase = 0;
-  __device__ __forceinline__ void step() {
-    if (++stage < COUNT) return;
-    stage = 0;
-    phase ^= 1;
-  }
-};
-
 // Where things are in shared memory.
 struct Shared {
   unsigned q, k, v, barriers;

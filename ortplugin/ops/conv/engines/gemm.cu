@@ -43,29 +43,13 @@ struct Tiles {
   __device__ __forceinline__ int column() const { return (ROWS_FIRST ? next / groups : next % TILES_N) * TILE_N; }
 };
 
-// A place in the ring, and how often it has been gone round.
-struct Ring {
-  int stage = 0;
-  unsigned phase = 0;
-  __device__ __forceinline__ void step() {
-    if (++stage < STAGES) return;
-    stage = 0;
-    phase ^= 1;
-  }
-  __device__ __forceinline__ void skip(int count) {
-    stage += count;
-    phase ^= stage / STAGES & 1;
-    stage %= STAGES;
-  }
-};
-
 // One thread for x and one for w, since they keep the copy engine busy together only.
 template <bool OF_X>
 struct Producer {
   const GemmArguments& g;
   unsigned stages, full, empty;  // addresses of the stages and of the first of their barriers
 
-  __device__ __forceinline__ void copy(const Ring& ring, int k_tile, const Tiles& tiles) const {
+  __device__ __forceinline__ void copy(const Ring<STAGES>& ring, int k_tile, const Tiles& tiles) const {
     const unsigned to = stages + ring.stage * STAGE_BYTES + (OF_X ? 0 : X_BYTES), barrier = full + ring.stage * 8;
     expect_bytes(barrier, OF_X ? X_BYTES : W_BYTES);
 #pragma unroll
@@ -82,7 +66,7 @@ struct Producer {
     prefetch_map(OF_X ? &g.x : &g.w);
     // Weights that no kernel writes are on their way before the kernel in front has completed.
     if (OF_X || !CONSTANT_WEIGHTS) grid_dependency_wait();
-    Ring ring;
+    Ring<STAGES> ring;
     for (int round = 0; tiles.exists(); tiles.step())
 #pragma unroll 1
       for (int k_tile = 0; k_tile < K_TILES; ++k_tile, ring.step(), ++round) {
@@ -172,7 +156,7 @@ __device__ __forceinline__ void consume(const Arguments& a, Tiles tiles, storage
     if (threadIdx.x % 128 == 0) arrive(empty + stage * 8);
   };
   grid_dependency_wait();  // before operands are read, and results written
-  Ring ring;
+  Ring<STAGES> ring;
   if (TAKE_TURNS) {
     tiles.step(warpgroup);
     ring.skip(warpgroup * K_TILES);

@@ -120,6 +120,8 @@ std::string SplitKSource(const Program& program, const Contraction& problem, con
        << "#define STAGES " << config.stages << "\n"
        << "#define VECTOR " << Vector(config) << "\n\n"
        << WgmmaSource(problem.dtype(), config.tile_n) << "\n"
+       << "#define CLUSTER SPLIT_K\n\n"
+       << kClusterSource << "\n"
        << kSplitKSource;
   return text.str();
 }

@@ -1,7 +1,7 @@
 // y[p, m] = program(sum over taps and c of x[p at tap, c] w[m, tap, c])
 //
 // The text in front of this one is generated for the node at hand (split_k.cc, engine.cc): the sizes as macros, the
-// operands and `apply`, which is the program; and what wgmma.cuh has for Hopper's tensor cores.
+// operands and `apply`, which is the program; and what wgmma.cuh has for Hopper's tensor cores, and cluster.cuh.
 //
 // An implicit GEMM with split K: it keeps all multiprocessors at work where tiles are few, and long sums do not wait
 // for memory step after step. A cluster of SPLIT_K blocks makes a tile of TILE_M pixels and TILE_N filters. Each of its
@@ -21,34 +21,6 @@
 #define REDUCED_ROWS ((TILE_M + SPLIT_K - 1) / SPLIT_K)  // pixels of a tile whose sums a block adds
 #define PITCH (TILE_N + 8)                               // floats of a row of sums: no conflicts of banks
 #define OUT (OUT_H * OUT_W)
-
-// All blocks of the cluster, or all threads of the only one: what they wrote before they arrived is there behind the
-// wait.
-__device__ __forceinline__ void arrive_cluster() {
-#if SPLIT_K > 1
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void wait_cluster() {
-#if SPLIT_K > 1
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#else
-  __syncthreads();
-#endif
-}
-
-// Two floats to a block of the cluster, at the address that they have in this one.
-__device__ __forceinline__ void store_to_block(float* to, int block, float first, float second) {
-#if SPLIT_K > 1
-  unsigned there;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-               : "=r"(there)
-               : "r"((unsigned)__cvta_generic_to_shared(to)), "r"(block));
-  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(there), "f"(first), "f"(second) : "memory");
-#else
-  *(float2*)to = make_float2(first, second);
-#endif
-}
 
 // The weights of 64 channels of a tap.
 __device__ __forceinline__ void copy_tap(storage_t* stages, const storage_t* w, int k_tile, int stage, int octet,
