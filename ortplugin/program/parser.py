@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from ortplugin.program.dtypes import DTYPES
@@ -168,6 +169,7 @@ class _Parser:
         return Program(parameters, results, tuple(statements))
 
 
+@lru_cache(maxsize=1024)  # each look at a fused node reads its program
 def parse(text: str) -> Program:
     """Reads a program. Raises ProgramError: with line and column for syntax, with the statement's name otherwise."""
     return _Parser(text).program()
