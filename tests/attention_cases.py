@@ -23,6 +23,7 @@ from ortplugin.ops.attention.reference import laid_out, scores, softmax
 from ortplugin.program import FLOATING, NUMPY_DTYPES
 
 Attributes = dict[str, Any]
+ABSORBING = 1e30  # a score is lost beside such a number, in float64 too
 
 # Layouts of Q, K, V and Y. In those that begin with "packed", Q, K and V are one tensor. {h}, {k} and {t}: the heads of
 # Q, of K, and of both and V.
@@ -49,7 +50,7 @@ class Case:
 
     `sizes`: batch, heads, heads of K and V, queries, keys, head size of Q and K, head size of V. `mask`: its dtype and
     shape; `tables`: those of cos and sin. `values` is the row of VALUES that makes Q and K; those of V are normal.
-    `past`: how many of the keys are a cache's, None without one.
+    `past`: how many of the keys are a cache's, None without one. `hidden`: what a mask adds to scores that it masks.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Case:
     values: str = "normal"
     tables: tuple[str, Shape] | None = None
     past: int | None = None
+    hidden: float = -np.inf
 
     @property
     def layouts(self) -> list[str]:
@@ -128,7 +130,7 @@ class Case:
             seen.reshape(-1, shape[-1])[::5] = False
         if self.mask[0] == "bool":
             return np.asarray(seen)
-        return np.asarray(np.where(seen, rng.standard_normal(shape), -np.inf)).astype(NUMPY_DTYPES[self.mask[0]])
+        return np.asarray(np.where(seen, rng.standard_normal(shape), self.hidden)).astype(NUMPY_DTYPES[self.mask[0]])
 
     def feeds(self) -> dict[str, Array]:
         return dict(zip(self.names, self.inputs(), strict=True))
@@ -169,6 +171,7 @@ def case_of(
     values: str = "normal",
     tables: tuple[str, Shape] | None = None,
     past: int | None = None,
+    hidden: float = -np.inf,
     **attributes: Any,
 ) -> Case:
     """A case with softmax's usual scale, 1 / sqrt(head size). `sizes`: without kv_heads and value size, as heads."""
@@ -178,7 +181,7 @@ def case_of(
         sizes = (batch, heads, heads, queries, keys, head_size, head_size)
     given = {"scale": float(np.float32(sizes[5] ** -0.5)), **attributes}
     assert len(sizes) == 7
-    return Case(name, dtype, tuple(sizes), layout, tuple(given.items()), mask, values, tables, past)  # type: ignore[arg-type]
+    return Case(name, dtype, tuple(sizes), layout, tuple(given.items()), mask, values, tables, past, hidden)  # type: ignore[arg-type]
 
 
 # --------------------------------------------------------------------------------------------------------- comparison
@@ -196,10 +199,11 @@ def check(
     where `wide` is the reference before its rounding, u the unit roundoff of the dtype and c that of the arithmetic
     (`unit`, where that is not the kernel's). A score is off by no more than c d, d of all its products' sizes, whose
     number counts as its root, and of those of its mask and its maximum; as an exponent that is the error of softmax's
-    numerator, and the denominator has as much again. e, 16, is what exp and the sums take besides, and p what rounding
-    softmax to the dtype takes: its unit roundoff, and its smallest subnormal number for each key. What is rotated is
-    rounded to the dtype; near the middle of two numbers the kernel may take the other one, about once in 2^13 elements,
-    so that a score may differ by the largest of its products, twice, times 2 u.
+    numerator, and the denominator has as much again. A mask of ABSORBING leaves nothing of a score in either. e, 16,
+    is what exp and the sums take besides, and p what rounding softmax to the dtype takes: its unit roundoff, and its
+    smallest subnormal number for each key. What is rotated is rounded to the dtype; near the middle of two numbers
+    the kernel may take the other one, about once in 2^13 elements, so that a score may differ by the largest of its
+    products, twice, times 2 u.
 
     What is present has the bits of the past and of what is new, but for a rotation, which is off by some c of its row.
     """
@@ -220,9 +224,10 @@ def check(
     s = scores(q, signed, mask, how)
     with np.errstate(all="ignore"):
         products = np.einsum("bhsd,bhtd->bhst", np.abs(q), k) * abs(how.scale)
-        size = products * np.sqrt(q.shape[3]) + 2 * np.where(np.isfinite(s), np.abs(s), 0)
+        size = products * np.sqrt(q.shape[3]) + 2 * np.where(np.abs(s) < ABSORBING, np.abs(s), 0)
         if mask is not None and mask.dtype != np.bool_:
-            size = size + np.where(np.isfinite(mask), np.abs(mask.astype(np.float64)), 0)
+            added = np.abs(mask.astype(np.float64))
+            size = size + np.where(added < ABSORBING, added, 0)
         if case.tables and case.dtype in ("float16", "bfloat16"):
             one = np.max(np.abs(q), axis=3)[..., None] * np.max(k, axis=3)[:, :, None]  # no product is larger
             size = size + one * (abs(how.scale) * 4 * UNIT_ROUNDOFF[case.dtype] / c)
@@ -298,6 +303,13 @@ def _masks() -> list[Case]:
                     if (number + (rows == "zero") + (mask == "bool")) % 2 == 0 or name == "all":
                         made.append(case_of(f"mask {name}, {mask} of {dtype}, {rows}", dtype, sizes, mask=(mask, shape),
                                             masked_rows=rows))  # fmt: skip
+    # The lowest number: in base 2 it is beyond float32, and still no -inf.
+    for dtype in FLOATING:
+        for mask, hidden in (("float", -3.4028234663852886e38), ("bfloat16", -3.3895313892515355e38)):
+            if mask in ("float", dtype):
+                for of, past in ((sizes, None), ((2, 4, 2, 1, 70, 16, 16), 69)):
+                    made.append(case_of(f"mask of the lowest {mask}, {dtype}, {of[3]} queries", dtype, of, past=past,
+                                        mask=(mask, (2, 1, of[3], 70)), hidden=hidden))  # fmt: skip
     return made
 
 

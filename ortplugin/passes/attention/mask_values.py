@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ortplugin.graph.facts import Scope
 from ortplugin.passes.attention.scores import LARGE_NEGATIVE, Mask
 
-LOWEST = -3e38  # float32 holds it
+LOWEST = -1e31  # and float32's lowest number + LOWEST is still that number, not -inf
 ABSORBING = -3e4  # in float16, a score beneath 8 that is added to such a number is lost
 ELEMENTS = 1 << 23  # of constant masks that are looked at, and that one may have once it is repeated for each window
 

@@ -50,7 +50,7 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
 
 def from_convolutions(scope: Scope, tensor: gs.Tensor) -> bool:
     """Whether the tensor comes from convolutions with channels last alone, through operators that keep its shape."""
-    rank = scope.rank(tensor)
+    rank, found = scope.rank(tensor), False
     stack, seen = [tensor], {id(tensor)}
     while stack:
         node = scope.producer(stack.pop())
@@ -59,6 +59,7 @@ def from_convolutions(scope: Scope, tensor: gs.Tensor) -> bool:
         if is_fused_conv(scope, node) or scope.op(node) == f"{DOMAIN}::FusedPool":
             if not is_channels_last(node) or "output_layout" in node.attrs:
                 return False
+            found = True
             continue
         fused = scope.op(node) in (f"{DOMAIN}::FusedLayerNorm", f"{DOMAIN}::FusedPointwise")
         given = [t for t in node.inputs if not t.is_empty() and not scope.is_constant(t)]
@@ -66,7 +67,7 @@ def from_convolutions(scope: Scope, tensor: gs.Tensor) -> bool:
             return False
         stack += [each for each in given if id(each) not in seen]
         seen.update(id(each) for each in given)
-    return True
+    return found  # none where all is made of constants
 
 
 def _feeds_attention(scope: Scope, tensor: gs.Tensor) -> bool:

@@ -118,7 +118,7 @@ struct WarpTile {
     product += to_compute(mask[half][key * mask_step]);
 #endif
 #endif
-    return product * LOG2_E;
+    return exponent_of(product);
   }
 
   __device__ __forceinline__ void take(const storage_t* q, const storage_t* stage, int first) {

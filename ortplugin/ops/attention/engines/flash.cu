@@ -203,7 +203,7 @@ struct WarpTile {
 #endif
     }
 #endif
-    return product * LOG2_E;
+    return exponent_of(product);
   }
 
   // Products become exponentials, whose maxima and sums are kept; what was summed before shrinks where they grow.

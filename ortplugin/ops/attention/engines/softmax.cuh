@@ -12,6 +12,16 @@ __device__ __forceinline__ float exp2_of(float x) {
   return y;
 }
 
+// The score as an exponent of 2. float32's lowest number, which masks are made of, stays finite: a row that is masked
+// whole by it has equal weights, and one of -inf has none.
+__device__ __forceinline__ float exponent_of(float score) {
+  const float exponent = score * LOG2_E;
+#if MASK && !IS_BOOL_MASK
+  if (exponent == -INFINITE && score != -INFINITE) return -3.4e38f;
+#endif
+  return exponent;
+}
+
 __device__ __forceinline__ unsigned pack(float low, float high) {
   unsigned both;
   asm("cvt.rn." MMA_TYPE "x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));

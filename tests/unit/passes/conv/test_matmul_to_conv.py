@@ -73,6 +73,14 @@ def test_a_block_of_convnext(rng: np.random.Generator) -> None:
             [],
         ),
         (graph("y = MatMul(c, m)", constant("m", 6, 8), out="[N,4,5,8]"), []),  # with channels first
+        (  # of constants alone: no convolution leads there
+            graph(
+                "a = Add(q, q)  y = MatMul(a, m)",
+                f"{constant('q', 1, 5, 6, 4)}, {constant('m', 4, 8)}",
+                out="[1,5,6,8]",
+            ),
+            [],
+        ),
     ],
 )
 def test_what_stays(original: onnx.ModelProto, fragments: list[str]) -> None:
