@@ -38,7 +38,10 @@ from .worker import ALONE, Worker
 
 @dataclass
 class Result:
-    """What became of many seeds. `findings`: seed, minimised case and what is wrong with it. `spent`: seconds by stage."""
+    """What became of many seeds. `findings`: seed, minimised case and what is wrong with it.
+
+    `spent`: seconds by stage.
+    """
 
     counts: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
