@@ -162,8 +162,11 @@ def _results(scope: Scope, result: Read) -> list[Read]:
 
 
 def _used_beside(scope: Scope, core: Core) -> str | None:
-    """Who needs a value that would disappear."""
+    """Who needs a value that would disappear: another node, or the attention itself, as its V or as a mask."""
     nodes = core.chain.nodes
+    for read in (core.v.tensor, *(mask.tensor for mask in core.chain.masks)):
+        if any(made is read for node in nodes for made in node.outputs):
+            return f"the attention that '{read.name}' is a part of also reads it"
     for node in nodes[1:]:
         for tensor in node.outputs:
             used = scope.used_beyond(tensor, nodes)

@@ -259,6 +259,12 @@ NEAR_MISSES: dict[str, tuple[dict[str, Any], str]] = {
     "no product before the softmax": (
         {"nodes": "p = Softmax<axis = -1> (q)  y = MatMul(p, v)", "inputs": "float[2,1,3,3] q, float[2,1,3,8] v",
          "y": "float[2,1,3,8] y"}, "'q' is not computed from a product of queries and keys"),
+    "the weights are the values": (
+        {"nodes": f"{HEADS} {PRODUCTS} p = Softmax<axis = -1> (s)  y = MatMul(p, p)", "inputs": QKV,
+         "y": "float[2,4,5,5] y"}, "the attention that 'p' is a part of also reads it"),
+    "the scores are their mask": (
+        {"nodes": f"{HEADS} {PRODUCTS} masked = Add(s, s)  p = Softmax<axis = -1> (masked)  a = MatMul(p, vh)  {JOIN}",
+         "inputs": QKV}, "the attention that 's' is a part of also reads it"),
 }  # fmt: skip
 
 
