@@ -126,7 +126,8 @@ def test_constants_that_all_texts_share_are_kept_once(rng: np.random.Generator) 
     f"{LOW} masked = Where(m, s, low)",
     f"{LOW} bias = Where(m, zero, low)  masked = Add(s, bias)",
     "low = Constant<value = float {-10000}> ()  masked = Where(m, s, low)",
-    f"{LOW} lowest = Constant<value = float {{-3.4028235e38}}> ()  bias = Where(m, zero, lowest)  masked = Add(s, bias)",
+    f"{LOW} lowest = Constant<value = float {{-3.4028235e38}}> ()  bias = Where(m, zero, lowest)"
+    "  masked = Add(s, bias)",
     # A padding above a mask that is filled in: their sum is float32's lowest number and not -inf.
     f"{LOW} lowest = Constant<value = float {{-3.4028235e38}}> ()  fill = Constant<value = float {{-9984}}> ()"
     "  filled = Where(m, s, fill)  bias = Where(m, zero, lowest)  masked = Add(filled, bias)",
@@ -137,6 +138,18 @@ def test_rows_that_a_number_masks_whole_weigh_all_keys_alike(how: str, rng: np.r
     assert len(attentions(optimized)) == 1
     given = feeds(original, rng)
     given["m"][0, 0, 1:4] = False
+    assert_equal(original, optimized, given)
+
+
+@pytest.mark.parametrize(("number", "fuses"), [(-1e4, False), (-1e9, False), (-3e38, True), (-np.inf, True)])
+def test_a_bias_behind_a_number_that_it_changes(number: float, fuses: bool, rng: np.random.Generator) -> None:
+    fill = onnx.helper.make_tensor("fill", onnx.TensorProto.FLOAT, [], [number])
+    bias = numpy_helper.from_array(np.linspace(-90, 90, 5, dtype=np.float32), "b")
+    original = graph(f"{SCORES} filled = Where(m, s, fill)  masked = Add(filled, b) {END}", f"{QKV}, bool[5,5] m", Y)
+    original.graph.initializer.extend([fill, bias])
+    optimized, _ = run_pass(original, FUSE_ATTENTION)
+    assert bool(attentions(optimized)) == fuses
+    given = feeds(original, rng) | {"m": TRIANGLE & (np.arange(5) != 2)[:, None]}
     assert_equal(original, optimized, given)
 
 
