@@ -80,7 +80,7 @@ def _biased_behind(scope: Scope, masks: Sequence[Mask]) -> Mask | None:
         if mask.filling is None:
             is_mask = values is None or bool(((values == 0) | (values <= LARGE_NEGATIVE)).all())
             found = found or (None if is_mask else mask)
-        elif found is not None and LOWEST / 100 < mask.filling and (values is None or selection(values) is None):
+        elif found is not None and mask.filling > LOWEST / 100 and (values is None or selection(values) is None):
             return found
     return None
 
