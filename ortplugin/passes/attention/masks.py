@@ -178,6 +178,8 @@ def _part(scope: Scope, mask: Mask, names: Names) -> Part | str:
         return Part(mask)
     if final.count(-1) > 1 or (mixed and any(size < 0 for size in sizes)):
         return f"the lengths of the mask '{mask.tensor.name}', which is viewed otherwise than the scores, are unknown"
+    if 0 in final:  # which copies a length that is something else, to a Reshape
+        return f"the mask '{mask.tensor.name}' has no elements"
     return Part(mask, None, tuple(sizes) if mixed else None, tuple(final))
 
 
