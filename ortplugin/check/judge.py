@@ -469,17 +469,13 @@ def make_session(side: Side, provider: str, tf32: bool = False, options: Mapping
         options: more options of the provider.
     """
     ort = onnxruntime()
-    session_options = ort.SessionOptions()
-    session_options.log_severity_level = _SILENT
-    if side.plugin or _library_present():
-        register(session_options)
     settings = [{**({"use_tf32": "1" if tf32 else "0"} if provider == CUDA else {}), **(options or {})}]
     providers = [provider]
     if provider != CPU:
         providers.append(CPU)
         settings.append({})
     session = ort.InferenceSession(
-        str(side.path), session_options, providers=providers, provider_options=settings, enable_fallback=0
+        str(side.path), session_options(side), providers=providers, provider_options=settings, enable_fallback=0
     )
     if provider not in session.get_providers():
         raise RuntimeMissingError(
@@ -487,6 +483,15 @@ def make_session(side: Side, provider: str, tf32: bool = False, options: Mapping
             "or choose another --provider"
         )
     return session
+
+
+def session_options(side: Side) -> Any:
+    """Those of a silent session with the library, if the model needs it or it is there."""
+    options = onnxruntime().SessionOptions()
+    options.log_severity_level = _SILENT
+    if side.plugin or _library_present():
+        register(options)
+    return options
 
 
 def _library_present() -> bool:

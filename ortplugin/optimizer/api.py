@@ -29,7 +29,7 @@ from ortplugin.passes.base import NearMiss, Pass
 from ortplugin.precision import BFLOAT16, FLOAT16, Precision
 from ortplugin.precision.plan import Request
 from ortplugin.precision.ranges import measure
-from ortplugin.report import CONVERSION, Dropped, Report, count_operators
+from ortplugin.report import CONVERSION, Dropped, Report, count_operators, node_labels, weigh
 
 
 def optimize(
@@ -124,7 +124,8 @@ def _optimize_once(model_or_path: ModelProto | PathLike | StoredModel, options: 
         tell("loading")
         original, path = _original(model_or_path)
     report.input = None if path is None else str(path)
-    report.before = count_operators(original)
+    report.before, report.weights_before = count_operators(original), weigh(original)
+    report.labels_before = node_labels(original)
     with _timed(report, "passes"):
         prepared = _prepare(original, options, target)
         start = prepared.model
@@ -149,7 +150,8 @@ def _optimize_once(model_or_path: ModelProto | PathLike | StoredModel, options: 
         with _timed(report, "tune"):
             optimized, report.tuning = tune_model(original, optimized, options)
             check_result(optimized)
-    report.after = count_operators(optimized)
+    report.after, report.weights_after = count_operators(optimized), weigh(optimized)
+    report.labels_after = node_labels(optimized)
     if options.verify and (report.changes or options.input_shapes or report.tuned):
         with _timed(report, "verify"):
             verify_rewrites(Attempt(original, path, start, stages, untuned, optimized, options), report)

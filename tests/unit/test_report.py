@@ -109,6 +109,10 @@ def test_json_has_the_documented_keys_and_no_others() -> None:
         "tuning",
         "guilty",
         "dropped",
+        "regions",
+        "memory",
+        "profile",
+        "next",
     ]
     assert data["changes"][1]["nodes"] == ["ln (LayerNormalization)", "[bold]add (Add)"]
     assert data["near_misses"] == [

@@ -1,9 +1,9 @@
 """What the optimizer did: operators before and after, each rewrite, what nearly was rewritten, errors and times.
 
-`Report.to_dict` is the JSON report. Its keys are stable:
+`Report.to_dict` is the JSON report, schema.json its schema, and html.py makes a page of it. Its keys are stable:
 
     version           of ortplugin
-    action            "optimize" or "restore"
+    action            "optimize", "restore" or "profile"
     input, output     paths, or null for models in memory
     operators         {"before": {"domain::Type": count}, "after": {...}}; the standard domain is "ai.onnx"
     opset             [before, after] where the model was upgraded, else null
@@ -28,6 +28,18 @@
     guilty            the change that made verification fail, of "inline-functions" the functions; or null
     dropped           [{"rewrite", "nodes": [label], "reason"}] of --drop-guilty: passes that were left out, with the
                       first change by which outputs differed, and how
+    regions           [{"kind", "result", "nodes": [label], "rewrites": {"name": count}}]: what became of which original
+                      nodes; kind is "fused" (into an operator of ours), "replaced" or "removed"
+    memory            {"before", "after": {"weights", "bytes", "dtypes": {name: bytes}, "largest": [{"name", "dtype",
+                      "shape", "bytes"}]} or null, "written_before", "written_after": bytes that operators write in one
+                      run, or null where none was profiled}
+    profile           {"provider", "inputs": name of the case, "skipped": why there is none, "original", "optimized":
+                      timeline or null} or null. A timeline is {"run_ms", "runs", "nodes_ms": sum over the nodes,
+                      "taken_share", "operators": [{"operator", "count", "ms", "share", "taken_share"}], "nodes":
+                      [{"node", "operator", "ms", "share", "bytes", "taken_by"}] of the slowest}, medians of the runs.
+                      Nodes are those that ONNX Runtime makes of the model. taken_by is the node of ours at the output,
+                      where all that the node stands for is fused (of the optimized model: itself), or null
+    next              [{"option", "why"}], what to try next
 """
 
 from __future__ import annotations
@@ -38,14 +50,18 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from onnx import ModelProto
+from onnx import ModelProto, NodeProto, TensorProto
 
-from ortplugin.graph.messages import walk_nodes
-from ortplugin.ops import OPERATORS
+from ortplugin.graph.messages import walk_graphs, walk_nodes
+from ortplugin.model.checks import byte_count
 from ortplugin.passes.base import Change, NearMiss
+from ortplugin.report.advice import advise
+from ortplugin.report.regions import FUSED, find_regions, is_ours
 from ortplugin.version import __version__
 
 CONVERSION = "precision"  # the rewrite under which a conversion of precision reports
+SLOWEST = 50  # nodes of a timeline that the report lists
+LARGEST = 10  # weights likewise
 PLAIN, TF32, GRAPH, GRAPH_TF32 = "plain", "TF32", "graph", "graph, TF32"  # how the models were run
 
 
@@ -128,11 +144,81 @@ class Dropped:
     reason: str  # which output differed, where and by how much
 
 
+@dataclass(frozen=True)
+class NodeTime:
+    """One node as ONNX Runtime ran it. Times are medians over the runs, in milliseconds, without those of bodies."""
+
+    node: str  # its name there
+    operator: str  # "domain::Type"
+    ms: float
+    bytes: int  # of its outputs
+    origins: tuple[str, ...]  # labels of the model's nodes that it stands for, its output's first; () where it is new
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Where one model spends its time."""
+
+    run_ms: float  # of a whole run
+    runs: int
+    nodes: tuple[NodeTime, ...]  # the slowest first
+
+    def to_dict(self, taken: dict[str, str]) -> dict[str, Any]:
+        """Its JSON form. `taken`: labels of nodes of the model to the node of ours in their place."""
+        total = sum(each.ms for each in self.nodes) or 1.0
+        whole = [each for each in self.nodes if each.origins and taken.keys() >= {*each.origins}]
+        ours = {id(each): taken[each.origins[0]] for each in whole}
+        mine = sum(each.ms for each in whole)
+        rows: dict[str, dict[str, Any]] = {}
+        for each in self.nodes:
+            empty = {"operator": each.operator, "count": 0, "ms": 0.0, "share": 0.0, "taken_share": 0.0}
+            row = rows.setdefault(each.operator, empty)
+            row["count"] += 1
+            row["ms"] += each.ms
+            row["share"] += each.ms / total
+            row["taken_share"] += each.ms / total if id(each) in ours else 0
+        for row in rows.values():
+            row.update({key: round(row[key], 6) for key in ("ms", "share", "taken_share")})
+        return {
+            "run_ms": round(self.run_ms, 6),
+            "runs": self.runs,
+            "nodes_ms": round(sum(each.ms for each in self.nodes), 6),
+            "taken_share": round(mine / total, 6),
+            "operators": sorted(rows.values(), key=lambda row: (-row["ms"], row["operator"])),
+            "nodes": [
+                {"node": each.node, "operator": each.operator, "ms": round(each.ms, 6),
+                 "share": round(each.ms / total, 6), "bytes": each.bytes, "taken_by": ours.get(id(each))}
+                for each in self.nodes[:SLOWEST]
+            ],
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where time goes on one provider, by ONNX Runtime's profile."""
+
+    provider: str
+    inputs: str = ""  # the name of the case
+    original: Timeline | None = None
+    optimized: Timeline | None = None
+    skipped: str = ""  # why nothing was profiled
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What a model's initializers take."""
+
+    weights: int  # how many there are
+    bytes: int
+    dtypes: dict[str, int]  # bytes of each dtype
+    largest: tuple[dict[str, Any], ...]  # name, dtype, shape and bytes
+
+
 @dataclass
 class Report:
     """What one call of `optimize` did; see the module for the JSON form."""
 
-    action: str = "optimize"  # or "restore"
+    action: str = "optimize"  # or "restore", "profile"
     input: str | None = None
     output: str | None = None
     before: dict[str, int] = field(default_factory=dict)
@@ -147,6 +233,11 @@ class Report:
     tuning: list[TunedNode] = field(default_factory=list)
     guilty: Change | None = None
     dropped: list[Dropped] = field(default_factory=list)
+    labels_before: frozenset[str] = frozenset()  # of the original's nodes
+    labels_after: frozenset[str] = frozenset()
+    weights_before: Weights | None = None
+    weights_after: Weights | None = None
+    profile: Profile | None = None
 
     @property
     def rewrites(self) -> dict[str, int]:
@@ -166,8 +257,7 @@ class Report:
     @property
     def fused(self) -> int:
         """How many changes made or extended a fused operator, rather than simplified the graph."""
-        names = tuple(f"({operator.name})" for operator in OPERATORS)
-        return sum(change.result.endswith(names) for change in self.changes)
+        return sum(is_ours(change.result) for change in self.changes)
 
     @property
     def tuned(self) -> int:
@@ -181,7 +271,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON report as Python values."""
-        return {
+        data: dict[str, Any] = {
             "version": __version__,
             "action": self.action,
             "input": self.input,
@@ -201,6 +291,35 @@ class Report:
             "tuning": [asdict(node) for node in self.tuning],
             "guilty": asdict(self.guilty) if self.guilty is not None else None,
             "dropped": [asdict(each) for each in self.dropped],
+            **self._places(),
+        }
+        return {**data, "next": advise(data)}
+
+    def _places(self) -> dict[str, Any]:
+        """What the report says by place: regions, memory and time."""
+        regions = find_regions(self.changes, self.labels_before, self.labels_after)
+        taken = {label: region.result for region in regions if region.kind == FUSED for label in region.nodes}
+        profile = self.profile
+        sides = (None, None) if profile is None else (profile.original, profile.optimized)
+        written = [None if side is None else sum(each.bytes for each in side.nodes) for side in sides]
+        ours = {label: label for label in self.labels_after if is_ours(label)}
+        return {
+            "regions": [{"kind": region.kind, **asdict(region)} for region in regions],
+            "memory": {
+                "before": None if self.weights_before is None else asdict(self.weights_before),
+                "after": None if self.weights_after is None else asdict(self.weights_after),
+                "written_before": written[0],
+                "written_after": written[1],
+            },
+            "profile": None
+            if profile is None
+            else {
+                "provider": profile.provider,
+                "inputs": profile.inputs,
+                "skipped": profile.skipped,
+                "original": None if profile.original is None else profile.original.to_dict(taken),
+                "optimized": None if profile.optimized is None else profile.optimized.to_dict(ours),
+            },
         }
 
     def to_json(self) -> str:
@@ -222,3 +341,37 @@ def count_operators(model: ModelProto) -> dict[str, int]:
     """How many nodes of each 'domain::Type' there are, bodies and local functions included, by name."""
     counts = Counter(f"{node.domain or 'ai.onnx'}::{node.op_type}" for node in walk_nodes(model))
     return dict(sorted(counts.items()))
+
+
+def node_labels(model: ModelProto) -> frozenset[str]:
+    """Those of every node."""
+    return frozenset(map(node_label, walk_nodes(model)))
+
+
+def node_label(node: NodeProto) -> str:
+    """'name (OpType)' of a node in a file, as `ortplugin.graph.labels` writes it."""
+    first = next((name for name in node.output if name), "")
+    name = node.name or (f"'{first}'" if first else "")
+    return f"{name} ({node.op_type})".lstrip()
+
+
+def weigh(model: ModelProto) -> Weights:
+    """What the initializers take, those of bodies included."""
+    tensors = [tensor for graph in walk_graphs(model.graph) for tensor in graph.initializer]
+    sizes = [byte_count(tensor, f"initializer '{tensor.name}'") for tensor in tensors]
+    dtypes: Counter[str] = Counter()
+    for tensor, size in zip(tensors, sizes, strict=True):
+        dtypes[_dtype(tensor)] += size
+    order = sorted(range(len(sizes)), key=lambda index: -sizes[index])[:LARGEST]
+    largest = tuple(
+        {"name": tensors[index].name, "dtype": _dtype(tensors[index]), "shape": list(tensors[index].dims),
+         "bytes": sizes[index]} for index in order
+    )  # fmt: skip
+    return Weights(len(sizes), sum(sizes), dict(sorted(dtypes.items())), largest)
+
+
+def _dtype(tensor: TensorProto) -> str:
+    """'float32', as NumPy has it; ONNX's own name where that has none."""
+    names = {"float": "float32", "double": "float64"}
+    name = str(TensorProto.DataType.Name(tensor.data_type)).lower()
+    return names.get(name, name)
