@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,7 @@ class _Arguments:
     explain: bool
     dry_run: bool
     report_path: str | None
+    profile: bool
     restore: bool
     debug: bool
 
@@ -81,7 +83,9 @@ class _Arguments:
         """UsageError where options are missing or contradict each other."""
         if self.model is None:
             raise UsageError(f"no model is given: {PROGRAM} IN -o OUT")
-        if self.output is None and not self.dry_run:
+        if self.profile:
+            self._check_profile()
+        if self.output is None and not self.dry_run and not self.profile:
             raise UsageError("no output is given; name it with -o OUT, or use --dry-run")
         if self.restore and (self.only or self.skip or self.input_shapes or self.tune or self.layout != "auto"):
             raise UsageError(
@@ -97,11 +101,29 @@ class _Arguments:
             raise UsageError("--precision-io and --precision-skip are about a conversion; add --precision fp16, say")
         for option, value in (("--provider", self.providers), ("--device", self.device), ("--inputs", self.inputs),
                               ("--rtol", self.rtol), ("--atol", self.atol)):  # fmt: skip
-            needed = (self.tune and option in ("--provider", "--device", "--inputs")) or (
-                self.precision is not None and option == "--inputs"
+            needed = (
+                (self.profile and option in ("--provider", "--inputs"))
+                or (self.tune and option in ("--provider", "--device", "--inputs"))
+                or (self.precision is not None and option == "--inputs")
             )
-            if value is not None and not self.verify and not needed:
-                raise UsageError(f"{option} is about the verification, which --no-verify leaves out")
+            if value is not None and not needed and (self.profile or not self.verify):
+                left_out = "--profile" if self.profile else "--no-verify"
+                raise UsageError(f"{option} is about the verification, which {left_out} leaves out")
+
+    def _check_profile(self) -> None:
+        """UsageError for what does not go with --profile."""
+        if self.output is not None:
+            raise UsageError(
+                "--profile writes no model, so -o does not go with it; --report OUT.html keeps what it shows"
+            )
+        for option, given in (("--restore", self.restore), ("--tune", self.tune), ("--drop-guilty", self.drop_guilty)):
+            if given:
+                raise UsageError(f"--profile changes no model, so {option} does not go with it")
+        if any(name.lower() not in ("cpu", "cpuexecutionprovider") for name in self.providers or ()):
+            raise UsageError(
+                "--profile measures on the CPU alone: ONNX Runtime's profile holds the launches of a GPU's kernels, "
+                "not the kernels; leave --provider out"
+            )
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -160,7 +182,10 @@ class _Arguments:
 @click.option("--list-passes", is_flag=True, help="Show the passes in their order and stop.")
 @click.option("--explain", is_flag=True, help="Show what was nearly rewritten, and why it was not.")
 @click.option("--dry-run", is_flag=True, help="Do everything but write OUT.")
-@click.option("--report", "report_path", metavar="OUT.json", help="Write the report as JSON.")
+@click.option("--report", "report_path", metavar="OUT.html|OUT.json", help="Write the report as one page, or as JSON.")
+@click.option(
+    "--profile", is_flag=True, help="Rewrite nothing: show where IN spends time here, and which of it could be fused."
+)
 @click.option("--restore", is_flag=True, help="Go back: replace ortplugin's operators by standard ONNX.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.version_option(__version__, prog_name=PROGRAM)
@@ -207,12 +232,15 @@ def _run(arguments: _Arguments) -> None:
                 check_output(path, stored.files)
         failure: VerificationError | None = None
         try:
-            result, report = (_restore if arguments.restore else _optimize)(stored, arguments, progress)
+            make = _profile if arguments.profile else _restore if arguments.restore else _optimize
+            result, report = make(stored, arguments, progress)
         except VerificationError as error:
             if error.report is None:
                 raise
             failure, report = error, error.report
         report.seconds["load"] = loaded
+        if failure is None and report_path is not None and arguments.verify and not arguments.profile:
+            _add_profile(stored, result, arguments, report, progress)
         if failure is None and output is not None and not arguments.dry_run:
             progress(f"writing {output}")
             start = time.perf_counter()
@@ -220,12 +248,15 @@ def _run(arguments: _Arguments) -> None:
             report.seconds["write"] = time.perf_counter() - start
             report.output = output
         if report_path is not None:
-            write_text(report.to_json(), report_path, protect=stored.files)
+            progress(f"writing {report_path}")
+            write_text(_written(report, report_path), report_path, protect=stored.files)
     out = _console(sys.stdout)
     print_report(report, out, arguments.explain)
     if failure is not None:
         raise failure
-    if report.output is not None:
+    if arguments.profile:
+        out.print("Profiled; no model was written.")
+    elif report.output is not None:
         out.print(f"Wrote {printable(report.output)}", markup=False)
     else:
         out.print("Dry run: nothing was written.")
@@ -255,6 +286,52 @@ def _optimize(stored: StoredModel, arguments: _Arguments, progress: Callable[[st
     )
 
 
+def _profile(stored: StoredModel, arguments: _Arguments, progress: Callable[[str], None]) -> tuple[Any, Report]:
+    """The model as it is, with a report of where it spends its time and of what would be rewritten."""
+    from ortplugin.check.profile import profile
+
+    _, report = _optimize(stored, replace(arguments, verify=False), progress)
+    report.action = "profile"
+    start = time.perf_counter()
+    report.profile = profile(
+        [stored.proto], stored.path, inputs=arguments.inputs, shapes=arguments.input_shapes, progress=progress
+    )
+    report.seconds["profile"] = time.perf_counter() - start
+    return stored.proto, report
+
+
+def _add_profile(
+    stored: StoredModel, result: Any, arguments: _Arguments, report: Report, progress: Callable[[str], None]
+) -> None:
+    """The times before and after, or why there are none: they are not what the command is about."""
+    from ortplugin.check.profile import profile
+    from ortplugin.report import Profile
+    from ortplugin.session import CPU, CUDA, resolve_provider
+
+    if arguments.providers is not None and CPU not in map(resolve_provider, arguments.providers):
+        report.profile = Profile(CUDA, skipped="ONNX Runtime's profile holds the launches of a GPU's kernels, not the "
+                                 "kernels, and --provider leaves the CPU out")  # fmt: skip
+        return
+    models = [stored.proto, *([result] if report.changes or report.tuned else [])]
+    start = time.perf_counter()
+    try:
+        report.profile = profile(
+            models, stored.path, inputs=arguments.inputs, shapes=arguments.input_shapes, progress=progress
+        )
+    except VerificationError as error:
+        report.profile = Profile(CPU, skipped=str(error))
+    report.seconds["profile"] = time.perf_counter() - start
+
+
+def _written(report: Report, path: str) -> str:
+    """The report as the name of its file says."""
+    if not path.lower().endswith((".html", ".htm")):
+        return report.to_json()
+    from ortplugin.report.html import to_html
+
+    return to_html(json.loads(report.to_json()))
+
+
 def _restore(stored: StoredModel, arguments: _Arguments, progress: Callable[[str], None]) -> tuple[Any, Report]:
     """The model in standard ONNX, with a report whose changes are the nodes replaced."""
     from ortplugin.check.verify import Tolerance, Verifier
@@ -262,12 +339,14 @@ def _restore(stored: StoredModel, arguments: _Arguments, progress: Callable[[str
     from ortplugin.graph.messages import walk_nodes
     from ortplugin.model.restore import restore
     from ortplugin.passes.base import Change
-    from ortplugin.report import Report, count_operators
+    from ortplugin.report import Report, count_operators, node_labels, weigh
 
     progress("restoring")
     start = time.perf_counter()
     result = restore(stored.proto)
     report = Report("restore", str(stored.path), before=count_operators(stored.proto), after=count_operators(result))
+    report.labels_before, report.labels_after = node_labels(stored.proto), node_labels(result)
+    report.weights_before, report.weights_after = weigh(stored.proto), weigh(result)
     fused = [node for node in walk_nodes(stored.proto) if node.domain == DOMAIN]
     report.changes = [Change("restore", (f"{node.name} ({node.op_type})",), "") for node in fused]
     report.seconds["restore"] = time.perf_counter() - start

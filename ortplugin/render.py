@@ -9,6 +9,8 @@ from rich.table import Table
 from ortplugin.errors import printable
 from ortplugin.report import PLAIN, ProviderVerification, Report
 
+_SLOWEST = 15  # nodes that a profile shows
+
 
 def escape(text: str) -> str:
     """Text of the model or of an error: neither rich nor the terminal takes any of it for an instruction."""
@@ -17,9 +19,13 @@ def escape(text: str) -> str:
 
 def print_report(report: Report, console: Console, explain: bool = False) -> None:
     """Prints operators before and after, rewrites, near misses (if `explain`), errors and times."""
-    console.print(_operators(report))
+    profiled = report.action == "profile"
+    if profiled:
+        _print_profile(report, console)
+    else:
+        console.print(_operators(report))
     if report.rewrites:
-        table = Table(title="Rewrites", title_justify="left")
+        table = Table(title="Rewrites that would apply" if profiled else "Rewrites", title_justify="left")
         table.add_column("rewrite")
         table.add_column("times", justify="right")
         for name, count in report.rewrites.items():
@@ -43,6 +49,8 @@ def print_report(report: Report, console: Console, explain: bool = False) -> Non
     if report.action == "restore":
         if not report.changes:
             console.print("[bold yellow]Nothing to restore: no operator of ortplugin; the model is as it was.[/]")
+    elif profiled:
+        pass  # it has said so
     elif not report.changes and not report.tuned:
         console.print("[bold yellow]Nothing to rewrite: 0 rewrites; the model is as it was.[/]")
     elif not report.fused and not report.tuned:
@@ -52,6 +60,37 @@ def print_report(report: Report, console: Console, explain: bool = False) -> Non
         console.print(f"{nearly} places were nearly rewritten; --explain says why they were not.")
     steps = ", ".join(f"{step} {seconds:.2f} s" for step, seconds in report.seconds.items())
     console.print(f"[dim]{steps}[/]")
+
+
+def _print_profile(report: Report, console: Console) -> None:
+    """Where the time goes, by operator and by node, and which of it lies in nodes that would be fused."""
+    profile = report.to_dict()["profile"]
+    timeline = profile["original"]
+    runs = f"medians of {timeline['runs']} runs on {escape(profile['inputs'])} inputs"
+    table = Table(title=f"Time per operator on this machine's CPU, {runs}", title_justify="left")
+    table.add_column("operator")
+    for header in ("nodes", "ms", "share", "we could take"):
+        table.add_column(header, justify="right")
+    for row in timeline["operators"]:
+        taken = f"{row['taken_share']:.1%}" if row["taken_share"] else ""
+        name = escape(row["operator"].removeprefix("ai.onnx::"))
+        table.add_row(name, str(row["count"]), f"{row['ms']:.3f}", f"{row['share']:.1%}", taken)
+    table.add_section()
+    count = str(sum(row["count"] for row in timeline["operators"]))
+    table.add_row("all", count, f"{timeline['nodes_ms']:.3f}", "100%", f"{timeline['taken_share']:.1%}", style="bold")
+    console.print(table)
+    table = Table(title="Slowest nodes", title_justify="left")
+    for header in ("node", "operator"):
+        table.add_column(header)
+    for header in ("ms", "share"):
+        table.add_column(header, justify="right")
+    table.add_column("taken by")
+    for row in timeline["nodes"][:_SLOWEST]:
+        operator, taken = escape(row["operator"].removeprefix("ai.onnx::")), escape(row["taken_by"] or "")
+        table.add_row(escape(row["node"]), operator, f"{row['ms']:.3f}", f"{row['share']:.1%}", taken)
+    console.print(table)
+    share = f"{timeline['taken_share']:.0%} of the time of its nodes lies in those that ortplugin would take"
+    console.print(f"A run takes {timeline['run_ms']:.3f} ms; {share}.")
 
 
 def _precision(report: Report) -> str:

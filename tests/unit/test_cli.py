@@ -72,6 +72,11 @@ MISTAKES: dict[str, tuple[list[str], int, str]] = {
     "two shapes": (["{bert}", "--input-shape", "a:1", "--input-shape", "a:2"], 2, "two shapes"),
     "bad tolerance": (["{bert}", "-o", "{tmp}/o.onnx", "--rtol", "-1"], 2, "--rtol"),
     "idle option": (["{bert}", "-o", "{tmp}/o.onnx", "--no-verify", "--provider", "cpu"], 2, "--no-verify"),
+    "a profile writes no model": (["{bert}", "-o", "{tmp}/o.onnx", "--profile"], 2, "-o does not go with it"),
+    "a profile restores nothing": (["{bert}", "--profile", "--restore"], 2, "--restore does not go with it"),
+    "a profile tunes nothing": (["{bert}", "--profile", "--tune"], 2, "--tune does not go with it"),
+    "a profile on a GPU": (["{bert}", "--profile", "--provider", "cuda"], 2, "on the CPU alone"),
+    "a profile verifies nothing": (["{bert}", "--profile", "--rtol", "1"], 2, "which --profile leaves out"),
     "restore and skip": (["{bert}", "-o", "{tmp}/o.onnx", "--restore", "--skip", "a"], 2, "--restore"),
 }
 
@@ -168,7 +173,7 @@ def test_help_and_version(run: Run) -> None:
     assert status == 0
     for option in ("--verify", "--provider", "--input-shape", "--only", "--skip", "--list-passes", "--explain"):
         assert option in text
-    for option in ("--dry-run", "--report", "--restore", "--inputs", "--rtol", "--atol", "--version"):
+    for option in ("--dry-run", "--report", "--profile", "--restore", "--inputs", "--rtol", "--atol", "--version"):
         assert option in text
     assert run("--version")[1].strip().endswith(ortplugin.__version__)
 
