@@ -7,15 +7,14 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
-from rich.markup import escape
 
 from ortplugin.errors import OrtPluginError, UsageError, VerificationError, one_line, printable
 from ortplugin.version import __version__
@@ -206,50 +205,13 @@ def command(**given: Any) -> None:
 
 
 def _run(arguments: _Arguments) -> None:
-    from ortplugin.model.storage import (  # arguments first: mistakes show at once
-        check_output,
-        load,
-        save_model,
-        write_text,
-    )
-    from ortplugin.render import print_report
+    from ortplugin.progress import shown_progress
 
     assert arguments.model is not None
-    output, report_path = arguments.output, arguments.report_path
-    for path in (output, report_path):
-        if path is not None:
-            check_output(path, [Path(arguments.model)])
-    if output is not None and report_path is not None and os.path.realpath(output) == os.path.realpath(report_path):
-        raise UsageError("--output and --report name the same file")
+    with shown_progress() as progress:
+        report, failure = _work(arguments, arguments.model, progress)
+    from ortplugin.render import print_report
 
-    with _progress() as progress:
-        progress(f"loading {arguments.model}")
-        start = time.perf_counter()
-        stored = load(arguments.model)
-        loaded = time.perf_counter() - start
-        for path in (output, report_path):
-            if path is not None:
-                check_output(path, stored.files)
-        failure: VerificationError | None = None
-        try:
-            make = _profile if arguments.profile else _restore if arguments.restore else _optimize
-            result, report = make(stored, arguments, progress)
-        except VerificationError as error:
-            if error.report is None:
-                raise
-            failure, report = error, error.report
-        report.seconds["load"] = loaded
-        if failure is None and report_path is not None and arguments.verify and not arguments.profile:
-            _add_profile(stored, result, arguments, report, progress)
-        if failure is None and output is not None and not arguments.dry_run:
-            progress(f"writing {output}")
-            start = time.perf_counter()
-            save_model(result, output, protect=stored.files, external=True if stored.data_files else None)
-            report.seconds["write"] = time.perf_counter() - start
-            report.output = output
-        if report_path is not None:
-            progress(f"writing {report_path}")
-            write_text(_written(report, report_path), report_path, protect=stored.files)
     out = _console(sys.stdout)
     print_report(report, out, arguments.explain)
     if failure is not None:
@@ -260,6 +222,48 @@ def _run(arguments: _Arguments) -> None:
         out.print(f"Wrote {printable(report.output)}", markup=False)
     else:
         out.print("Dry run: nothing was written.")
+
+
+def _work(
+    arguments: _Arguments, model: str, progress: Callable[[str], None]
+) -> tuple[Report, VerificationError | None]:
+    """Reads, makes, and writes what is to be written; the report, and the error of a verification that failed."""
+    from ortplugin.model.storage import check_output, load, save_model, write_text
+
+    output, report_path = arguments.output, arguments.report_path
+    for path in (output, report_path):
+        if path is not None:
+            check_output(path, [Path(model)])
+    if output is not None and report_path is not None and os.path.realpath(output) == os.path.realpath(report_path):
+        raise UsageError("--output and --report name the same file")
+    progress(f"loading {model}")
+    start = time.perf_counter()
+    stored = load(model)
+    loaded = time.perf_counter() - start
+    for path in (output, report_path):
+        if path is not None:
+            check_output(path, stored.files)
+    failure: VerificationError | None = None
+    try:
+        make = _profile if arguments.profile else _restore if arguments.restore else _optimize
+        result, report = make(stored, arguments, progress)
+    except VerificationError as error:
+        if error.report is None:
+            raise
+        failure, report = error, error.report
+    report.seconds["load"] = loaded
+    if failure is None and report_path is not None and arguments.verify and not arguments.profile:
+        _add_profile(stored, result, arguments, report, progress)
+    if failure is None and output is not None and not arguments.dry_run:
+        progress(f"writing {output}")
+        start = time.perf_counter()
+        save_model(result, output, protect=stored.files, external=True if stored.data_files else None)
+        report.seconds["write"] = time.perf_counter() - start
+        report.output = output
+    if report_path is not None:
+        progress(f"writing {report_path}")
+        write_text(_written(report, report_path), report_path, protect=stored.files)
+    return report, failure
 
 
 def _optimize(stored: StoredModel, arguments: _Arguments, progress: Callable[[str], None]) -> tuple[Any, Report]:
@@ -389,13 +393,6 @@ def _print_passes(out: Console) -> None:
 
 def _console(stream: Any) -> Console:
     return Console(file=stream, highlight=False, width=None if stream.isatty() else _PIPE_WIDTH, soft_wrap=False)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """A function that says what is going on, beside a spinner on stderr if that is a terminal."""
-    with Console(stderr=True, highlight=False).status("") as status:
-        yield lambda text: status.update(escape(printable(text)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

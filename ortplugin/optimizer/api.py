@@ -171,6 +171,7 @@ class _Prepared:
 
 def _prepare(original: ModelProto, options: Options, target: Precision | None) -> _Prepared:
     """The model with the bodies of local functions in it, of an opset that passes know, and of fixed input shapes."""
+    options.tell("preparing")
     inlined: ModelProto = original
     functions: dict[str, int] = {}
     misses: list[NearMiss] = []

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import pty
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import onnx
 import onnx_graphsurgeon as gs
@@ -16,7 +21,7 @@ from mistakes import check_mistake
 from onnx import TensorProto, helper
 
 import ortplugin
-from ortplugin import optimizer
+from ortplugin import optimizer, progress
 from ortplugin.cli import main
 from ortplugin.optimizer import loop, pipeline
 from ortplugin.passes.base import NearMiss, PassResult
@@ -184,6 +189,46 @@ def test_progress_and_colours_stay_out_of_stdout(tmp_path: Path) -> None:
     assert "\x1b" not in done.stdout
     assert "loading" not in done.stdout
     assert done.stderr == ""
+
+
+def test_steps_and_seconds_are_shown_on_a_terminal_alone(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ortplugin.cli", str(BERT), "-o", str(tmp_path / "o.onnx"), "--no-verify"]
+    environment = {**os.environ, "FORCE_COLOR": "1", "TERM": "xterm"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert done.stderr == ""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=environment)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # how Linux says that the other end was closed
+        while part := os.read(ours, 4096):
+            shown += part
+    os.close(ours)
+    out, _ = process.communicate()
+    assert process.returncode == 0
+    assert b"fuse-layer-norm" in out
+    words = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", shown)
+    assert re.search(rb"[a-z] +\d s", words)
+    assert not set(shown) & set(b"\x07\x9b")
+
+
+def test_progress_shows_names_as_they_are_and_how_long_a_step_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal, now = Terminal(), [0.0]
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with progress.shown_progress() as tell:
+        now[0] = 5.2
+        tell("[bold]a\x1b[2Jb")  # and it is drawn once more at the end
+        now[0] = 8.3
+    assert r"[bold]a\x1b[2Jb" in terminal.getvalue()
+    assert "3 s of 8 s" in terminal.getvalue()
+    assert "\x1b[2J" not in terminal.getvalue()
+    assert progress._Seconds().render(SimpleNamespace(fields={"begun": 0.0, "step": 8.0})).plain == "8 s"
 
 
 def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
