@@ -252,8 +252,6 @@ def _work(
             raise
         failure, report = error, error.report
     report.seconds["load"] = loaded
-    if failure is None and report_path is not None and arguments.verify and not arguments.profile:
-        _add_profile(stored, result, arguments, report, progress)
     if failure is None and output is not None and not arguments.dry_run:
         progress(f"writing {output}")
         start = time.perf_counter()
@@ -278,6 +276,7 @@ def _optimize(stored: StoredModel, arguments: _Arguments, progress: Callable[[st
         verify=arguments.verify,
         drop_guilty=arguments.drop_guilty,
         tune=arguments.tune,
+        profile=arguments.report_path is not None,
         providers=arguments.providers,
         device_id=arguments.device or 0,
         inputs=arguments.inputs,
@@ -292,39 +291,18 @@ def _optimize(stored: StoredModel, arguments: _Arguments, progress: Callable[[st
 
 def _profile(stored: StoredModel, arguments: _Arguments, progress: Callable[[str], None]) -> tuple[Any, Report]:
     """The model as it is, with a report of where it spends its time and of what would be rewritten."""
-    from ortplugin.check.profile import profile
+    from ortplugin.check.verify import Verifier
 
     _, report = _optimize(stored, replace(arguments, verify=False), progress)
     report.action = "profile"
-    start = time.perf_counter()
-    report.profile = profile(
-        [stored.proto], stored.path, inputs=arguments.inputs, shapes=arguments.input_shapes, progress=progress
-    )
-    report.seconds["profile"] = time.perf_counter() - start
+    with closing(
+        Verifier(stored.proto, path=stored.path, providers=["cpu"], inputs=arguments.inputs,
+                 input_shapes=arguments.input_shapes, progress=progress)
+    ) as verifier:  # fmt: skip
+        report.profile = verifier.profile()
+    if report.profile.skipped:
+        raise VerificationError(report.profile.skipped)
     return stored.proto, report
-
-
-def _add_profile(
-    stored: StoredModel, result: Any, arguments: _Arguments, report: Report, progress: Callable[[str], None]
-) -> None:
-    """The times before and after, or why there are none: they are not what the command is about."""
-    from ortplugin.check.profile import profile
-    from ortplugin.report import Profile
-    from ortplugin.session import CPU, CUDA, resolve_provider
-
-    if arguments.providers is not None and CPU not in map(resolve_provider, arguments.providers):
-        report.profile = Profile(CUDA, skipped="ONNX Runtime's profile holds the launches of a GPU's kernels, not the "
-                                 "kernels, and --provider leaves the CPU out")  # fmt: skip
-        return
-    models = [stored.proto, *([result] if report.changes or report.tuned else [])]
-    start = time.perf_counter()
-    try:
-        report.profile = profile(
-            models, stored.path, inputs=arguments.inputs, shapes=arguments.input_shapes, progress=progress
-        )
-    except VerificationError as error:
-        report.profile = Profile(CPU, skipped=str(error))
-    report.seconds["profile"] = time.perf_counter() - start
 
 
 def _written(report: Report, path: str) -> str:

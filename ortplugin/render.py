@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich.console import Console
 from rich.markup import escape as _escape_markup
 from rich.table import Table
@@ -65,32 +67,27 @@ def print_report(report: Report, console: Console, explain: bool = False) -> Non
 def _print_profile(report: Report, console: Console) -> None:
     """Where the time goes, by operator and by node, and which of it lies in nodes that would be fused."""
     profile = report.to_dict()["profile"]
-    timeline = profile["original"]
-    runs = f"medians of {timeline['runs']} runs on {escape(profile['inputs'])} inputs"
-    table = Table(title=f"Time per operator on this machine's CPU, {runs}", title_justify="left")
-    table.add_column("operator")
-    for header in ("nodes", "ms", "share", "we could take"):
-        table.add_column(header, justify="right")
-    for row in timeline["operators"]:
+    line = profile["original"]
+    table = Table(title=f"Time per operator on this CPU, inputs {escape(profile['inputs'])}", title_justify="left")
+    slowest = Table(title="Slowest nodes", title_justify="left")
+    for header in ("operator", "nodes", "ms", "share", "we could take"):
+        table.add_column(header, justify="left" if header == "operator" else "right")
+    for header in ("node", "operator", "ms", "share", "taken by"):
+        slowest.add_column(header, justify="right" if header in ("ms", "share") else "left")
+    for row in line["operators"]:
         taken = f"{row['taken_share']:.1%}" if row["taken_share"] else ""
-        name = escape(row["operator"].removeprefix("ai.onnx::"))
-        table.add_row(name, str(row["count"]), f"{row['ms']:.3f}", f"{row['share']:.1%}", taken)
-    table.add_section()
-    count = str(sum(row["count"] for row in timeline["operators"]))
-    table.add_row("all", count, f"{timeline['nodes_ms']:.3f}", "100%", f"{timeline['taken_share']:.1%}", style="bold")
+        table.add_row(_operator(row), str(row["count"]), f"{row['ms']:.3f}", f"{row['share']:.1%}", taken)
+    for row in line["nodes"][:_SLOWEST]:
+        times = f"{row['ms']:.3f}", f"{row['share']:.1%}"
+        slowest.add_row(escape(row["node"]), _operator(row), *times, escape(row["taken_by"] or ""))
     console.print(table)
-    table = Table(title="Slowest nodes", title_justify="left")
-    for header in ("node", "operator"):
-        table.add_column(header)
-    for header in ("ms", "share"):
-        table.add_column(header, justify="right")
-    table.add_column("taken by")
-    for row in timeline["nodes"][:_SLOWEST]:
-        operator, taken = escape(row["operator"].removeprefix("ai.onnx::")), escape(row["taken_by"] or "")
-        table.add_row(escape(row["node"]), operator, f"{row['ms']:.3f}", f"{row['share']:.1%}", taken)
-    console.print(table)
-    share = f"{timeline['taken_share']:.0%} of the time of its nodes lies in those that ortplugin would take"
-    console.print(f"A run takes {timeline['run_ms']:.3f} ms; {share}.")
+    console.print(slowest)
+    share = f"{line['taken_share']:.0%} of the time of its nodes lies in those that ortplugin would take"
+    console.print(f"A run takes {line['run_ms']:.3f} ms, the median of {line['runs']}; {share}.")
+
+
+def _operator(row: dict[str, Any]) -> str:
+    return escape(row["operator"].removeprefix("ai.onnx::"))
 
 
 def _precision(report: Report) -> str:

@@ -27,10 +27,20 @@ from onnx import ModelProto
 from ortplugin.check.compare import Tolerance, compare, compare_form
 from ortplugin.check.cuda_driver import CudaError, Gpu
 from ortplugin.check.inputs import CANDIDATES, Case, cast_floating, generate, shifted
+from ortplugin.check.profile import profile
 from ortplugin.check.replays import Arrays, GraphSession, NotCaptured, Replayed, compare_replays
 from ortplugin.errors import OrtPluginError, RuntimeMissingError, VerificationError, one_line
 from ortplugin.model.input_shapes import Shapes
-from ortplugin.report import GRAPH, GRAPH_TF32, PLAIN, TF32, InputComparison, OutputComparison, ProviderVerification
+from ortplugin.report import (
+    GRAPH,
+    GRAPH_TF32,
+    PLAIN,
+    TF32,
+    InputComparison,
+    OutputComparison,
+    ProviderVerification,
+    Timeline,
+)
 from ortplugin.session import CPU, CUDA, element_type, library_path, onnxruntime, register, run_on_host
 
 _SILENT = 4  # ONNX Runtime's log level that shows fatal errors only; its errors are reported as ours
@@ -179,6 +189,17 @@ class Judge:
     def agrees(self, provider: str, side: Side) -> bool:
         """Whether a model agrees with the original on every case, plain and, where it can be captured, in graphs."""
         return self.verify(provider, side, timed=False).passed
+
+    def profile(self, side: Side | None, folder: Path) -> tuple[str, Timeline]:
+        """The name of the inputs and where a model spends its time on the CPU; None is the original."""
+        case, outputs = self._reference(CPU).cases[0]
+        what, chosen = ("original", self._question.original) if side is None else ("optimized model", side)
+        self._tell(Step(f"profiling the {what}", of_original=side is None))
+
+        def run(session: Any) -> object:
+            return run_on_host(session, _as_taken(case.feeds, session), list(outputs))
+
+        return case.name, profile(chosen.path, folder, _options(chosen), run)
 
     def _check_gpu(self, provider: str) -> None:
         if provider == CUDA:
@@ -475,7 +496,7 @@ def make_session(side: Side, provider: str, tf32: bool = False, options: Mapping
         providers.append(CPU)
         settings.append({})
     session = ort.InferenceSession(
-        str(side.path), session_options(side), providers=providers, provider_options=settings, enable_fallback=0
+        str(side.path), _options(side), providers=providers, provider_options=settings, enable_fallback=0
     )
     if provider not in session.get_providers():
         raise RuntimeMissingError(
@@ -485,8 +506,7 @@ def make_session(side: Side, provider: str, tf32: bool = False, options: Mapping
     return session
 
 
-def session_options(side: Side) -> Any:
-    """Those of a silent session with the library, if the model needs it or it is there."""
+def _options(side: Side) -> Any:
     options = onnxruntime().SessionOptions()
     options.log_severity_level = _SILENT
     if side.plugin or _library_present():

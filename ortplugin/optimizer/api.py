@@ -42,6 +42,7 @@ def optimize(
     verify: bool = False,
     drop_guilty: bool = False,
     tune: bool = False,
+    profile: bool = False,
     providers: Sequence[str] | None = None,
     device_id: int = 0,
     inputs: Mapping[str, object] | PathLike | None = None,
@@ -66,6 +67,7 @@ def optimize(
         drop_guilty: where outputs differ then, leave out the pass that is to blame and do everything again, tuning
             too, until they agree. `report.dropped` names what was left out. Conversions of precision are not.
         tune: time each fused node on this machine and keep what is fastest (`ortplugin.check.tune`).
+        profile: where outputs agree, time the operators of both on the CPU (`report.profile`).
         providers: execution providers to verify on; None takes the CPU, and CUDA where it is present. `tune` measures
             on the first one; None takes CUDA.
         device_id: the number of the GPU, in this process, to verify and tune on.
@@ -87,8 +89,8 @@ def optimize(
     """
     return optimize_with(model_or_path, Options(
         only=None if only is None else tuple(only), skip=tuple(skip or ()), layout=layout, input_shapes=input_shapes,
-        verify=verify, drop_guilty=drop_guilty, tune=tune, providers=providers, device_id=device_id, inputs=inputs,
-        rtol=rtol, atol=atol, limit=limit, precision=precision, precision_io=precision_io,
+        verify=verify, drop_guilty=drop_guilty, tune=tune, profile=profile, providers=providers, device_id=device_id,
+        inputs=inputs, rtol=rtol, atol=atol, limit=limit, precision=precision, precision_io=precision_io,
         precision_skip=tuple(precision_skip or ()), tell=progress or (lambda _: None),
     ))  # fmt: skip
 

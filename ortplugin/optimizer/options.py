@@ -28,6 +28,7 @@ class Options:
     verify: bool = False
     drop_guilty: bool = False
     tune: bool = False
+    profile: bool = False
     providers: Sequence[str] | None = None
     device_id: int = 0
     inputs: Mapping[str, object] | PathLike | None = None

@@ -50,6 +50,7 @@ def verify_rewrites(attempt: Attempt, report: Report) -> None:
     ) as verifier:
         report.verification = verifier.verify(attempt.optimized)
         if report.passed:
+            report.profile = verifier.profile() if options.profile else None
             return
         failed = next(result for result in report.verification if not result.passed)
         if attempt.untuned is not attempt.optimized and verifier.agrees(attempt.untuned, failed.provider):

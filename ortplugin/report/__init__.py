@@ -1,6 +1,6 @@
 """What the optimizer did: operators before and after, each rewrite, what nearly was rewritten, errors and times.
 
-`Report.to_dict` is the JSON report, schema.json its schema, and html.py makes a page of it. Its keys are stable:
+`Report.to_dict` is the JSON report, schema.py its schema, and html.py makes a page of it. Its keys are stable:
 
     version           of ortplugin
     action            "optimize", "restore" or "profile"
@@ -30,15 +30,12 @@
                       first change by which outputs differed, and how
     regions           [{"kind", "result", "nodes": [label], "rewrites": {"name": count}}]: what became of which original
                       nodes; kind is "fused" (into an operator of ours), "replaced" or "removed"
-    memory            {"before", "after": {"weights", "bytes", "dtypes": {name: bytes}, "largest": [{"name", "dtype",
-                      "shape", "bytes"}]} or null, "written_before", "written_after": bytes that operators write in one
-                      run, or null where none was profiled}
-    profile           {"provider", "inputs": name of the case, "skipped": why there is none, "original", "optimized":
-                      timeline or null} or null. A timeline is {"run_ms", "runs", "nodes_ms": sum over the nodes,
-                      "taken_share", "operators": [{"operator", "count", "ms", "share", "taken_share"}], "nodes":
-                      [{"node", "operator", "ms", "share", "bytes", "taken_by"}] of the slowest}, medians of the runs.
-                      Nodes are those that ONNX Runtime makes of the model. taken_by is the node of ours at the output,
-                      where all that the node stands for is fused (of the optimized model: itself), or null
+    memory            {"before", "after": {"weights": count, "bytes", "dtypes": {name: bytes}, "largest": [weight]} or
+                      null, "written_before", "written_after": bytes that operators write in a run, or null}
+    profile           {"provider", "inputs": the case, "skipped": why there is none, "original", "optimized": {"run_ms",
+                      "runs", "nodes_ms", "taken_share", "operators", "nodes": the slowest} or null} or null: medians of
+                      runs. Nodes are those that ONNX Runtime makes of the model; taken_by is the node of ours at the
+                      output where all that one stands for is fused (of the optimized model: itself), or null
     next              [{"option", "why"}], what to try next
 """
 
@@ -46,7 +43,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -56,7 +53,7 @@ from ortplugin.graph.messages import walk_graphs, walk_nodes
 from ortplugin.model.checks import byte_count
 from ortplugin.passes.base import Change, NearMiss
 from ortplugin.report.advice import advise
-from ortplugin.report.regions import FUSED, find_regions, is_ours
+from ortplugin.report.regions import find_regions, is_ours
 from ortplugin.version import __version__
 
 CONVERSION = "precision"  # the rewrite under which a conversion of precision reports
@@ -166,31 +163,27 @@ class Timeline:
     def to_dict(self, taken: dict[str, str]) -> dict[str, Any]:
         """Its JSON form. `taken`: labels of nodes of the model to the node of ours in their place."""
         total = sum(each.ms for each in self.nodes) or 1.0
-        whole = [each for each in self.nodes if each.origins and taken.keys() >= {*each.origins}]
-        ours = {id(each): taken[each.origins[0]] for each in whole}
-        mine = sum(each.ms for each in whole)
-        rows: dict[str, dict[str, Any]] = {}
+        rows: dict[str, Counter[str]] = defaultdict(Counter)
+        nodes, mine = [], 0.0
         for each in self.nodes:
-            empty = {"operator": each.operator, "count": 0, "ms": 0.0, "share": 0.0, "taken_share": 0.0}
-            row = rows.setdefault(each.operator, empty)
-            row["count"] += 1
-            row["ms"] += each.ms
-            row["share"] += each.ms / total
-            row["taken_share"] += each.ms / total if id(each) in ours else 0
-        for row in rows.values():
-            row.update({key: round(row[key], 6) for key in ("ms", "share", "taken_share")})
+            ours = taken[each.origins[0]] if each.origins and taken.keys() >= {*each.origins} else None
+            share = each.ms / total
+            part = share if ours else 0
+            mine += part
+            rows[each.operator].update({"count": 1, "ms": each.ms, "share": share, "taken_share": part})
+            nodes.append({"node": each.node, "operator": each.operator, "ms": round(each.ms, 6),
+                          "share": round(share, 6), "bytes": each.bytes, "taken_by": ours})  # fmt: skip
+        operators = [
+            {"operator": name, **{key: round(value, 6) for key, value in row.items()}} for name, row in rows.items()
+        ]
         return {
             "run_ms": round(self.run_ms, 6),
             "runs": self.runs,
-            "nodes_ms": round(sum(each.ms for each in self.nodes), 6),
-            "taken_share": round(mine / total, 6),
-            "operators": sorted(rows.values(), key=lambda row: (-row["ms"], row["operator"])),
-            "nodes": [
-                {"node": each.node, "operator": each.operator, "ms": round(each.ms, 6),
-                 "share": round(each.ms / total, 6), "bytes": each.bytes, "taken_by": ours.get(id(each))}
-                for each in self.nodes[:SLOWEST]
-            ],
-        }  # fmt: skip
+            "nodes_ms": round(total, 6) if self.nodes else 0,
+            "taken_share": round(mine, 6),
+            "operators": sorted(operators, key=lambda row: -float(row["ms"])),
+            "nodes": nodes[:SLOWEST],
+        }
 
 
 @dataclass(frozen=True)
@@ -293,34 +286,30 @@ class Report:
             "dropped": [asdict(each) for each in self.dropped],
             **self._places(),
         }
-        return {**data, "next": advise(data)}
+        return {**data, "next": [{"option": option, "why": why} for option, why in advise(data)]}
 
     def _places(self) -> dict[str, Any]:
         """What the report says by place: regions, memory and time."""
         regions = find_regions(self.changes, self.labels_before, self.labels_after)
-        taken = {label: region.result for region in regions if region.kind == FUSED for label in region.nodes}
-        profile = self.profile
-        sides = (None, None) if profile is None else (profile.original, profile.optimized)
-        written = [None if side is None else sum(each.bytes for each in side.nodes) for side in sides]
+        taken = {label: region.result for region in regions if is_ours(region.result) for label in region.nodes}
         ours = {label: label for label in self.labels_after if is_ours(label)}
+        memory: dict[str, Any] = {}
+        times: dict[str, Any] = {}
+        profile = self.profile or Profile("")
+        for when, side, name, line, known in (
+            ("before", self.weights_before, "original", profile.original, taken),
+            ("after", self.weights_after, "optimized", profile.optimized, ours),
+        ):
+            memory[when] = None if side is None else asdict(side)
+            memory[f"written_{when}"] = None if line is None else sum(each.bytes for each in line.nodes)
+            times[name] = None if line is None else line.to_dict(known)
+        about = {"provider": profile.provider, "inputs": profile.inputs, "skipped": profile.skipped}
         return {
-            "regions": [{"kind": region.kind, **asdict(region)} for region in regions],
-            "memory": {
-                "before": None if self.weights_before is None else asdict(self.weights_before),
-                "after": None if self.weights_after is None else asdict(self.weights_after),
-                "written_before": written[0],
-                "written_after": written[1],
-            },
-            "profile": None
-            if profile is None
-            else {
-                "provider": profile.provider,
-                "inputs": profile.inputs,
-                "skipped": profile.skipped,
-                "original": None if profile.original is None else profile.original.to_dict(taken),
-                "optimized": None if profile.optimized is None else profile.optimized.to_dict(ours),
-            },
-        }
+            "regions": [{"kind": region.kind, "result": region.result, "nodes": region.nodes,
+                         "rewrites": dict(region.rewrites)} for region in regions],
+            "memory": memory,
+            "profile": None if self.profile is None else {**about, **times},
+        }  # fmt: skip
 
     def to_json(self) -> str:
         """The JSON report; a number that JSON lacks (an infinite error) is the string "inf" or "nan"."""
@@ -357,21 +346,13 @@ def node_label(node: NodeProto) -> str:
 
 def weigh(model: ModelProto) -> Weights:
     """What the initializers take, those of bodies included."""
-    tensors = [tensor for graph in walk_graphs(model.graph) for tensor in graph.initializer]
-    sizes = [byte_count(tensor, f"initializer '{tensor.name}'") for tensor in tensors]
+    names = {"float": "float32", "double": "float64"}  # as NumPy has them
     dtypes: Counter[str] = Counter()
-    for tensor, size in zip(tensors, sizes, strict=True):
-        dtypes[_dtype(tensor)] += size
-    order = sorted(range(len(sizes)), key=lambda index: -sizes[index])[:LARGEST]
-    largest = tuple(
-        {"name": tensors[index].name, "dtype": _dtype(tensors[index]), "shape": list(tensors[index].dims),
-         "bytes": sizes[index]} for index in order
-    )  # fmt: skip
-    return Weights(len(sizes), sum(sizes), dict(sorted(dtypes.items())), largest)
-
-
-def _dtype(tensor: TensorProto) -> str:
-    """'float32', as NumPy has it; ONNX's own name where that has none."""
-    names = {"float": "float32", "double": "float64"}
-    name = str(TensorProto.DataType.Name(tensor.data_type)).lower()
-    return names.get(name, name)
+    found: list[dict[str, Any]] = []
+    for tensor in (tensor for graph in walk_graphs(model.graph) for tensor in graph.initializer):
+        size = byte_count(tensor, f"initializer '{tensor.name}'")
+        dtype = str(TensorProto.DataType.Name(tensor.data_type)).lower()
+        dtypes[names.get(dtype, dtype)] += size
+        found.append({"name": tensor.name, "dtype": names.get(dtype, dtype), "shape": list(tensor.dims), "bytes": size})
+    found.sort(key=lambda each: -each["bytes"])
+    return Weights(len(found), dtypes.total(), dict(sorted(dtypes.items())), tuple(found[:LARGEST]))

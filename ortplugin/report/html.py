@@ -16,36 +16,31 @@ from ortplugin.errors import printable
 from ortplugin.report.advice import size
 
 _OPERATORS = 14  # rows of the table of times; the others share one
-_TIMES = "\N{MULTIPLICATION SIGN}"
-_KINDS = {"fused": "Fused", "replaced": "Replaced", "removed": "Removed"}
+_X = "\N{MULTIPLICATION SIGN}"
+_DONE = {"optimize": "Optimized", "restore": "Restored to standard ONNX", "profile": "Profiled, not rewritten"}
 Data = Mapping[str, Any]
 
 
 def to_html(data: Data) -> str:
-    """The page. `data` is the JSON report (schema.json)."""
-    became = "would become" if data["action"] == "profile" else "became"
+    """The page. `data` is the JSON report (schema.py)."""
+    became = "What would become of the graph" if data["action"] == "profile" else "What became of the graph"
     sections = [
         ("summary", "Summary", _summary(data)),
         ("time", "Time per operator", _time(data)),
-        ("regions", f"What {became} of the graph", _regions(data)),
+        ("regions", became, _regions(data)),
         ("near-misses", "Near misses", _near_misses(data)),
         ("verification", "Verification", _verification(data)),
-        ("tuning", "Tuning", _tuning(data)),
         ("memory", "Memory", _memory(data)),
         ("next", "What to try next", _next(data)),
     ]
-    shown = [each for each in sections if each[2]]
-    name = (data["input"] or "model in memory").replace("\\", "/").rpartition("/")[2]
-    done = {"optimize": "Optimized", "restore": "Restored to standard ONNX", "profile": "Profiled, not rewritten"}
-    paths = f"{done[data['action']]} by ortplugin {data['version']}: {data['input'] or 'a model in memory'}"
-    if data["output"]:
-        paths += f" → {data['output']}"
+    path = data["input"] or "a model in memory"
+    done = f"{_DONE[data['action']]} by ortplugin {data['version']}: {path}"
     return Template(files(__package__).joinpath("page.html").read_text("utf-8")).substitute(
-        title=text(name),
-        paths=text(paths),
+        title=text(path.rpartition("/")[2]),
+        paths=text(f"{done} → {data['output']}" if data["output"] else done),
         verdict=_verdict(data),
-        links="".join(f'<a href="#{key}">{text(title)}</a>' for key, title, _ in shown),
-        body="".join(f'<section id="{key}"><h2>{text(title)}</h2>{body}</section>' for key, title, body in shown),
+        links="".join(f'<a href="#{key}">{title}</a>' for key, title, _ in sections),
+        body="".join(f'<section id="{key}"><h2>{title}</h2>{body}</section>' for key, title, body in sections),
         steps=text(", ".join(f"{step} {seconds:.2f} s" for step, seconds in data["seconds"].items())),
     )
 
@@ -55,18 +50,29 @@ def text(value: object) -> str:
     return html.escape(printable(str(value)))
 
 
-# --------------------------------------------------------------------------------------------------------------- parts
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
-    """A table of cells that are markup. `numbers`: columns that are aligned to the right."""
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]], numbers: Sequence[int] = ()) -> str:
+    """A table of texts and markup. `numbers`: columns that are aligned to the right."""
     kinds = [' class="n"' if index in numbers else "" for index in range(len(head))]
-    top = "".join(f"<th{kind}>{text(title)}</th>" for kind, title in zip(kinds, head, strict=True))
-    body = "".join(
-        "<tr>" + "".join(f"<td{kind}>{cell}</td>" for kind, cell in zip(kinds, row, strict=True)) + "</tr>"
-        for row in rows
-    )
-    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+    def line(tag: str, cells: Sequence[object]) -> str:
+        return "<tr>" + "".join(f"<{tag}{k}>{_cell(c)}</{tag}>" for k, c in zip(kinds, cells, strict=True)) + "</tr>"
+
+    body = "".join(line("td", row) for row in rows)
+    return f'<div class="wide"><table><thead>{line("th", head)}</thead><tbody>{body}</tbody></table></div>'
+
+
+class _Markup(str):
+    """What is escaped already."""
+
+    __slots__ = ()
+
+
+def _cell(value: object) -> str:
+    return value if isinstance(value, _Markup) else text(value)
+
+
+def _lines(values: Iterable[object]) -> _Markup:
+    return _Markup("<br>".join(map(_cell, values)))
 
 
 def _details(summary: str, body: str, opened: bool = False) -> str:
@@ -77,20 +83,13 @@ def _note(words: str, kind: str = "note") -> str:
     return f'<p class="{kind}">{text(words)}</p>'
 
 
-def _tile(title: str, value: str, more: str = "") -> str:
-    return f"<div><dt>{text(title)}</dt><dd><b>{text(value)}</b><small>{text(more)}</small></dd></div>"
+def _chips(counts: Mapping[str, int]) -> str:
+    items = "".join(f"<li>{text(_op(name))} <b>{count:,}</b></li>" for name, count in counts.items())
+    return f'<ul class="chips">{items or "<li>none</li>"}</ul>'
 
 
-def _operator(name: str) -> str:
-    return text(name.removeprefix("ai.onnx::"))
-
-
-def _short(provider: str) -> str:
-    return provider.removesuffix("ExecutionProvider")
-
-
-def _plural(count: int, word: str) -> str:
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
+def _op(name: str) -> str:
+    return name.removeprefix("ai.onnx::")
 
 
 def _type(label: str) -> str:
@@ -103,249 +102,179 @@ def _ms(value: float) -> str:
 
 
 def _error(value: object) -> str:
-    return f"{value:.2e}" if isinstance(value, (int, float)) else "" if value is None else text(value)
+    return f"{value:.2e}" if isinstance(value, (int, float)) else str(value or "")
 
 
-def _bar(value: float, most: float, kind: str, inner: str = "") -> str:
-    return f'<i class="{kind}" style="width:{100 * value / most:.1f}%">{inner}</i>' if value else ""
-
-
-# ------------------------------------------------------------------------------------------------------------ sections
+def _plural(count: int, word: str) -> str:
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 def _verdict(data: Data) -> str:
-    results = [each for each in data["verification"] if not each["skipped"]]
-    if any(not each["passed"] for each in results):
+    results = [each["passed"] for each in data["verification"] if not each["skipped"]]
+    if results and not all(results):
         return '<p class="verdict bad">✗ Outputs differ; nothing was written</p>'
     if results:
         return '<p class="verdict good">✓ Original and result agree</p>'
     if data["action"] == "profile":
         return ""
-    return f'<p class="verdict warn">{"Outputs were not compared" if data["changes"] else "Nothing to rewrite"}</p>'
+    return _note("Outputs were not compared" if data["changes"] else "Nothing to rewrite", "verdict warn")
 
 
 def _summary(data: Data) -> str:
-    tiles = []
+    tiles: list[tuple[str, str, str]] = []
     for each in data["verification"]:
-        if each["original_ms"] is not None and each["optimized_ms"] is not None:
-            factor = each["original_ms"] / max(each["optimized_ms"], 1e-9)
+        if each["original_ms"] and each["optimized_ms"]:
             times = f"{_ms(each['original_ms'])} → {_ms(each['optimized_ms'])} ms"
-            tiles.append(_tile(f"{_short(each['provider'])} speed", f"{factor:.2f}{_TIMES}", times))
-    original = (data["profile"] or {}).get("original")
-    if data["action"] == "profile" and original:
-        tiles.append(_tile("One run", f"{_ms(original['run_ms'])} ms", f"median of {original['runs']} runs, CPU"))
-        tiles.append(_tile("We could take", f"{original['taken_share']:.0%}", "of the time of its nodes"))
-    before, after = (sum(data["operators"][side].values()) for side in ("before", "after"))
-    tiles.append(_tile("Nodes", f"{before:,} → {after:,}", f"{after - before:+,}"))
-    fused = [region for region in data["regions"] if region["kind"] == "fused"]
-    if data["action"] != "restore":
-        more = f"from {_plural(len({node for region in fused for node in region['nodes']}), 'node')}"
-        tiles.append(_tile("Fused regions", f"{len(fused):,}", more))
-    errors = [
-        each["max_abs_error"]
-        for result in data["verification"]
-        for case in result["inputs"]
-        for each in case["outputs"]
-        if isinstance(each["max_abs_error"], (int, float))
-    ]
-    if errors:
-        tiles.append(_tile("Largest error", f"{max(errors):.1e}", "absolute, any output"))
-    weights = data["memory"]["before"], data["memory"]["after"]
-    if weights[0] and weights[1]:
-        same = weights[0]["bytes"] == weights[1]["bytes"]
-        more = "as before" if same else f"before: {size(weights[0]['bytes'])}"
-        tiles.append(_tile("Weights", size(weights[1]["bytes"]), more))
-    lines = [_note(f"Upgraded from opset {data['opset'][0]} to {data['opset'][1]}.")] if data["opset"] else []
-    if data["precision"]:
-        kept = f"{data['precision']['converted']} operators converted, {data['precision']['kept']} kept their dtype."
-        lines.append(_note(f"Precision {data['precision']['name']}: {kept}"))
-    if data["functions"]:
-        lines.append(_note("Local functions whose calls became their bodies: " + ", ".join(data["functions"])))
-    for each in data["dropped"]:
-        lines.append(_note(f"Left out the pass '{each['rewrite']}': {each['reason']}", "warn"))
-    if data["guilty"]:
-        lines.append(_note(f"To blame: '{data['guilty']['rewrite']}' of {', '.join(data['guilty']['nodes'])}", "bad"))
-    return f'<dl class="tiles">{"".join(tiles)}</dl>{"".join(lines)}{_counts(data)}'
-
-
-def _counts(data: Data) -> str:
+            factor = f"{each['original_ms'] / each['optimized_ms']:.2f}{_X}"
+            tiles.append((each["provider"].removesuffix("ExecutionProvider") + " speed", factor, times))
+    line = (data["profile"] or {}).get("original")
+    if data["action"] == "profile" and line:
+        tiles.append(("One run", f"{_ms(line['run_ms'])} ms", f"median of {line['runs']} runs, CPU"))
+        tiles.append(("We could take", f"{line['taken_share']:.0%}", "of the time of its nodes"))
     sides = data["operators"]["before"], data["operators"]["after"]
-    rows = []
-    for name in sorted({*sides[0], *sides[1]}):
-        before, after = (side.get(name, 0) for side in sides)
-        rows.append((_operator(name), f"{before:,}", f"{after:,}", f"{after - before:+,}" if before != after else ""))
-    return _details("Operators, before and after", _table(("operator", "before", "after", "change"), rows, (1, 2, 3)))
+    before, after = (sum(side.values()) for side in sides)
+    tiles.append(("Nodes", f"{before:,} → {after:,}", f"{after - before:+,}"))
+    fused = [region for region in data["regions"] if region["kind"] == "fused"]
+    tiles.append(("Fused regions", f"{len(fused):,}", f"from {_plural(sum(len(r['nodes']) for r in fused), 'node')}"))
+    outputs = [each for result in data["verification"] for case in result["inputs"] for each in case["outputs"]]
+    errors = [float(each["max_abs_error"]) for each in outputs if each["max_abs_error"] is not None]
+    if errors:
+        tiles.append(("Largest error", f"{max(errors):.1e}", "absolute, any output"))
+    lines = [f"Upgraded from opset {data['opset'][0]} to {data['opset'][1]}."] if data["opset"] else []
+    if data["precision"]:
+        lines.append("Precision {name}: {converted} converted, {kept} kept their dtype.".format(**data["precision"]))
+    lines += [f"The calls of '{name}' became its body." for name in data["functions"]]
+    lines += [f"Left out the pass '{each['rewrite']}': {each['reason']}" for each in data["dropped"]]
+    if data["guilty"]:
+        lines.append(f"To blame: '{data['guilty']['rewrite']}' of {', '.join(data['guilty']['nodes'])}")
+    counts = [(_op(name), *(f"{side.get(name, 0):,}" for side in sides)) for name in sorted({*sides[0], *sides[1]})]
+    shown = "".join(
+        f"<div><dt>{text(name)}</dt><dd><b>{text(value)}</b><small>{text(more)}</small></dd></div>"
+        for name, value, more in tiles
+    )
+    table = _details("Operators, before and after", _table(("operator", "before", "after"), counts, (1, 2)))
+    return f'<dl class="tiles">{shown}</dl>{"".join(map(_note, lines))}{table}'
 
 
 def _time(data: Data) -> str:
     profile = data["profile"]
-    gpu = [_short(each["provider"]) for each in data["verification"] if each["provider"].startswith("CUDA")]
     if profile is None:
-        return _note("Not measured: time per operator is profiled where outputs are compared, too.")
+        return _note("Not measured: time per operator is profiled where changes are verified.")
     if profile["skipped"]:
         return _note(f"Not measured: {profile['skipped']}.")
-    original, optimized = profile["original"], profile["optimized"]
-    sides = [side for side in (original, optimized) if side]
-    totals: dict[str, list[float]] = defaultdict(lambda: [0.0] * 4)
-    for index, side in enumerate(sides):
+    sides = [side for side in (profile["original"], profile["optimized"]) if side]
+    two = len(sides) == 2
+    rows: dict[str, Counter[str]] = defaultdict(Counter)
+    for kind, side in zip("ba", sides, strict=False):
         for each in side["operators"]:
-            totals[each["operator"]][index] += each["ms"]
-            if index == 0:
-                totals[each["operator"]][2:] = each["taken_share"], each["share"]
-    order = sorted(totals, key=lambda name: -max(totals[name][:2]))
-    rows = [(_operator(name), totals[name]) for name in order[:_OPERATORS]]
-    most = max((max(each[:2]) for _, each in rows), default=0.0)
-    two = optimized is not None
-    plain = [("all operators", [sum(each[index] for each in totals.values()) for index in range(4)])]
+            rows[each["operator"]][kind] += each["ms"]
+            if kind == "b":
+                rows[each["operator"]].update({"taken": each["taken_share"], "share": each["share"]})
+    order = sorted(rows, key=lambda name: -max(rows[name]["a"], rows[name]["b"]))
+    most = max((max(row["a"], row["b"]) for row in rows.values()), default=0) or 1
+
+    def bar(kind: str, value: float, whole: float, inner: str = "") -> str:
+        return f'<i class="{kind}" style="width:{100 * value / whole:.1f}%">{inner}</i>' if value else ""
+
+    def line(title: str, row: Mapping[str, float], bars: str = "") -> tuple[object, ...]:
+        last = _ms(row["a"]) if two else f"{row['taken']:.0%}" if row["taken"] else ""
+        return _Markup(text(title) + bars), _ms(row["b"]), last
+
+    def total(names: Iterable[str]) -> dict[str, float]:
+        return {key: sum(rows[name][key] for name in names) for key in ("a", "b", "taken")}
+
+    lines = [line("all operators", total(order))]
+    for name in order[:_OPERATORS]:
+        row = rows[name]
+        taken = "" if two else bar("a", row["taken"], row["share"])
+        lines.append(line(_op(name), row, bar("b", row["b"], most, taken) + bar("a", row["a"], most)))
     if order[_OPERATORS:]:
-        rest = [sum(totals[name][index] for name in order[_OPERATORS:]) for index in range(4)]
-        plain.append((_plural(len(order) - _OPERATORS, "other"), rest))
-    cells = [(_bars(name, each, most, two), *_values(each, two)) for name, each in rows]
-    for place, (title, each) in zip((0, len(rows) + 1), plain, strict=False):
-        cells.insert(place, (text(title), *_values(each, two)))
-    where = f"Milliseconds of one run on this machine's {_short(profile['provider'])}, by ONNX Runtime's profile; "
-    where += f"inputs: {profile['inputs']}; medians of {original['runs']} runs. Operators are those that it runs."
-    if gpu:
-        where += " On the GPU, the whole model was timed (Summary): that profile does not reach into its kernels."
+        lines.append(line(_plural(len(order[_OPERATORS:]), "other"), total(order[_OPERATORS:])))
+    where = f"One run on this machine's CPU by ONNX Runtime's profile, medians of {sides[0]['runs']} runs on inputs "
+    where += f"{profile['inputs']}. Operators are those that it makes of the model."
+    if any(each["provider"].startswith("CUDA") for each in data["verification"]):
+        where += " On the GPU the whole model was timed (Summary): that profile does not reach into its kernels."
     names = ("original", "optimized") if two else ("left to ONNX Runtime", "we could take")
     key = f'<p class="key"><i class="b"></i>{names[0]}<i class="a"></i>{names[1]}</p>'
-    table = _table(("operator", "before, ms" if two else "ms", "after, ms" if two else "we could take"), cells, (1, 2))
-    more = _slowest("Slowest nodes of the original", original, "taken by")
-    return _note(where) + key + table + more + (_slowest("Slowest nodes now", optimized, "ours") if two else "")
+    head = ("operator", "before, ms", "after, ms") if two else ("operator", "ms", "we could take")
+    slowest = [_slowest(f"Slowest nodes {when}", side) for when, side in zip(("before", "now"), sides, strict=False)]
+    return _note(where) + key + _table(head, lines, (1, 2)) + "".join(slowest)
 
 
-def _bars(name: str, each: Sequence[float], most: float, two: bool) -> str:
-    """The operator's name above bars: before and after, or before and which of it could be taken."""
-    before, after, taken, share = each
-    if two:
-        return name + _bar(before, most, "b") + _bar(after, most, "a")
-    return name + _bar(before, most, "b", _bar(taken, share, "a"))
-
-
-def _values(each: Sequence[float], two: bool) -> tuple[str, str]:
-    return _ms(each[0]), _ms(each[1]) if two else f"{each[2]:.0%}" if each[2] else ""
-
-
-def _slowest(title: str, side: Data, taken: str) -> str:
-    rows = [
-        (text(each["node"]), _operator(each["operator"]), _ms(each["ms"]), f"{each['share']:.1%}", size(each["bytes"]),
-         text(each["taken_by"] or ""))
-        for each in side["nodes"]
-    ]  # fmt: skip
-    head = ("node", "operator", "ms", "share", "writes", taken)
-    return _details(f"{text(title)} ({len(rows)})", _table(head, rows, (2, 3, 4)))
+def _slowest(title: str, side: Data) -> str:
+    rows = [(each["node"], _op(each["operator"]), _ms(each["ms"]), f"{each['share']:.1%}", size(each["bytes"]),
+             each["taken_by"] or "") for each in side["nodes"]]  # fmt: skip
+    return _details(title, _table(("node", "operator", "ms", "share", "writes", "ours"), rows, (2, 3, 4)))
 
 
 def _regions(data: Data) -> str:
-    if not data["regions"]:
-        return "" if data["action"] == "restore" else _note("No rewrite changed it.")
     alike: dict[tuple[str, str, str], list[Data]] = defaultdict(list)
     for region in data["regions"]:
-        counts = Counter(map(_type, region["nodes"]))
-        parts = ", ".join(f"{count} {op}" if count > 1 else op for op, count in counts.most_common(8))
-        if len(counts) > 8:
-            parts += f" and {len(counts) - 8} more"
-        alike[region["kind"], _type(region["result"]), parts].append(region)
-    chips = "".join(f"<li>{text(name)} <b>{count:,}</b></li>" for name, count in data["rewrites"].items())
-    found = [_note("How often each rewrite fired:"), f'<ul class="chips">{chips}</ul>']
-    for kind, title in _KINDS.items():
+        counts = Counter(map(_type, region["nodes"])).most_common()
+        parts = ", ".join(f"{count} {op}" if count > 1 else op for op, count in counts[:8])
+        parts += f" and {len(counts) - 8} more" if counts[8:] else ""
+        alike[region["kind"], parts, _type(region["result"])].append(region)
+    found = [_note("How often each rewrite fired:"), _chips(data["rewrites"])]
+    for kind in ("fused", "replaced", "removed"):
         groups = sorted((each for each in alike.items() if each[0][0] == kind), key=lambda each: -len(each[1]))
         if groups:
-            found.append(f"<h3>{title} <small>{sum(len(regions) for _, regions in groups):,}</small></h3>")
-        for (_, result, parts), regions in groups:
+            found.append(f"<h3>{kind.capitalize()} <small>{sum(len(each) for _, each in groups):,}</small></h3>")
+        for (_, parts, result), regions in groups:
             became = f' → <b class="{kind}">{text(result)}</b>' if result else ""
-            rows = [
-                (text(region["result"] or "nothing"), "<br>".join(text(node) for node in region["nodes"]),
-                 "<br>".join(text(f"{name} {count}") for name, count in region["rewrites"].items()))
-                for region in regions
-            ]  # fmt: skip
+            rows = [(each["result"] or "nothing", _lines(each["nodes"]), _lines(each["rewrites"]))
+                    for each in regions]  # fmt: skip
             table = _table(("now", "original nodes", "rewrites"), rows)
-            found.append(_details(f"<b>{len(regions):,} {_TIMES}</b> {text(parts)}{became}", table))
+            found.append(_details(f"<b>{len(regions):,} {_X}</b> {text(parts)}{became}", table))
     left = {name: count for name, count in data["operators"]["after"].items() if not name.startswith("ortplugin::")}
-    chips = "".join(f"<li>{_operator(name)} <b>{count:,}</b></li>" for name, count in left.items())
-    return "".join(found) + f'<h3>Left to ONNX Runtime</h3><ul class="chips">{chips or "<li>nothing</li>"}</ul>'
+    return "".join(found) + f"<h3>Left to ONNX Runtime</h3>{_chips(left)}"
 
 
 def _near_misses(data: Data) -> str:
-    if data["action"] == "restore":
-        return ""
-    if not data["near_misses"]:
-        return _note("None: nothing resembled a rewrite without being rewritten.")
-    groups: dict[str, list[Data]] = defaultdict(list)
+    groups: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for miss in data["near_misses"]:
-        groups[miss["rewrite"]].append(miss)
+        groups[miss["rewrite"]].append((miss["node"], miss["reason"]))
     lines = [
-        _details(
-            f"<b>{len(misses):,} {_TIMES}</b> {text(rewrite)}",
-            _table(
-                ("node", "why it was not rewritten"), [(text(each["node"]), text(each["reason"])) for each in misses]
-            ),
-            opened=len(misses) <= 3,
-        )
-        for rewrite, misses in groups.items()
+        _details(f"<b>{len(rows):,} {_X}</b> {text(name)}", _table(("node", "why not"), rows), opened=len(rows) <= 3)
+        for name, rows in groups.items()
     ]
-    return _note("Places that resembled a rewrite, and why it did not apply.") + "".join(lines)
+    return "".join(lines) or _note("None: nothing resembled a rewrite without being rewritten.")
 
 
 def _verification(data: Data) -> str:
     found = []
     for result in data["verification"]:
-        provider = _short(result["provider"])
+        provider = result["provider"].removesuffix("ExecutionProvider")
         if result["skipped"]:
             found.append(_note(f"{provider}: not compared, {result['skipped']}", "warn"))
             continue
         rows = []
         for case in result["inputs"]:
+            where = case["name"] + ("" if case["mode"] == "plain" else f", {case['mode']}")
             for each in case["outputs"]:
                 verdict = '<b class="good">✓ agrees</b>' if each["passed"] else '<b class="bad">✗ differs</b>'
                 errors = _error(each["max_abs_error"]), _error(each["max_rel_error"])
-                remark = f"<br>{text(each['message'])}" if each["message"] else ""
-                mode = "" if case["mode"] == "plain" else f", {case['mode']}"
-                name = f"{text(each['name'])}<br><small>{text(case['name'] + mode)}</small>"
-                rows.append((name, verdict + remark, *errors))
+                name = _lines((each["name"], _Markup(f"<small>{text(where)}</small>")))
+                rows.append((name, _lines((_Markup(verdict), each["message"])), *errors))
         head = ("output, on which inputs", "verdict", "largest error", "relative")
-        found.append(f"<h3>{text(provider)}</h3>" + _table(head, rows, (2, 3)))
+        found.append(f"<h3>{text(provider)}</h3>{_table(head, rows, (2, 3))}")
         if result["replays"]:
             found.append(_note(f"{result['replays']} replays of CUDA graphs were compared."))
         if result["graph_skipped"]:
             found.append(_note(f"CUDA graphs were not compared: {result['graph_skipped']}", "warn"))
         found += [_note(note, "warn") for note in result["notes"]]
-    if found or data["action"] == "profile":
-        return "".join(found)
-    return _note("Outputs were not compared.", "warn" if data["changes"] else "note")
-
-
-def _tuning(data: Data) -> str:
-    rows = []
-    for each in data["tuning"]:
-        tried = (
-            f"{name or 'as it was'}: {'wrong' if name in each['wrong'] else 'not measurable' if time is None else time}"
-            for name, time in each["microseconds"].items()
-        )
-        rows.append((text(each["node"]), text(each["choice"] or "unchanged"), "<br>".join(map(text, tried))))
-    return _table(("node", "chosen", "tried, microseconds"), rows) if rows else ""
+    return "".join(found) or _note("Outputs were not compared.")
 
 
 def _memory(data: Data) -> str:
     memory = data["memory"]
-    before, after = memory["before"], memory["after"]
-    if not before or not after:
-        return ""
-    rows: list[Sequence[str]] = [("weights", size(before["bytes"]), size(after["bytes"]))]
-    for name in sorted({*before["dtypes"], *after["dtypes"]}):
-        rows.append((f"of these {text(name)}", *(size(side["dtypes"].get(name, 0)) for side in (before, after))))
-    if memory["written_before"] is not None:
-        written = (memory["written_before"], memory["written_after"])
-        rows.append(("activations written in a run", *("" if each is None else size(each) for each in written)))
-    largest = [
-        (
-            text(each["name"]),
-            text(each["dtype"]),
-            text(_TIMES.join(map(str, each["shape"])) or "scalar"),
-            size(each["bytes"]),
-        )
-        for each in after["largest"]
-    ]
+    sides = [memory[side] or {"bytes": 0, "dtypes": {}, "largest": []} for side in ("before", "after")]
+    rows: list[Sequence[object]] = [("weights", *(size(side["bytes"]) for side in sides))]
+    for name in sorted({*sides[0]["dtypes"], *sides[1]["dtypes"]}):
+        rows.append((f"of these {name}", *(size(side["dtypes"].get(name, 0)) for side in sides)))
+    written = [memory["written_before"], memory["written_after"]]
+    rows.append(("activations written in a run", *("" if each is None else size(each) for each in written)))
+    largest = [(each["name"], each["dtype"], _X.join(map(str, each["shape"])), size(each["bytes"]))
+               for each in sides[1]["largest"]]  # fmt: skip
     table = _table(("", "before", "after"), rows, (1, 2))
     return table + _details("Largest weights", _table(("name", "dtype", "shape", "bytes"), largest, (3,)))
 
@@ -354,6 +283,4 @@ def _next(data: Data) -> str:
     lines = "".join(
         f"<dt><code>{text(each['option'])}</code></dt><dd>{text(each['why'])}</dd>" for each in data["next"]
     )
-    return (
-        f'<dl class="next">{lines}</dl>' if lines else _note("Nothing: no near miss and no option left that may help.")
-    )
+    return f'<dl class="next">{lines}</dl>' if lines else _note("Nothing: no near miss and no option that may help.")

@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from ortplugin.ops import OPERATORS
 from ortplugin.passes.base import Change
 
-FUSED, REPLACED, REMOVED = "fused", "replaced", "removed"
 _OURS = tuple(f"({operator.name})" for operator in OPERATORS)
 
 
 @dataclass
 class Region:
-    """Original nodes and what stands there now.
+    """Labels of original nodes, in the order in which rewrites took them, and how often each rewrite changed them."""
 
-    Attributes:
-        result: the label of that node; "" where nothing is left.
-        nodes: labels of the original nodes, in the order in which rewrites took them.
-        rewrites: how often each rewrite changed the region.
-    """
-
-    result: str
+    result: str  # the label of the node that stands there now; "" where nothing is left
     nodes: list[str] = field(default_factory=list)
-    rewrites: dict[str, int] = field(default_factory=dict)
+    rewrites: Counter[str] = field(default_factory=Counter)
 
     @property
     def kind(self) -> str:
-        """FUSED into an operator of ours, REPLACED by another of standard ONNX, or REMOVED."""
-        return FUSED if is_ours(self.result) else REPLACED if self.result else REMOVED
-
-    def take(self, other: Region) -> None:
-        """Makes the other region a part of this one."""
-        self.nodes += [node for node in other.nodes if node not in self.nodes]
-        for name, count in other.rewrites.items():
-            self.rewrites[name] = self.rewrites.get(name, 0) + count
+        """Fused into an operator of ours, replaced by another of standard ONNX, or removed."""
+        return "fused" if is_ours(self.result) else "replaced" if self.result else "removed"
 
 
 def is_ours(label: str) -> bool:
@@ -57,13 +45,15 @@ def find_regions(changes: Sequence[Change], before: Collection[str], after: Coll
     standing: dict[str, Region] = {}
     removed: list[Region] = []
     for index, change in enumerate(changes):
-        region = Region(change.result, rewrites={change.rewrite: 1})
+        region = Region(change.result, rewrites=Counter([change.rewrite]))
         for label in dict.fromkeys((*change.nodes, change.result)):
             if label != change.result and (label in after or last[label] > index):
                 if label in standing:
-                    standing[label].take(Region("", rewrites={change.rewrite: 1}))
+                    standing[label].rewrites[change.rewrite] += 1
             elif label in standing:
-                region.take(standing.pop(label))
+                other = standing.pop(label)
+                region.nodes += [node for node in other.nodes if node not in region.nodes]
+                region.rewrites += other.rewrites
             elif label in before and label not in region.nodes:
                 region.nodes.append(label)
         if change.result:
