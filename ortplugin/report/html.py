@@ -1,7 +1,4 @@
-"""The report as one page, made from its JSON data alone: no script, nothing from elsewhere, every text escaped.
-
-It is laid out for phones and paper too, and follows the reader's colour scheme.
-"""
+"""The report as one page, made from its JSON data alone: no script, nothing from elsewhere, every text escaped."""
 
 from __future__ import annotations
 
@@ -23,42 +20,26 @@ Data = Mapping[str, Any]
 
 def to_html(data: Data) -> str:
     """The page. `data` is the JSON report (schema.py)."""
-    became = "What would become of the graph" if data["action"] == "profile" else "What became of the graph"
-    sections = [
-        ("summary", "Summary", _summary(data)),
-        ("time", "Time per operator", _time(data)),
-        ("regions", became, _regions(data)),
-        ("near-misses", "Near misses", _near_misses(data)),
-        ("verification", "Verification", _verification(data)),
-        ("memory", "Memory", _memory(data)),
-        ("next", "What to try next", _next(data)),
-    ]
     path = data["input"] or "a model in memory"
     done = f"{_DONE[data['action']]} by ortplugin {data['version']}: {path}"
+    sections = [
+        ("Summary", _summary(data)),
+        ("Time per operator", _time(data)),
+        ("Regions", _regions(data)),
+        ("Near misses", _near_misses(data)),
+        ("Verification", _verification(data)),
+        ("Memory", _memory(data["memory"])),
+        ("What to try next", _next(data)),
+    ]
+    parts = [(title.lower().replace(" ", "-"), title, body) for title, body in sections]
     return Template(files(__package__).joinpath("page.html").read_text("utf-8")).substitute(
         title=text(path.rpartition("/")[2]),
         paths=text(f"{done} → {data['output']}" if data["output"] else done),
         verdict=_verdict(data),
-        links="".join(f'<a href="#{key}">{title}</a>' for key, title, _ in sections),
-        body="".join(f'<section id="{key}"><h2>{title}</h2>{body}</section>' for key, title, body in sections),
+        links="".join(f'<a href="#{key}">{title}</a>' for key, title, _ in parts),
+        body="".join(f'<section id="{key}"><h2>{title}</h2>{body}</section>' for key, title, body in parts),
         steps=text(", ".join(f"{step} {seconds:.2f} s" for step, seconds in data["seconds"].items())),
     )
-
-
-def text(value: object) -> str:
-    """A text of the model or of ours, so that a browser takes none of it for markup and shows control characters."""
-    return html.escape(printable(str(value)))
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[object]], numbers: Sequence[int] = ()) -> str:
-    """A table of texts and markup. `numbers`: columns that are aligned to the right."""
-    kinds = [' class="n"' if index in numbers else "" for index in range(len(head))]
-
-    def line(tag: str, cells: Sequence[object]) -> str:
-        return "<tr>" + "".join(f"<{tag}{k}>{_cell(c)}</{tag}>" for k, c in zip(kinds, cells, strict=True)) + "</tr>"
-
-    body = "".join(line("td", row) for row in rows)
-    return f'<div class="wide"><table><thead>{line("th", head)}</thead><tbody>{body}</tbody></table></div>'
 
 
 class _Markup(str):
@@ -67,12 +48,23 @@ class _Markup(str):
     __slots__ = ()
 
 
-def _cell(value: object) -> str:
-    return value if isinstance(value, _Markup) else text(value)
+def text(value: object) -> str:
+    """A text of the model or of ours, so that a browser takes none of it for markup and shows control characters."""
+    return value if isinstance(value, _Markup) else html.escape(printable(str(value)))
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]], numbers: Sequence[int] = ()) -> str:
+    """A table of texts and markup. `numbers`: columns that are aligned to the right."""
+    lines = [[text(cell) for cell in row] for row in (head, *rows)]
+    kinds = [' class="n"' if index in numbers else "" for index in range(len(head))]
+    made = ["".join(f"<td{kind}>{cell}</td>" for kind, cell in zip(kinds, line, strict=True)) for line in lines]
+    top = made[0].replace("<td", "<th").replace("</td", "</th")
+    body = "".join(f"<tr>{line}</tr>" for line in made[1:])
+    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _lines(values: Iterable[object]) -> _Markup:
-    return _Markup("<br>".join(map(_cell, values)))
+    return _Markup("<br>".join(map(text, values)))
 
 
 def _details(summary: str, body: str, opened: bool = False) -> str:
@@ -89,12 +81,11 @@ def _chips(counts: Mapping[str, int]) -> str:
 
 
 def _op(name: str) -> str:
-    return name.removeprefix("ai.onnx::")
+    return name.removeprefix("ai.onnx::").removesuffix("ExecutionProvider")
 
 
 def _type(label: str) -> str:
-    """The operator in 'name (OpType)'."""
-    return label.rpartition("(")[2].rstrip(")")
+    return label.rpartition("(")[2].rstrip(")")  # of 'name (OpType)'
 
 
 def _ms(value: float) -> str:
@@ -105,19 +96,13 @@ def _error(value: object) -> str:
     return f"{value:.2e}" if isinstance(value, (int, float)) else str(value or "")
 
 
-def _plural(count: int, word: str) -> str:
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
-
-
 def _verdict(data: Data) -> str:
     results = [each["passed"] for each in data["verification"] if not each["skipped"]]
-    if results and not all(results):
-        return '<p class="verdict bad">✗ Outputs differ; nothing was written</p>'
-    if results:
-        return '<p class="verdict good">✓ Original and result agree</p>'
-    if data["action"] == "profile":
-        return ""
-    return _note("Outputs were not compared" if data["changes"] else "Nothing to rewrite", "verdict warn")
+    if not results:
+        return _note("" if data["action"] == "profile" else "Outputs were not compared", "verdict warn")
+    if all(results):
+        return _note("✓ Original and result agree", "verdict good")
+    return _note("✗ Outputs differ; nothing was written", "verdict bad")
 
 
 def _summary(data: Data) -> str:
@@ -125,8 +110,9 @@ def _summary(data: Data) -> str:
     for each in data["verification"]:
         if each["original_ms"] and each["optimized_ms"]:
             times = f"{_ms(each['original_ms'])} → {_ms(each['optimized_ms'])} ms"
-            factor = f"{each['original_ms'] / each['optimized_ms']:.2f}{_X}"
-            tiles.append((each["provider"].removesuffix("ExecutionProvider") + " speed", factor, times))
+            tiles.append(
+                (f"{_op(each['provider'])} speed", f"{each['original_ms'] / each['optimized_ms']:.2f}{_X}", times)
+            )
     line = (data["profile"] or {}).get("original")
     if data["action"] == "profile" and line:
         tiles.append(("One run", f"{_ms(line['run_ms'])} ms", f"median of {line['runs']} runs, CPU"))
@@ -134,8 +120,8 @@ def _summary(data: Data) -> str:
     sides = data["operators"]["before"], data["operators"]["after"]
     before, after = (sum(side.values()) for side in sides)
     tiles.append(("Nodes", f"{before:,} → {after:,}", f"{after - before:+,}"))
-    fused = [region for region in data["regions"] if region["kind"] == "fused"]
-    tiles.append(("Fused regions", f"{len(fused):,}", f"from {_plural(sum(len(r['nodes']) for r in fused), 'node')}"))
+    fused = [len(region["nodes"]) for region in data["regions"] if region["kind"] == "fused"]
+    tiles.append(("Fused regions", f"{len(fused):,}", f"of {sum(fused):,} nodes"))
     outputs = [each for result in data["verification"] for case in result["inputs"] for each in case["outputs"]]
     errors = [float(each["max_abs_error"]) for each in outputs if each["max_abs_error"] is not None]
     if errors:
@@ -158,53 +144,44 @@ def _summary(data: Data) -> str:
 
 def _time(data: Data) -> str:
     profile = data["profile"]
-    if profile is None:
-        return _note("Not measured: time per operator is profiled where changes are verified.")
-    if profile["skipped"]:
-        return _note(f"Not measured: {profile['skipped']}.")
+    if profile is None or profile["skipped"]:
+        why = profile["skipped"] if profile else "operators are timed where changes are verified"
+        return _note(f"Not measured: {why}.")
     sides = [side for side in (profile["original"], profile["optimized"]) if side]
     two = len(sides) == 2
     rows: dict[str, Counter[str]] = defaultdict(Counter)
     for kind, side in zip("ba", sides, strict=False):
         for each in side["operators"]:
             rows[each["operator"]][kind] += each["ms"]
-            if kind == "b":
-                rows[each["operator"]].update({"taken": each["taken_share"], "share": each["share"]})
+            rows[each["operator"]]["taken"] += each["taken_share"] * side["nodes_ms"]
     order = sorted(rows, key=lambda name: -max(rows[name]["a"], rows[name]["b"]))
     most = max((max(row["a"], row["b"]) for row in rows.values()), default=0) or 1
 
     def bar(kind: str, value: float, whole: float, inner: str = "") -> str:
         return f'<i class="{kind}" style="width:{100 * value / whole:.1f}%">{inner}</i>' if value else ""
 
-    def line(title: str, row: Mapping[str, float], bars: str = "") -> tuple[object, ...]:
-        last = _ms(row["a"]) if two else f"{row['taken']:.0%}" if row["taken"] else ""
-        return _Markup(text(title) + bars), _ms(row["b"]), last
+    def line(title: str, names: Sequence[str], bars: bool = False) -> tuple[object, ...]:
+        before, after, taken = (sum(rows[name][key] for name in names) for key in ("b", "a", "taken"))
+        shown = bar("b", before, most, "" if two else bar("a", taken, before)) + bar("a", after, most)
+        return _Markup(text(title) + (shown if bars else "")), _ms(before), _ms(after if two else taken)
 
-    def total(names: Iterable[str]) -> dict[str, float]:
-        return {key: sum(rows[name][key] for name in names) for key in ("a", "b", "taken")}
-
-    lines = [line("all operators", total(order))]
-    for name in order[:_OPERATORS]:
-        row = rows[name]
-        taken = "" if two else bar("a", row["taken"], row["share"])
-        lines.append(line(_op(name), row, bar("b", row["b"], most, taken) + bar("a", row["a"], most)))
+    lines = [line("all operators", order), *(line(_op(name), [name], True) for name in order[:_OPERATORS])]
     if order[_OPERATORS:]:
-        lines.append(line(_plural(len(order[_OPERATORS:]), "other"), total(order[_OPERATORS:])))
+        lines.append(line(f"{len(order) - _OPERATORS} others", order[_OPERATORS:]))
     where = f"One run on this machine's CPU by ONNX Runtime's profile, medians of {sides[0]['runs']} runs on inputs "
     where += f"{profile['inputs']}. Operators are those that it makes of the model."
     if any(each["provider"].startswith("CUDA") for each in data["verification"]):
         where += " On the GPU the whole model was timed (Summary): that profile does not reach into its kernels."
-    names = ("original", "optimized") if two else ("left to ONNX Runtime", "we could take")
+    names = ("before", "after") if two else ("ONNX Runtime", "we could take")
     key = f'<p class="key"><i class="b"></i>{names[0]}<i class="a"></i>{names[1]}</p>'
-    head = ("operator", "before, ms", "after, ms") if two else ("operator", "ms", "we could take")
-    slowest = [_slowest(f"Slowest nodes {when}", side) for when, side in zip(("before", "now"), sides, strict=False)]
-    return _note(where) + key + _table(head, lines, (1, 2)) + "".join(slowest)
-
-
-def _slowest(title: str, side: Data) -> str:
-    rows = [(each["node"], _op(each["operator"]), _ms(each["ms"]), f"{each['share']:.1%}", size(each["bytes"]),
-             each["taken_by"] or "") for each in side["nodes"]]  # fmt: skip
-    return _details(title, _table(("node", "operator", "ms", "share", "writes", "ours"), rows, (2, 3, 4)))
+    found = (
+        _note(where) + key + _table(("operator", f"{'before' if two else 'all'}, ms", f"{names[1]}, ms"), lines, (1, 2))
+    )
+    for title, side in zip(("Slowest nodes before", "Slowest nodes now"), sides, strict=False):
+        slowest = [(each["node"], _op(each["operator"]), _ms(each["ms"]), f"{each['share']:.1%}", size(each["bytes"]),
+                    each["taken_by"] or "") for each in side["nodes"]]  # fmt: skip
+        found += _details(title, _table(("node", "operator", "ms", "share", "writes", "ours"), slowest, (2, 3, 4)))
+    return found
 
 
 def _regions(data: Data) -> str:
@@ -212,17 +189,15 @@ def _regions(data: Data) -> str:
     for region in data["regions"]:
         counts = Counter(map(_type, region["nodes"])).most_common()
         parts = ", ".join(f"{count} {op}" if count > 1 else op for op, count in counts[:8])
-        parts += f" and {len(counts) - 8} more" if counts[8:] else ""
-        alike[region["kind"], parts, _type(region["result"])].append(region)
-    found = [_note("How often each rewrite fired:"), _chips(data["rewrites"])]
+        alike[region["kind"], parts + ("..." if counts[8:] else ""), _type(region["result"])].append(region)
+    fires = "would fire" if data["action"] == "profile" else "fired"
+    found = [_note(f"How often each rewrite {fires}:"), _chips(data["rewrites"])]
     for kind in ("fused", "replaced", "removed"):
         groups = sorted((each for each in alike.items() if each[0][0] == kind), key=lambda each: -len(each[1]))
-        if groups:
-            found.append(f"<h3>{kind.capitalize()} <small>{sum(len(each) for _, each in groups):,}</small></h3>")
+        found += [f"<h3>{kind.capitalize()}</h3>"] if groups else []
         for (_, parts, result), regions in groups:
             became = f' → <b class="{kind}">{text(result)}</b>' if result else ""
-            rows = [(each["result"] or "nothing", _lines(each["nodes"]), _lines(each["rewrites"]))
-                    for each in regions]  # fmt: skip
+            rows = [(each["result"], _lines(each["nodes"]), _lines(each["rewrites"])) for each in regions]
             table = _table(("now", "original nodes", "rewrites"), rows)
             found.append(_details(f"<b>{len(regions):,} {_X}</b> {text(parts)}{became}", table))
     left = {name: count for name, count in data["operators"]["after"].items() if not name.startswith("ortplugin::")}
@@ -243,30 +218,24 @@ def _near_misses(data: Data) -> str:
 def _verification(data: Data) -> str:
     found = []
     for result in data["verification"]:
-        provider = result["provider"].removesuffix("ExecutionProvider")
-        if result["skipped"]:
-            found.append(_note(f"{provider}: not compared, {result['skipped']}", "warn"))
-            continue
         rows = []
         for case in result["inputs"]:
             where = case["name"] + ("" if case["mode"] == "plain" else f", {case['mode']}")
             for each in case["outputs"]:
                 verdict = '<b class="good">✓ agrees</b>' if each["passed"] else '<b class="bad">✗ differs</b>'
-                errors = _error(each["max_abs_error"]), _error(each["max_rel_error"])
                 name = _lines((each["name"], _Markup(f"<small>{text(where)}</small>")))
+                errors = _error(each["max_abs_error"]), _error(each["max_rel_error"])
                 rows.append((name, _lines((_Markup(verdict), each["message"])), *errors))
         head = ("output, on which inputs", "verdict", "largest error", "relative")
-        found.append(f"<h3>{text(provider)}</h3>{_table(head, rows, (2, 3))}")
-        if result["replays"]:
-            found.append(_note(f"{result['replays']} replays of CUDA graphs were compared."))
-        if result["graph_skipped"]:
-            found.append(_note(f"CUDA graphs were not compared: {result['graph_skipped']}", "warn"))
-        found += [_note(note, "warn") for note in result["notes"]]
+        found.append(f"<h3>{text(_op(result['provider']))}</h3>" + (_table(head, rows, (2, 3)) if rows else ""))
+        notes = [f"{result['replays']} replays of CUDA graphs were compared."] if result["replays"] else []
+        notes += [f"Not compared: {result['skipped']}"] if result["skipped"] else []
+        notes += [f"CUDA graphs were not compared: {result['graph_skipped']}"] if result["graph_skipped"] else []
+        found += [_note(note, "warn") for note in (*notes, *result["notes"])]
     return "".join(found) or _note("Outputs were not compared.")
 
 
-def _memory(data: Data) -> str:
-    memory = data["memory"]
+def _memory(memory: Data) -> str:
     sides = [memory[side] or {"bytes": 0, "dtypes": {}, "largest": []} for side in ("before", "after")]
     rows: list[Sequence[object]] = [("weights", *(size(side["bytes"]) for side in sides))]
     for name in sorted({*sides[0]["dtypes"], *sides[1]["dtypes"]}):
@@ -275,8 +244,8 @@ def _memory(data: Data) -> str:
     rows.append(("activations written in a run", *("" if each is None else size(each) for each in written)))
     largest = [(each["name"], each["dtype"], _X.join(map(str, each["shape"])), size(each["bytes"]))
                for each in sides[1]["largest"]]  # fmt: skip
-    table = _table(("", "before", "after"), rows, (1, 2))
-    return table + _details("Largest weights", _table(("name", "dtype", "shape", "bytes"), largest, (3,)))
+    more = _details("Largest weights", _table(("name", "dtype", "shape", "bytes"), largest, (3,)))
+    return _table(("", "before", "after"), rows, (1, 2)) + more
 
 
 def _next(data: Data) -> str:
