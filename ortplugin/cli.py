@@ -57,6 +57,7 @@ class _Arguments:
     output: str | None
     verify: bool
     drop_guilty: bool
+    keep_faster: bool | None
     tune: bool
     providers: tuple[str, ...] | None
     device: int | None
@@ -91,6 +92,11 @@ class _Arguments:
             raise UsageError(
                 "--drop-guilty is about the verification of passes, which --restore and --no-verify leave out"
             )
+        if self.keep_faster and (self.restore or not self.verify):
+            raise UsageError(
+                "--keep-faster goes by the times that the verification of passes takes, "
+                "which --restore and --no-verify leave out"
+            )
         if self.restore and self.precision:
             raise UsageError("--restore converts nothing, so --precision does not go with it")
         if self.precision is None and (self.precision_io or self.precision_skip):
@@ -114,6 +120,11 @@ class _Arguments:
     "--drop-guilty",
     is_flag=True,
     help="Where outputs differ, leave out the pass that is to blame, say so and try again, instead of failing.",
+)
+@click.option(
+    "--keep-faster/--no-keep-faster",
+    default=None,
+    help="Take back the passes by which the result is slower than the original (default where it runs on a GPU).",
 )
 @click.option("--tune", is_flag=True, help="Time each fused node on this machine's GPU and keep what is fastest.")
 @click.option(
@@ -169,8 +180,9 @@ def command(**given: Any) -> None:
 
     Operators are fused into those of the library that `ortplugin.register` makes known to a session. The result is
     compared with the original before it is written; if outputs differ, nothing is written and the guilty rewrite is
-    named, or, with --drop-guilty, its pass is left out. The exit status is 0 on success, 1 on an error, 2 on a mistake
-    in the command.
+    named, or, with --drop-guilty, its pass is left out. Both are timed; what makes the result slower on a GPU is taken
+    back, the whole result if need be, in favour of the original. The exit status is 0 on success, 1 on an error, 2 on a
+    mistake in the command.
     """
     arguments = _Arguments(**given)
     if arguments.list_passes:
@@ -242,6 +254,7 @@ def _optimize(stored: StoredModel, arguments: _Arguments, progress: Callable[[st
         input_shapes=arguments.input_shapes,
         verify=arguments.verify,
         drop_guilty=arguments.drop_guilty,
+        keep_faster=arguments.keep_faster,
         tune=arguments.tune,
         providers=arguments.providers,
         device_id=arguments.device or 0,
