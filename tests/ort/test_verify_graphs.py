@@ -144,7 +144,8 @@ def test_plain_runs_and_replays_are_compared(machine: Machine) -> None:
     assert result.replays == REPLAYS
     assert (result.graph_skipped, result.notes) == ("", ())
     assert {options["device_id"] for options in (*machine.options, *machine.plain_options)} == {"1"}
-    assert {options["use_tf32"] for options in machine.options} == {"0"}
+    assert [options["use_tf32"] for options in machine.options] == list("00110"), "timed as a user's sessions run"
+    assert [each.mode for each in result.timings] == [GRAPH, PLAIN]
     assert result.original_ms is not None
 
 
