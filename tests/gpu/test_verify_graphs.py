@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.parser
+import onnx_graphsurgeon as gs
 import pytest
 from exported import DATA
 from onnx import helper
@@ -29,6 +30,8 @@ from ortplugin.check.judge import Judge, Question, Side, make_session
 from ortplugin.check.replays import REPLAYS, GraphSession, NotCaptured, Replayed, compare_replays
 from ortplugin.cli import main
 from ortplugin.ops import OPERATORS
+from ortplugin.optimizer import pipeline
+from ortplugin.passes.base import Change, PassResult
 from ortplugin.report import GRAPH, GRAPH_TF32, PLAIN
 from ortplugin.session import CUDA
 
@@ -244,7 +247,36 @@ def test_a_right_model_passes_in_every_mode(library: Path, tmp_path: Path) -> No
     assert [each.mode for each in result.inputs] == [PLAIN, PLAIN, GRAPH, GRAPH, GRAPH_TF32, GRAPH_TF32]
     assert (result.graph_skipped, result.notes) == ("", ())
     assert result.replays == 2 * REPLAYS
-    assert result.original_ms is not None
+    assert [timing.mode for timing in result.timings] == [GRAPH, PLAIN]
+    assert all(timing.original_ms > 0 and timing.optimized_ms > 0 for timing in result.timings)
+
+
+class Delay:
+    """A pass that makes one Sigmoid 200 of them, whose values no verification with this tolerance refuses."""
+
+    name, summary = "delay", "for a test"
+
+    def __call__(self, graph: gs.Graph, limit: int | None = None) -> PassResult:
+        (first, *more) = [node for node in graph.nodes if node.op == "Sigmoid"]
+        if more or limit == 0:
+            return PassResult((), ())
+        (end,), (value,) = first.outputs, first.inputs
+        first.outputs = []
+        for number in range(200):
+            result = end if number == 199 else gs.Variable(f"s{number}", value.dtype, value.shape)
+            graph.nodes.append(gs.Node("Sigmoid", f"sigmoid{number}", inputs=[value], outputs=[result]))
+            value = result
+        graph.cleanup().toposort()
+        return PassResult((Change(self.name, ("sigmoid",), ""),), ())
+
+
+def test_what_makes_it_slower_is_taken_back(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "TABLE", (Delay(),))
+    made, report = optimizer.optimize(chain(), verify=True, providers=["cuda"], atol=10)
+    assert made == chain()
+    (taken,) = report.taken_back
+    assert taken.rewrites == ("delay",)
+    assert [(timing.mode, timing.loses) for timing in taken.timings] == [(GRAPH, True), (PLAIN, True)]
 
 
 @pytest.mark.parametrize("fault", ["late", "bit", "value"])
@@ -268,7 +300,12 @@ def test_the_command_reports_graphs(library: Path, tmp_path: Path, capsys: pytes
     report = tmp_path / "r.json"
     source = DATA / "bert_torchscript_opset14_fp16.onnx"
     out = str(tmp_path / "fast.onnx")
-    assert main([str(source), "-o", out, "--provider", "cuda", "--device", "0", "--report", str(report)]) == 0
+    assert (
+        main(
+            [str(source), "-o", out, "--no-keep-faster", "--provider", "cuda", "--device", "0", "--report", str(report)]
+        )
+        == 0
+    )
     text = capsys.readouterr().out
     (entry,) = json.loads(report.read_text())["verification"]
     assert entry["passed"]
@@ -282,7 +319,7 @@ def test_the_command_reports_graphs(library: Path, tmp_path: Path, capsys: pytes
 
 def test_the_concat_of_many_inputs_is_reported(library: Path, tmp_path: Path) -> None:
     """Whether it can be captured is for other tests; the report must say which of the two can."""
-    _, report = ortplugin.optimize(many_inputs(), verify=True, providers=["cuda"])
+    _, report = ortplugin.optimize(many_inputs(), verify=True, keep_faster=False, providers=["cuda"])
     (result,) = report.verification or [None]
     if result is None:
         assert not report.changes
@@ -332,7 +369,7 @@ def test_tuning_judges_replays(library: Path, monkeypatch: pytest.MonkeyPatch, r
 
 def test_a_model_is_tuned_and_verified_in_graphs(library: Path) -> None:
     model = chain()
-    tuned, report = optimizer.optimize(model, tune=True, verify=True, providers=["cuda"])
+    tuned, report = optimizer.optimize(model, tune=True, verify=True, keep_faster=False, providers=["cuda"])
     assert report.passed
     if report.changes or report.tuned:
         (result,) = report.verification
