@@ -94,8 +94,7 @@ class _Arguments:
             )
         if self.keep_faster and (self.restore or not self.verify):
             raise UsageError(
-                "--keep-faster goes by the times that the verification of passes takes, "
-                "which --restore and --no-verify leave out"
+                "--keep-faster goes by the times of the verification of passes, which --restore and --no-verify leave out"
             )
         if self.restore and self.precision:
             raise UsageError("--restore converts nothing, so --precision does not go with it")
@@ -124,7 +123,7 @@ class _Arguments:
 @click.option(
     "--keep-faster/--no-keep-faster",
     default=None,
-    help="Take back the passes by which the result is slower than the original (default where it runs on a GPU).",
+    help="Take back passes that make the result slower than the original (default on a GPU).",
 )
 @click.option("--tune", is_flag=True, help="Time each fused node on this machine's GPU and keep what is fastest.")
 @click.option(
@@ -180,9 +179,8 @@ def command(**given: Any) -> None:
 
     Operators are fused into those of the library that `ortplugin.register` makes known to a session. The result is
     compared with the original before it is written; if outputs differ, nothing is written and the guilty rewrite is
-    named, or, with --drop-guilty, its pass is left out. Both are timed; what makes the result slower on a GPU is taken
-    back, the whole result if need be, in favour of the original. The exit status is 0 on success, 1 on an error, 2 on a
-    mistake in the command.
+    named, or, with --drop-guilty, its pass is left out. Passes that make it slower on a
+    GPU are left out, too, or all of them. The exit status is 0 on success, 1 on an error, 2 on a mistake in the command.
     """
     arguments = _Arguments(**given)
     if arguments.list_passes:

@@ -17,21 +17,20 @@
     seconds           {"load", "passes", ...}: wall time of each step
     verification      [{"provider", "inputs": [{"name", "outputs": [{"name", "passed", "max_abs_error",
                       "max_rel_error", "message"}], "mode"}], "skipped", "replays", "graph_skipped", "notes": [text],
-                      "timings": [{"mode", "original_ms", "optimized_ms", "slower", "loses"}], "original_ms",
+                      "timings": [{"mode", "original_ms", "optimized_ms", "loses"}], "original_ms",
                       "optimized_ms", "passed"}]; errors are null where an output is not numeric;
                       mode is "plain", "graph" for replays of a CUDA graph, "TF32" or "graph, TF32" where float32 may be
                       rounded; skipped says why nothing was compared, "" if it was; replays counts those of CUDA
-                      graphs, and graph_skipped says why there are none, or none for some inputs; timings are of mode
-                      "graph" and "plain", times are medians, slower is the share of turns in which optimized took
-                      longer; original_ms and optimized_ms are those of plain runs, null where they were not taken
+                      graphs, and graph_skipped says why there are none, or none for some inputs; times are medians;
+                      original_ms and optimized_ms are those of plain runs, null where they were not taken
     tuning            [{"node", "choice", "microseconds": {candidate: time}, "wrong"}] of --tune; "" is the node as the
                       passes made it, null a candidate that could not be measured; wrong names those whose outputs were
                       not the node's
     guilty            the change that made verification fail, of "inline-functions" the functions; or null
     dropped           [{"rewrite", "nodes": [label], "reason"}] of --drop-guilty: passes that were left out, with the
                       first change by which outputs differed, and how
-    taken_back        [{"rewrites": [name], "provider", "timings"}] of --keep-faster: passes that were left out, and the
-                      times with them; where changes is empty then, the original stays
+    taken_back        [{"rewrites": [name], "provider", "timings"}] of --keep-faster: passes that were left out, and
+                      times with them; where changes is empty, the original stays
 """
 
 from __future__ import annotations
@@ -87,38 +86,18 @@ class InputComparison:
         return all(output.passed for output in self.outputs)
 
 
-LOSS = 0.02  # of the original's time: less is no loss, since clocks of a GPU move by as much
-SLOWER_TURNS = 0.75  # the share of turns that must say so, or else it is the measurements' spread
-
-
 @dataclass(frozen=True)
 class Timing:
-    """Original and optimized in turns. Times are medians in milliseconds of one run.
+    """Original and optimized in turns. Times are medians of one run."""
 
-    Attributes:
-        mode: PLAIN or GRAPH.
-        original_ms: the original's.
-        optimized_ms: the optimized model's.
-        slower: the share of turns in which the optimized model took longer.
-    """
-
-    mode: str
+    mode: str  # PLAIN or GRAPH
     original_ms: float
     optimized_ms: float
-    slower: float = 0.0
-
-    @property
-    def loses(self) -> bool:
-        """Whether the optimized model is slower: by more than LOSS, and in SLOWER_TURNS of the turns."""
-        return self.optimized_ms > (1 + LOSS) * self.original_ms and self.slower >= SLOWER_TURNS
+    loses: bool = False  # whether the optimized model is slower, by more than the measurements' error
 
     def __str__(self) -> str:
         factor = self.original_ms / max(self.optimized_ms, 1e-9)
         return f"original {self.original_ms:.3f} ms, optimized {self.optimized_ms:.3f} ms, {factor:.2f} times as fast"
-
-    def to_dict(self) -> dict[str, Any]:
-        """As in the JSON report."""
-        return {**asdict(self), "loses": self.loses}
 
 
 @dataclass(frozen=True)
@@ -135,12 +114,12 @@ class ProviderVerification:
 
     @property
     def original_ms(self) -> float | None:
-        """The original's time in plain runs."""
+        """Of plain runs."""
         return next((timing.original_ms for timing in self.timings if timing.mode == PLAIN), None)
 
     @property
     def optimized_ms(self) -> float | None:
-        """The optimized model's time in plain runs."""
+        """Of plain runs."""
         return next((timing.optimized_ms for timing in self.timings if timing.mode == PLAIN), None)
 
     @property
@@ -150,9 +129,8 @@ class ProviderVerification:
 
     def to_dict(self) -> dict[str, Any]:
         """As in the JSON report."""
-        timings = [timing.to_dict() for timing in self.timings]
         times = {"original_ms": self.original_ms, "optimized_ms": self.optimized_ms}
-        return {**asdict(self), "timings": timings, **times, "passed": self.passed}
+        return {**asdict(self), **times, "passed": self.passed}
 
     @property
     def passed(self) -> bool:
@@ -193,10 +171,6 @@ class TakenBack:
     rewrites: tuple[str, ...]
     provider: str
     timings: tuple[Timing, ...]  # with them
-
-    def to_dict(self) -> dict[str, Any]:
-        """As in the JSON report."""
-        return {**asdict(self), "timings": [timing.to_dict() for timing in self.timings]}
 
 
 @dataclass
@@ -273,7 +247,7 @@ class Report:
             "tuning": [asdict(node) for node in self.tuning],
             "guilty": asdict(self.guilty) if self.guilty is not None else None,
             "dropped": [asdict(each) for each in self.dropped],
-            "taken_back": [each.to_dict() for each in self.taken_back],
+            "taken_back": [asdict(each) for each in self.taken_back],
         }
 
     def to_json(self) -> str:

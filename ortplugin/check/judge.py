@@ -188,7 +188,7 @@ class Judge:
         return self.verify(provider, side, timed=False).passed
 
     def times(self, provider: str, side: Side) -> tuple[Timing, ...]:
-        """Original and `side` in turns: in CUDA graphs first, then plain, in each mode in which both run."""
+        """Original and `side` in turns, in each mode in which both run: CUDA graphs first."""
         is_captured = provider == CUDA and bool(self._original_graphs()[0])
         timings, notes = self._timings(provider, side, None, is_captured)
         if notes:
@@ -442,7 +442,6 @@ class Judge:
     # ----------------------------------------------------------------------------------------------------------- time
 
     def _time(self, result: ProviderVerification, side: Side, session: Any) -> ProviderVerification:
-        """The result with times, and with the reason where there are none."""
         is_captured = result.provider == CUDA and bool(result.replays and self._original_graphs()[0])
         timings, notes = self._timings(result.provider, side, session, is_captured)
         return replace(result, timings=timings, notes=(*result.notes, *notes))
@@ -457,8 +456,7 @@ class Judge:
             where = f"{short(provider)}{', in a CUDA graph' if mode == GRAPH else ''}"
             self._tell(Step(f"timing on {where}", mode=mode, is_timing=True))
             try:
-                timing = self._time_graphs(side) if mode == GRAPH else self._time_plain(provider, side, session)
-                found.append(timing)
+                found.append(self._time_graphs(side) if mode == GRAPH else self._time_plain(provider, side, session))
             except Exception as error:  # memory for two more sessions may lack; times are not the verdict
                 notes.append(f"not timed on {where}: {one_line(error)}")
         return tuple(found), notes
@@ -475,7 +473,7 @@ class Judge:
             _runner(each, provider, self._question.device_id, _as_taken(case.feeds, each), list(outputs))
             for each in sessions
         )
-        return time_in_turns(_repeated(original), _repeated(optimized), PLAIN)
+        return time_in_turns(_repeated(original), _repeated(optimized))
 
     def _time_graphs(self, side: Side) -> Timing:
         case, _ = self._reference(CUDA).cases[0]
@@ -488,7 +486,7 @@ class Judge:
 
     @property
     def _timed_with_tf32(self) -> bool:
-        """As a user's sessions are, but where the model was converted so that it does not round to TF32."""
+        """As in a user's session, but after a conversion that forbids it."""
         return self._question.tolerance.precision != "fp32"
 
 
@@ -572,9 +570,5 @@ def _runner(
     return lambda: session.run_with_iobinding(binding)
 
 
-def _repeated(run: Callable[[], object]) -> Callable[[int], None]:
-    def repeated(count: int) -> None:
-        for _ in range(count):
-            run()
-
-    return repeated
+def _repeated(run: Callable[[], object]) -> Callable[[int], object]:
+    return lambda count: [run() for _ in range(count)]

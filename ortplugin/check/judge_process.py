@@ -90,11 +90,10 @@ class JudgeProcess:
         return self.verify(provider, side, timed=False).passed
 
     def times(self, provider: str, side: Side) -> tuple[Timing, ...]:
-        """See Judge; none where the process dies."""
+        """See Judge; none where a process dies."""
         try:
-            found: tuple[Timing, ...] = self._call("times", provider, side)
-            return found
-        except DiedError:
+            return tuple(self._call("times", provider, side))
+        except (DiedError, VerificationError):
             return ()
 
     def _make(self) -> Child:

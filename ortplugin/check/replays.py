@@ -179,10 +179,7 @@ class GraphSession:
 
     @contextlib.contextmanager
     def captured(self, feeds: Mapping[str, Any]) -> Iterator[Callable[[int], None]]:
-        """Within `with`, a function that replays the model as captured for these inputs so many times, and waits.
-
-        Nothing else is at work on the GPU then, and outputs stay there: it is there to be timed. Raises as `replay`.
-        """
+        """A function that replays the model so many times on these inputs and waits, for a clock. Raises as `replay`."""
         with self._memory() as allocate:
             bound, _, _ = self._capture(self._upload([feeds], allocate), [feeds], allocate)
             options = self._options()

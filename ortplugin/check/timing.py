@@ -1,17 +1,19 @@
-"""Which of two models is faster: both in turns, in one process, so that they meet the same clocks and temperatures."""
+"""Which of two models is faster: both in turns, in one process, so that they meet the same clocks."""
 
 from __future__ import annotations
 
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ortplugin.report import PLAIN, Timing
 
-_WARM_UP, _WARM_UP_SECONDS = 2, 0.1  # at least so many runs and so long: a GPU at rest has a slow clock
+_WARM_UP, _WARM_UP_SECONDS = 2, 0.1  # at least: a GPU at rest has a slow clock
 _MIN_TURNS, _MAX_TURNS, _SECONDS = 7, 50, 1.0
-_TURN_SECONDS, _MOST_RUNS = 2e-3, 1000  # of one turn: long beside what the clock and a wait cost
+_TURN_SECONDS, _MOST_RUNS = 2e-3, 1000  # of one turn: long beside what a wait costs
+_MARGIN = 0.02  # of the original's time: clocks of a GPU move by as much
+_SLOWER = 0.75  # of the turns must say so, or it is the measurements' spread
 
 Run = Callable[[int], object]
 """Runs a model so many times, and waits for the last."""
@@ -37,7 +39,14 @@ def time_in_turns(original: Run, optimized: Run, mode: str = PLAIN) -> Timing:
         else:
             turns.append((_seconds(original, runs), _seconds(optimized, runs)))
     first, second = (statistics.median(times) * 1e3 / runs for times in zip(*turns, strict=True))
-    return Timing(mode, first, second, sum(after > before for before, after in turns) / len(turns))
+    return Timing(mode, first, second, is_loss(turns))
+
+
+def is_loss(turns: Sequence[tuple[float, float]]) -> bool:
+    """Of (original, optimized): whether the median is beyond the margin, and most turns say slower."""
+    original, optimized = (statistics.median(times) for times in zip(*turns, strict=True))
+    slower = sum(after > before for before, after in turns)
+    return optimized > (1 + _MARGIN) * original and slower >= _SLOWER * len(turns)
 
 
 def _seconds(run: Run, count: int) -> float:

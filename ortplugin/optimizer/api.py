@@ -70,9 +70,8 @@ def optimize(
         drop_guilty: where outputs differ then, leave out the pass that is to blame and do everything again, tuning
             too, until they agree. `report.dropped` names what was left out. Conversions of precision are not.
         keep_faster: where the verified model is slower than the original, in a CUDA graph or in plain runs, leave out
-            the passes that make it so and do everything again; where nothing helps, the original is the result.
-            `report.taken_back` names them. True: on CUDA, or the CPU where that alone is verified on. None: on CUDA
-            only. Conversions of precision and shapes that are asked for stay.
+            the passes that make it so, or all of them, and do everything again. `report.taken_back` names them. None:
+            by times on CUDA only; True: by those on the CPU, too, where there is no CUDA.
         tune: time each fused node on this machine and keep what is fastest (`ortplugin.check.tune`).
         providers: execution providers to verify on; None takes the CPU, and CUDA where it is present. `tune` measures
             on the first one; None takes CUDA.
@@ -108,7 +107,7 @@ def optimize_with(model_or_path: ModelProto | PathLike | StoredModel, options: O
     taken_back: list[TakenBack] = []
     while True:
         try:
-            model, report, losing = _optimize_once(model_or_path, options, len(taken_back) >= _SEARCHES)
+            model, report, losing = _optimize_once(model_or_path, options)
         except VerificationError as error:
             if error.report is None:
                 raise
@@ -124,13 +123,14 @@ def optimize_with(model_or_path: ModelProto | PathLike | StoredModel, options: O
             if not losing:
                 report.dropped, report.taken_back = dropped, taken_back
                 return model, report
-            options = replace(options, skip=(*options.skip, *sorted(losing)))
+            only = options.only if len(taken_back) <= _SEARCHES else ()
+            options = replace(options, only=only, skip=(*options.skip, *sorted(losing)))
 
 
 def _optimize_once(
-    model_or_path: ModelProto | PathLike | StoredModel, options: Options, is_last: bool
+    model_or_path: ModelProto | PathLike | StoredModel, options: Options
 ) -> tuple[ModelProto, Report, Left]:
-    """(the result, what was done, the passes to leave out because the result is slower). `is_last`: see Attempt."""
+    """(the result, what was done, the passes to leave out because the result is slower)."""
     report, tell = Report(), options.tell
     with _timed(report, "load"):
         tell("loading")
@@ -154,10 +154,8 @@ def _optimize_once(
             made = Report()
             return _rewrite(original, replace(options, skip=(*options.skip, *left)), made).model, made
 
-        attempt = Attempt(
-            original, path, rewritten.start, rewritten.stages, rewritten.model, optimized, options, rewritten.names,
-            again, is_last,
-        )  # fmt: skip
+        made_of = rewritten.start, rewritten.stages, rewritten.model
+        attempt = Attempt(original, path, *made_of, optimized, options, rewritten.names, again)
         losing: list[Left] = []
         with _timed(report, "verify"):
             verify_rewrites(attempt, report, lambda verifier: losing.append(take_back(attempt, verifier, report)))
@@ -195,9 +193,8 @@ def _rewrite(original: ModelProto, options: Options, report: Report) -> _Rewritt
     elif prepared.differs:  # nothing to do is nothing changed
         optimized = ModelProto()
         optimized.CopyFrom(original)
-    names = tuple(
-        step.name for step in passes if not stage_of(step) & (Stage.TF32 | Stage.EXACT)
-    )  # those are asked for
+    asked_for = Stage.TF32 | Stage.EXACT
+    names = [step.name for step in passes if not stage_of(step) & asked_for]
     return _Rewritten(optimized, start, stages, (INLINE_FUNCTIONS, *names))
 
 

@@ -31,9 +31,8 @@ class Attempt:
     untuned: ModelProto
     optimized: ModelProto
     options: Options
-    names: tuple[str, ...]  # of the passes that can be taken back
-    again: Callable[[Sequence[str]], tuple[ModelProto, Report]]  # the rewrites alone, without the passes of these names
-    is_last: bool = False  # whether what loses now is taken back whole
+    names: tuple[str, ...]  # of the passes that can be left out
+    again: Callable[[Sequence[str]], tuple[ModelProto, Report]]  # the rewrites alone, without some of those
 
 
 def verify_rewrites(attempt: Attempt, report: Report, when_right: Callable[[Verifier], None] = lambda _: None) -> None:

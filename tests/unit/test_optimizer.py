@@ -234,7 +234,7 @@ def test_guilty_passes_are_dropped_one_by_one(monkeypatch: pytest.MonkeyPatch) -
     ]
     asked: list[tuple[Any, Any]] = []
 
-    def failing(model: onnx.ModelProto, options: optimizer.Options, is_last: bool) -> None:
+    def failing(model: onnx.ModelProto, options: optimizer.Options) -> None:
         asked.append((options.only, options.skip))
         error = VerificationError(f"trial {len(asked)}; a remedy")
         error.report = trials[len(asked) - 1]

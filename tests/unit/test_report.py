@@ -48,7 +48,7 @@ def full_report() -> Report:
                     InputComparison("generated, batch=2", (OutputComparison("y", True, 1e-6, 2e-6),)),
                     InputComparison("data.npz", (OutputComparison("y", True, float("inf"), None, "a remark"),)),
                 ),
-                timings=(Timing("graph", 1.5, 2.5, 1.0), Timing("plain", 2.0, 1.0)),
+                timings=(Timing("graph", 1.5, 2.5, True), Timing("plain", 2.0, 1.0)),
             ),
             ProviderVerification("CUDAExecutionProvider", (), skipped="no kernels"),
         ],
@@ -129,10 +129,8 @@ def test_json_has_the_documented_keys_and_no_others() -> None:
         "optimized_ms",
         "passed",
     ]
-    slow = {"mode": "graph", "original_ms": 1.5, "optimized_ms": 2.5, "slower": 1.0, "loses": True}
-    assert first["timings"][0] == slow
-    assert (first["original_ms"], first["optimized_ms"]) == (2.0, 1.0)
-    assert data["verification"][1]["original_ms"] is None
+    assert first["timings"][0] == {"mode": "graph", "original_ms": 1.5, "optimized_ms": 2.5, "loses": True}
+    assert (first["original_ms"], data["verification"][1]["original_ms"]) == (2.0, None)
     assert list(first["inputs"][0]) == ["name", "outputs", "mode"]
     assert first["passed"] is True
     assert first["inputs"][0]["outputs"][0]["max_abs_error"] == 1e-6
@@ -174,12 +172,10 @@ def test_nothing_to_do_is_said_loudly() -> None:
     report.near_misses = full_report().near_misses
     assert "--explain says why" in text_of(report)
     assert "Nothing" not in text_of(full_report())
-    stays = Report(taken_back=[TakenBack(("fuse-[x]", "b"), "CPUExecutionProvider", (Timing("plain", 1, 4, 1),))])
-    text = text_of(stays)
-    assert "Took back what made it slower, the passes 'fuse-[x]', 'b': with them, CPU: original 1.000 ms" in text
+    text = text_of(Report(taken_back=[TakenBack(("[x]", "b"), "CPUExecutionProvider", (Timing("plain", 1, 4),))]))
+    assert "the passes '[x]', 'b': with them, CPU: original 1.000 ms" in text
     assert "The original stays" in text
     assert "Nothing to rewrite" not in text
-    assert json.loads(stays.to_json())["taken_back"][0]["timings"][0]["loses"] is True
     assert "Nothing to restore" in text_of(Report("restore"))
 
 

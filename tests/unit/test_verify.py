@@ -17,10 +17,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ortplugin.check.compare import Tolerance, compare, compare_form
 from ortplugin.check.inputs import CANDIDATES, Sizes, generate, load_inputs, required_inputs
-from ortplugin.check.timing import time_in_turns
+from ortplugin.check.timing import is_loss, time_in_turns
 from ortplugin.errors import UsageError
 from ortplugin.optimizer import find_guilty
-from ortplugin.report import GRAPH, PLAIN, Timing
+from ortplugin.report import GRAPH
 
 SIZES = Sizes(batch=2, sequence=16, past=3, image=64, other=4)
 FLOATS = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
@@ -253,28 +253,23 @@ def test_times_are_taken_in_turns() -> None:
     calls: list[str] = []
 
     def running(name: str, seconds: float) -> Callable[[int], None]:
-        def run(count: int) -> None:
-            calls.extend([name] * count)
-            time.sleep(count * seconds)
-
-        return run
+        return lambda count: (calls.extend([name] * count), time.sleep(count * seconds))[1]
 
     found = time_in_turns(running("a", 0.004), running("b", 0.006), GRAPH)
-    assert (found.mode, found.loses, found.slower) == (GRAPH, True, 1.0)
+    assert (found.mode, found.loses) == (GRAPH, True)
     assert 4 <= found.original_ms < found.optimized_ms
     assert calls.count("a") == calls.count("b") >= 9
-    assert calls[-8:] in (list("abbaabba"), list("baabbaab"))
-    calls.clear()
+    assert "".join(calls[-8:]) in ("abbaabba", "baabbaab")
     assert not time_in_turns(running("b", 0.006), running("a", 0.004)).loses
-    found = time_in_turns(lambda count: None, lambda count: time.sleep(0.01 * count))
-    assert found.loses, "turns are long enough for the slower, and no longer"
+    assert time_in_turns(lambda count: None, running("b", 0.01)).loses, "turns are as long as the slower needs"
 
 
 @pytest.mark.parametrize(
-    ("optimized", "slower", "loses"), [(1.01, 1, False), (1.03, 1, True), (1.03, 0.7, False), (0.9, 0, False)]
+    ("optimized", "loses"),
+    [([1.01] * 8, False), ([1.03] * 8, True), ([0.9] * 3 + [1.1] * 5, False), ([0.9] * 8, False)],
 )
-def test_a_loss_is_more_than_the_margin_and_the_spread(optimized: float, slower: float, loses: bool) -> None:
-    assert Timing(PLAIN, 1, optimized, slower).loses == loses
+def test_a_loss_is_more_than_the_margin_and_the_spread(optimized: list[float], loses: bool) -> None:
+    assert is_loss([(1.0, each) for each in optimized]) == loses
 
 
 # ----------------------------------------------------------------------------------------------------------- inputs
