@@ -94,7 +94,7 @@ class _Arguments:
             )
         if self.keep_faster and (self.restore or not self.verify):
             raise UsageError(
-                "--keep-faster goes by the times of the verification of passes, which --restore and --no-verify leave out"
+                "--keep-faster goes by the times of the verification, which --restore and --no-verify leave out"
             )
         if self.restore and self.precision:
             raise UsageError("--restore converts nothing, so --precision does not go with it")
@@ -179,8 +179,8 @@ def command(**given: Any) -> None:
 
     Operators are fused into those of the library that `ortplugin.register` makes known to a session. The result is
     compared with the original before it is written; if outputs differ, nothing is written and the guilty rewrite is
-    named, or, with --drop-guilty, its pass is left out. Passes that make it slower on a
-    GPU are left out, too, or all of them. The exit status is 0 on success, 1 on an error, 2 on a mistake in the command.
+    named, or, with --drop-guilty, its pass is left out. Passes that make it slower on a GPU
+    are left out, too, if need be all. The exit status is 0 on success, 1 on an error, 2 on a mistake in the command.
     """
     arguments = _Arguments(**given)
     if arguments.list_passes:

@@ -17,12 +17,12 @@
     seconds           {"load", "passes", ...}: wall time of each step
     verification      [{"provider", "inputs": [{"name", "outputs": [{"name", "passed", "max_abs_error",
                       "max_rel_error", "message"}], "mode"}], "skipped", "replays", "graph_skipped", "notes": [text],
-                      "timings": [{"mode", "original_ms", "optimized_ms", "loses"}], "original_ms",
-                      "optimized_ms", "passed"}]; errors are null where an output is not numeric;
+                      "timings": [{"mode", "original_ms", "optimized_ms", "loses"}], "original_ms", "optimized_ms",
+                      "passed"}]; errors are null where an output is not numeric;
                       mode is "plain", "graph" for replays of a CUDA graph, "TF32" or "graph, TF32" where float32 may be
                       rounded; skipped says why nothing was compared, "" if it was; replays counts those of CUDA
-                      graphs, and graph_skipped says why there are none, or none for some inputs; times are medians;
-                      original_ms and optimized_ms are those of plain runs, null where they were not taken
+                      graphs, and graph_skipped says why there are none, or none for some inputs; times are medians,
+                      beside timings those of plain runs, null where they were not taken
     tuning            [{"node", "choice", "microseconds": {candidate: time}, "wrong"}] of --tune; "" is the node as the
                       passes made it, null a candidate that could not be measured; wrong names those whose outputs were
                       not the node's

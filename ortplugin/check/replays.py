@@ -179,7 +179,7 @@ class GraphSession:
 
     @contextlib.contextmanager
     def captured(self, feeds: Mapping[str, Any]) -> Iterator[Callable[[int], None]]:
-        """A function that replays the model so many times on these inputs and waits, for a clock. Raises as `replay`."""
+        """A function that replays the model so many times on these inputs and waits. Raises as `replay`."""
         with self._memory() as allocate:
             bound, _, _ = self._capture(self._upload([feeds], allocate), [feeds], allocate)
             options = self._options()

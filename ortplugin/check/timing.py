@@ -1,11 +1,11 @@
-"""Which of two models is faster: both in turns, in one process, so that they meet the same clocks."""
+"""Which of two models is faster: both in turns, so that they meet the same clocks."""
 
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Sequence
+from statistics import median
 
 from ortplugin.report import PLAIN, Timing
 
@@ -20,31 +20,26 @@ Run = Callable[[int], object]
 
 
 def time_in_turns(original: Run, optimized: Run, mode: str = PLAIN) -> Timing:
-    """Medians of one run, over turns of as many runs of each; who begins changes from turn to turn."""
-    both = (original, optimized)
-    begun = time.perf_counter()
-    count = 0
+    """Medians of one run; a turn is as many runs of each, and who begins changes from turn to turn."""
+    both = original, optimized
+    begun, count = time.perf_counter(), 0
     while count < _WARM_UP or time.perf_counter() - begun < _WARM_UP_SECONDS:
-        for run in both:
-            run(1)
+        longest = max(_seconds(run, 1) for run in both)
         count += 1
-    longest = max(_seconds(run, 1) for run in both)
     runs = max(1, min(_MOST_RUNS, math.ceil(_TURN_SECONDS / max(longest, 1e-9))))
     turns: list[tuple[float, float]] = []
     begun = time.perf_counter()
     while len(turns) < _MIN_TURNS or (len(turns) < _MAX_TURNS and time.perf_counter() - begun < _SECONDS):
-        if len(turns) % 2:
-            second = _seconds(optimized, runs)
-            turns.append((_seconds(original, runs), second))
-        else:
-            turns.append((_seconds(original, runs), _seconds(optimized, runs)))
-    first, second = (statistics.median(times) * 1e3 / runs for times in zip(*turns, strict=True))
+        order = (0, 1) if len(turns) % 2 else (1, 0)
+        taken = {side: _seconds(both[side], runs) * 1e3 / runs for side in order}
+        turns.append((taken[0], taken[1]))
+    first, second = map(median, zip(*turns, strict=True))
     return Timing(mode, first, second, is_loss(turns))
 
 
 def is_loss(turns: Sequence[tuple[float, float]]) -> bool:
     """Of (original, optimized): whether the median is beyond the margin, and most turns say slower."""
-    original, optimized = (statistics.median(times) for times in zip(*turns, strict=True))
+    original, optimized = map(median, zip(*turns, strict=True))
     slower = sum(after > before for before, after in turns)
     return optimized > (1 + _MARGIN) * original and slower >= _SLOWER * len(turns)
 

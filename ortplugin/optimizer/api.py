@@ -138,8 +138,8 @@ def _optimize_once(
     report.input = None if path is None else str(path)
     report.before = count_operators(original)
     with _timed(report, "passes"):
-        rewritten = _rewrite(original, options, report)
-    optimized = rewritten.model
+        rewritten, start, stages, names = _rewrite(original, options, report)
+    optimized = rewritten
     with _timed(report, "check"):
         tell("checking the result")
         check_result(optimized)
@@ -152,10 +152,9 @@ def _optimize_once(
 
         def again(left: Sequence[str]) -> tuple[ModelProto, Report]:
             made = Report()
-            return _rewrite(original, replace(options, skip=(*options.skip, *left)), made).model, made
+            return _rewrite(original, replace(options, skip=(*options.skip, *left)), made)[0], made
 
-        made_of = rewritten.start, rewritten.stages, rewritten.model
-        attempt = Attempt(original, path, *made_of, optimized, options, rewritten.names, again)
+        attempt = Attempt(original, path, start, stages, rewritten, optimized, options, names, again)
         losing: list[Left] = []
         with _timed(report, "verify"):
             verify_rewrites(attempt, report, lambda verifier: losing.append(take_back(attempt, verifier, report)))
@@ -163,18 +162,10 @@ def _optimize_once(
     return optimized, report, frozenset()
 
 
-@dataclass(frozen=True)
-class _Rewritten:
-    """What the passes made, and of what."""
-
-    model: ModelProto
-    start: ModelProto
-    stages: Sequence[Sequence[Pass]]
-    names: tuple[str, ...]  # of what ran and need not: the passes, and the bodies of functions
-
-
-def _rewrite(original: ModelProto, options: Options, report: Report) -> _Rewritten:
-    """The passes' work, written down in `report`."""
+def _rewrite(
+    original: ModelProto, options: Options, report: Report
+) -> tuple[ModelProto, ModelProto, tuple[tuple[Pass, ...], ...], tuple[str, ...]]:
+    """(what the passes make, of what, the stages, the names of what could be left out); `report` has the changes."""
     target = options.target()
     tf32 = {"tf32": True, "fp32": False}.get(target.name) if target is not None else None
     passes = select_passes(options.only, options.skip, options.layout, tf32)
@@ -195,7 +186,7 @@ def _rewrite(original: ModelProto, options: Options, report: Report) -> _Rewritt
         optimized.CopyFrom(original)
     asked_for = Stage.TF32 | Stage.EXACT
     names = [step.name for step in passes if not stage_of(step) & asked_for]
-    return _Rewritten(optimized, start, stages, (INLINE_FUNCTIONS, *names))
+    return optimized, start, stages, (INLINE_FUNCTIONS, *names)
 
 
 @dataclass(frozen=True)

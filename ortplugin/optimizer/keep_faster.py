@@ -36,9 +36,9 @@ class _Enough(Exception):  # noqa: N818, it is an answer
 def find_losing(names: Sequence[str], first: Trial, ask: Callable[[Left], Trial], most: int = MOST_TRIALS) -> Left:
     """The passes without which the result does not lose, as `ask` said; none where it does even without all `names`.
 
-    Which is the last of its kinds that can't be added to those before it? That one is left out, and so on until the
-    whole does not lose. Then those left out before the last are put back where that loses nothing. After `most` trials
-    the fastest that does not lose is the answer. `first`: with all passes, which loses.
+    With the first of its kinds alone, does it lose? The kind that begins it is left out, and so on until the whole does
+    not lose; then those before the last are put back where that loses nothing. After `most` trials the fastest that
+    does not lose is the answer. `first`: with all passes, which loses.
     """
     everything = frozenset(names)
     known: dict[Left, Trial] = {frozenset(): first}
@@ -77,7 +77,7 @@ def take_back(attempt: Attempt, verifier: Verifier, report: Report) -> Left:
             continue
         place = result.provider.removesuffix("ExecutionProvider").lower()
         remedy = f"--keep-faster --provider {place} takes back what makes it so"
-        if wanted and (result.provider == CUDA or not on_gpu):  # a loss counts if it is one twice
+        if wanted and (result.provider == CUDA or not on_gpu):  # a loss is one if it is one twice, here and in trials
             result = replace(result, timings=verifier.times(attempt.optimized, result.provider) or result.timings)
             left = _search(attempt, verifier, report, result) if result.loses else frozenset()
             if left:
@@ -102,15 +102,16 @@ def _search(attempt: Attempt, verifier: Verifier, report: Report, result: Provid
     def ask(left: Left) -> Trial:
         nonlocal asked
         asked += 1
-        text = f"without {len(left)} of {len(names)} passes, trial {asked} of at most {MOST_TRIALS}"
-        attempt.options.tell(f"looking for the rewrites that lose, {text}")
+        text = f"looking for the rewrites that lose, trial {asked} of at most {MOST_TRIALS}"
+        attempt.options.tell(f"{text}, without {len(left)} of {len(names)} passes")
         try:
             candidate, made = attempt.again(tuple(left))
         except (PassError, OrtPluginError):  # a choice of passes that nobody asked for
             return Trial((), True)
         if not made.changes and not attempt.options.input_shapes:
             return Trial((), False)  # the original
-        return trial(made, verifier.times(candidate, result.provider))
+        once = trial(made, verifier.times(candidate, result.provider))
+        return trial(made, verifier.times(candidate, result.provider)) if once.loses else once
 
     first = trial(report, result.timings)
     return find_losing(names, first, ask) if first.kinds else frozenset()

@@ -278,12 +278,8 @@ def test_the_command_reports_graphs(library: Path, tmp_path: Path, capsys: pytes
     report = tmp_path / "r.json"
     source = DATA / "bert_torchscript_opset14_fp16.onnx"
     out = str(tmp_path / "fast.onnx")
-    assert (
-        main(
-            [str(source), "-o", out, "--no-keep-faster", "--provider", "cuda", "--device", "0", "--report", str(report)]
-        )
-        == 0
-    )
+    options = ["--no-keep-faster", "--provider", "cuda", "--device", "0", "--report", str(report)]
+    assert main([str(source), "-o", out, *options]) == 0
     text = capsys.readouterr().out
     (entry,) = json.loads(report.read_text())["verification"]
     assert entry["passed"]

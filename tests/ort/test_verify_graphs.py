@@ -42,7 +42,7 @@ def no_fault(model: onnx.ModelProto, options: Mapping[str, str], replay: int, ou
 class HereJudge(Judge):
     """In this process, where the machine can be replaced. `times_of`: what timing finds."""
 
-    times_of: Callable[[onnx.ModelProto, str], Timing] = staticmethod(lambda model, mode: Timing(mode, 2.0, 1.0))
+    times_of = staticmethod(lambda model, mode: Timing(mode, 2.0, 1.0))
 
     def _time_graphs(self, side: Side) -> Timing:
         super()._time_graphs(side)
