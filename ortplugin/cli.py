@@ -57,6 +57,7 @@ class _Arguments:
     output: str | None
     verify: bool
     drop_guilty: bool
+    keep_faster: bool | None
     tune: bool
     providers: tuple[str, ...] | None
     device: int | None
@@ -93,6 +94,10 @@ class _Arguments:
         if self.drop_guilty and (self.restore or not self.verify):
             raise UsageError(
                 "--drop-guilty is about the verification of passes, which --restore and --no-verify leave out"
+            )
+        if self.keep_faster and (self.restore or not self.verify):
+            raise UsageError(
+                "--keep-faster goes by the times of the verification, which --restore and --no-verify leave out"
             )
         if self.restore and self.precision:
             raise UsageError("--restore converts nothing, so --precision does not go with it")
@@ -135,6 +140,11 @@ class _Arguments:
     "--drop-guilty",
     is_flag=True,
     help="Where outputs differ, leave out the pass that is to blame, say so and try again, instead of failing.",
+)
+@click.option(
+    "--keep-faster/--no-keep-faster",
+    default=None,
+    help="Take back passes that make the result slower than the original (default on a GPU).",
 )
 @click.option("--tune", is_flag=True, help="Time each fused node on this machine's GPU and keep what is fastest.")
 @click.option(
@@ -193,8 +203,8 @@ def command(**given: Any) -> None:
 
     Operators are fused into those of the library that `ortplugin.register` makes known to a session. The result is
     compared with the original before it is written; if outputs differ, nothing is written and the guilty rewrite is
-    named, or, with --drop-guilty, its pass is left out. The exit status is 0 on success, 1 on an error, 2 on a mistake
-    in the command.
+    named, or, with --drop-guilty, its pass is left out. Passes that make it slower on a GPU
+    are left out, too, if need be all. The exit status is 0 on success, 1 on an error, 2 on a mistake in the command.
     """
     arguments = _Arguments(**given)
     if arguments.list_passes:
@@ -275,6 +285,7 @@ def _optimize(stored: StoredModel, arguments: _Arguments, progress: Callable[[st
         input_shapes=arguments.input_shapes,
         verify=arguments.verify,
         drop_guilty=arguments.drop_guilty,
+        keep_faster=arguments.keep_faster,
         tune=arguments.tune,
         profile=arguments.report_path is not None,
         providers=arguments.providers,

@@ -9,7 +9,7 @@ from rich.markup import escape as _escape_markup
 from rich.table import Table
 
 from ortplugin.errors import printable
-from ortplugin.report import PLAIN, ProviderVerification, Report
+from ortplugin.report import GRAPH, PLAIN, ProviderVerification, Report, Timing
 
 _SLOWEST = 15  # nodes that a profile shows
 
@@ -46,6 +46,10 @@ def print_report(report: Report, console: Console, explain: bool = False) -> Non
         console.print(f"Local functions whose calls became their bodies: {names}.")
     for dropped in report.dropped:
         console.print(f"[bold yellow]Left out the pass '{escape(dropped.rewrite)}':[/] {escape(dropped.reason)}")
+    for taken in report.taken_back:
+        times = "; ".join(_timed(taken.provider, timing) for timing in taken.timings)
+        names = ", ".join(f"'{escape(name)}'" for name in taken.rewrites)
+        console.print(f"[bold yellow]Took back what made it slower, the passes {names}:[/] with them, {times}")
     for result in report.verification:
         _print_verification(result, console)
     if report.action == "restore":
@@ -53,6 +57,8 @@ def print_report(report: Report, console: Console, explain: bool = False) -> Non
             console.print("[bold yellow]Nothing to restore: no operator of ortplugin; the model is as it was.[/]")
     elif profiled:
         pass  # it has said so
+    elif report.taken_back and not report.changes and not report.tuned:
+        console.print("[bold yellow]The original stays: no rewrite of it was as fast as it is; 0 rewrites.[/]")
     elif not report.changes and not report.tuned:
         console.print("[bold yellow]Nothing to rewrite: 0 rewrites; the model is as it was.[/]")
     elif not report.fused and not report.tuned:
@@ -185,12 +191,15 @@ def _print_verification(result: ProviderVerification, console: Console) -> None:
         console.print(f"[yellow]{escape(provider)}: CUDA graphs were not compared, {escape(result.graph_skipped)}[/]")
     for note in result.notes:
         console.print(f"[bold yellow]{escape(provider)}: {escape(note)}[/]")
-    if result.original_ms is not None and result.optimized_ms is not None:
-        factor = result.original_ms / max(result.optimized_ms, 1e-9)
-        console.print(
-            f"{escape(provider)}: original {result.original_ms:.3f} ms, optimized {result.optimized_ms:.3f} ms, "
-            f"{factor:.2f} times as fast"
-        )
+    for timing in result.timings:
+        line = _timed(result.provider, timing)
+        console.print(f"[yellow]{line}[/]" if timing.loses else line)
+
+
+def _timed(provider: str, timing: Timing) -> str:
+    """'CUDA, in a CUDA graph: original 2.000 ms, ...'."""
+    mode = ", in a CUDA graph" if timing.mode == GRAPH else ""
+    return f"{escape(provider.removesuffix('ExecutionProvider'))}{mode}: {timing}"
 
 
 def _number(value: float | None) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from ortplugin.check.child import Child, DiedError
 from ortplugin.check.judge import Judge, Question, Side, Step
 from ortplugin.errors import VerificationError, one_line
-from ortplugin.report import GRAPH, InputComparison, OutputComparison, ProviderVerification, Timeline
+from ortplugin.report import GRAPH, InputComparison, OutputComparison, ProviderVerification, Timeline, Timing
 
 ORIGINAL_SECONDS = 3600.0  # of one step of the original: whoever has such a model knows that it is slow
 LEAST_SECONDS = 900.0  # of one step of the optimized model, which may have hundreds of kernels to compile
@@ -99,6 +99,13 @@ class JudgeProcess:
     def agrees(self, provider: str, side: Side) -> bool:
         """See Judge."""
         return self.verify(provider, side, timed=False).passed
+
+    def times(self, provider: str, side: Side) -> tuple[Timing, ...]:
+        """See Judge; none where a process dies."""
+        try:
+            return tuple(self._call("times", provider, side))
+        except (DiedError, VerificationError):
+            return ()
 
     def _make(self) -> Child:
         return Child(self._judge, self._question, tell=self._tell, memory=self._memory)

@@ -25,7 +25,7 @@ from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.messages import walk_graphs, walk_nodes, walk_tensors
 from ortplugin.model.input_shapes import Shapes
 from ortplugin.model.storage import save_model
-from ortplugin.report import Profile, ProviderVerification
+from ortplugin.report import Profile, ProviderVerification, Timing
 from ortplugin.session import CPU, available_providers, check_device, resolve_provider
 
 __all__ = ["Tolerance", "Verifier"]
@@ -123,6 +123,10 @@ class Verifier:
     def agrees(self, candidate: ModelProto, provider: str) -> bool:
         """Whether `candidate` agrees with the original on `provider`, on every case, plain and in CUDA graphs."""
         return self._judge.agrees(provider, self._write(candidate, "candidate.onnx"))
+
+    def times(self, candidate: ModelProto, provider: str) -> tuple[Timing, ...]:
+        """The original and `candidate` in turns, in each mode in which both run; none where that can't be done."""
+        return self._judge.times(provider, self._write(candidate, "candidate.onnx"))
 
     def _write(self, model: ModelProto, name: str) -> Side:
         path = Path(self._folder.name) / name

@@ -16,18 +16,21 @@
     fused             how many of the changes are fusions; 0 means that nothing was fused
     seconds           {"load", "passes", ...}: wall time of each step
     verification      [{"provider", "inputs": [{"name", "outputs": [{"name", "passed", "max_abs_error",
-                      "max_rel_error", "message"}], "mode"}], "original_ms", "optimized_ms", "skipped", "replays",
-                      "graph_skipped", "notes": [text], "passed"}]; errors are null where an output is not numeric;
+                      "max_rel_error", "message"}], "mode"}], "skipped", "replays", "graph_skipped", "notes": [text],
+                      "timings": [{"mode", "original_ms", "optimized_ms", "loses"}], "original_ms", "optimized_ms",
+                      "passed"}]; errors are null where an output is not numeric;
                       mode is "plain", "graph" for replays of a CUDA graph, "TF32" or "graph, TF32" where float32 may be
-                      rounded; times are medians and null where they were not taken; skipped says why nothing was
-                      compared, "" if it was; replays counts those of CUDA graphs, and graph_skipped says why there
-                      are none, or none for some inputs
+                      rounded; skipped says why nothing was compared, "" if it was; replays counts those of CUDA
+                      graphs, and graph_skipped says why there are none, or none for some inputs; times are medians,
+                      beside timings those of plain runs, null where they were not taken
     tuning            [{"node", "choice", "microseconds": {candidate: time}, "wrong"}] of --tune; "" is the node as the
                       passes made it, null a candidate that could not be measured; wrong names those whose outputs were
                       not the node's
     guilty            the change that made verification fail, of "inline-functions" the functions; or null
     dropped           [{"rewrite", "nodes": [label], "reason"}] of --drop-guilty: passes that were left out, with the
                       first change by which outputs differed, and how
+    taken_back        [{"rewrites": [name], "provider", "timings"}] of --keep-faster: passes that were left out, and
+                      times with them; where changes is empty, the original stays
     regions           [{"kind", "result", "nodes": [label], "rewrites": {"name": count}}]: what became of which original
                       nodes; kind is "fused" (into an operator of ours), "replaced" or "removed"
     memory            {"before", "after": {"weights": count, "bytes", "dtypes": {name: bytes}, "largest": [weight]} or
@@ -97,17 +100,50 @@ class InputComparison:
 
 
 @dataclass(frozen=True)
+class Timing:
+    """Original and optimized in turns. Times are medians of one run."""
+
+    mode: str  # PLAIN or GRAPH
+    original_ms: float
+    optimized_ms: float
+    loses: bool = False  # whether the optimized model is slower, by more than the measurements' error
+
+    def __str__(self) -> str:
+        factor = self.original_ms / max(self.optimized_ms, 1e-9)
+        return f"original {self.original_ms:.3f} ms, optimized {self.optimized_ms:.3f} ms, {factor:.2f} times as fast"
+
+
+@dataclass(frozen=True)
 class ProviderVerification:
-    """Original against optimized on one execution provider. Times are medians in milliseconds."""
+    """Original against optimized on one execution provider."""
 
     provider: str
     inputs: tuple[InputComparison, ...]
-    original_ms: float | None = None
-    optimized_ms: float | None = None
     skipped: str = ""  # why nothing was compared here; empty if it was
     replays: int = 0  # of CUDA graphs, all of whose outputs were compared
     graph_skipped: str = ""  # why no graph was replayed, or on some inputs only; empty off CUDA
     notes: tuple[str, ...] = ()  # what a user should know besides
+    timings: tuple[Timing, ...] = ()  # in each mode in which both ran; of CUDA graphs first
+
+    @property
+    def original_ms(self) -> float | None:
+        """Of plain runs."""
+        return next((timing.original_ms for timing in self.timings if timing.mode == PLAIN), None)
+
+    @property
+    def optimized_ms(self) -> float | None:
+        """Of plain runs."""
+        return next((timing.optimized_ms for timing in self.timings if timing.mode == PLAIN), None)
+
+    @property
+    def loses(self) -> bool:
+        """Whether the optimized model is slower than the original in a mode."""
+        return any(timing.loses for timing in self.timings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in the JSON report."""
+        times = {"original_ms": self.original_ms, "optimized_ms": self.optimized_ms}
+        return {**asdict(self), **times, "passed": self.passed}
 
     @property
     def passed(self) -> bool:
@@ -139,6 +175,15 @@ class Dropped:
     rewrite: str
     nodes: tuple[str, ...]  # labels of the first change by which outputs differed
     reason: str  # which output differed, where and by how much
+
+
+@dataclass(frozen=True)
+class TakenBack:
+    """Passes that made the model slower and were left out."""
+
+    rewrites: tuple[str, ...]
+    provider: str
+    timings: tuple[Timing, ...]  # with them
 
 
 @dataclass(frozen=True)
@@ -226,6 +271,7 @@ class Report:
     tuning: list[TunedNode] = field(default_factory=list)
     guilty: Change | None = None
     dropped: list[Dropped] = field(default_factory=list)
+    taken_back: list[TakenBack] = field(default_factory=list)
     labels_before: frozenset[str] = frozenset()  # of the original's nodes
     labels_after: frozenset[str] = frozenset()
     weights_before: Weights | None = None
@@ -280,10 +326,11 @@ class Report:
             "near_misses": [asdict(miss) for miss in self.near_misses],
             "fused": self.fused,
             "seconds": {step: round(value, 6) for step, value in self.seconds.items()},
-            "verification": [{**asdict(result), "passed": result.passed} for result in self.verification],
+            "verification": [result.to_dict() for result in self.verification],
             "tuning": [asdict(node) for node in self.tuning],
             "guilty": asdict(self.guilty) if self.guilty is not None else None,
             "dropped": [asdict(each) for each in self.dropped],
+            "taken_back": [asdict(each) for each in self.taken_back],
             **self._places(),
         }
         return {**data, "next": [{"option": option, "why": why} for option, why in advise(data)]}

@@ -108,11 +108,10 @@ def _verdict(data: Data) -> str:
 def _summary(data: Data) -> str:
     tiles: list[tuple[str, str, str]] = []
     for each in data["verification"]:
-        if each["original_ms"] and each["optimized_ms"]:
-            times = f"{_ms(each['original_ms'])} → {_ms(each['optimized_ms'])} ms"
-            tiles.append(
-                (f"{_op(each['provider'])} speed", f"{each['original_ms'] / each['optimized_ms']:.2f}{_X}", times)
-            )
+        for time in each["timings"]:
+            times = f"{_ms(time['original_ms'])} → {_ms(time['optimized_ms'])} ms"
+            where = f"{_op(each['provider'])}{' graph' if time['mode'] == 'graph' else ''} speed"
+            tiles.append((where, f"{time['original_ms'] / max(time['optimized_ms'], 1e-9):.2f}{_X}", times))
     line = (data["profile"] or {}).get("original")
     if data["action"] == "profile" and line:
         tiles.append(("One run", f"{_ms(line['run_ms'])} ms", f"median of {line['runs']} runs, CPU"))
@@ -131,6 +130,7 @@ def _summary(data: Data) -> str:
         lines.append("Precision {name}: {converted} converted, {kept} kept their dtype.".format(**data["precision"]))
     lines += [f"The calls of '{name}' became its body." for name in data["functions"]]
     lines += [f"Left out the pass '{each['rewrite']}': {each['reason']}" for each in data["dropped"]]
+    lines += [f"Took back what made it slower: {', '.join(each['rewrites'])}" for each in data["taken_back"]]
     if data["guilty"]:
         lines.append(f"To blame: '{data['guilty']['rewrite']}' of {', '.join(data['guilty']['nodes'])}")
     counts = [(_op(name), *(f"{side.get(name, 0):,}" for side in sides)) for name in sorted({*sides[0], *sides[1]})]

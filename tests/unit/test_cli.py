@@ -56,6 +56,7 @@ MISTAKES: dict[str, tuple[list[str], int, str]] = {
     "no arguments": ([], 2, "no model is given"),
     "no output": (["{bert}"], 2, "-o OUT"),
     "nothing to drop": (["{bert}", "-o", "{tmp}/o.onnx", "--no-verify", "--drop-guilty"], 2, "--drop-guilty is about"),
+    "nothing to time": (["{bert}", "-o", "{tmp}/o.onnx", "--no-verify", "--keep-faster"], 2, "--keep-faster goes by"),
     "a restore drops nothing": (["{bert}", "-o", "{tmp}/o.onnx", "--restore", "--drop-guilty"], 2, "--drop-guilty is"),
     "missing file": (["{tmp}/none.onnx", "-o", "{tmp}/o.onnx"], 2, "does not exist"),
     "empty file": (["{tmp}/empty.onnx", "-o", "{tmp}/o.onnx"], 1, "is empty"),

@@ -27,7 +27,9 @@ from ortplugin.report import (
     Profile,
     ProviderVerification,
     Report,
+    TakenBack,
     Timeline,
+    Timing,
     TunedNode,
     Weights,
     weigh,
@@ -51,10 +53,12 @@ def named(name: str) -> Report:
         changes=[Change(name, (part,), result) for part, result in zip(parts, (label, parts[1], ""), strict=True)],
         near_misses=[NearMiss(name, name, f"{name}{more}") for more in (" unknown", "")],
         functions={name: 1}, precision="fp16", seconds={name: 1.0},
-        verification=[ProviderVerification("CPU", (case,), 1.0, 2.0, replays=3, graph_skipped=name, notes=(name,)),
+        verification=[ProviderVerification("CPU", (case,), replays=3, graph_skipped=name, notes=(name,),
+                                           timings=(Timing("graph", 1.0, 2.0),)),
                       ProviderVerification("CUDAExecutionProvider", (), skipped=name)],
         tuning=[TunedNode(name, name, {"": 1.0, name: None}, (name,))],
         guilty=Change(name, (name,), name), dropped=[Dropped(name, (name,), name)],
+        taken_back=[TakenBack((name,), name, (Timing("plain", 1.0, 2.0, True),))],
         labels_before=frozenset(parts), labels_after=frozenset({label, parts[1]}),
         weights_before=weights, weights_after=weights,
         profile=Profile(name, name, Timeline(5.0, 9, nodes), Timeline(2.0, 9, nodes[:1])),
@@ -153,13 +157,15 @@ def test_what_to_try_next_follows_from_what_happened() -> None:
 
     assert options(Report()) == []
     report = full_report()  # on generated inputs and a user's, on the CPU alone
-    assert options(report) == ["change the model", "--provider cuda"]
+    assert options(report) == ["change the model", "--keep-faster", "--provider cuda"]
     report.near_misses, report.verification = [NearMiss("r", "a (Add)", "the rank of 'x' is unknown")], []
     assert options(report) == ["--input-shape NAME:SIZE,...", "--verify"]
     case = InputComparison("generated", (OutputComparison("y", True),))
-    report.verification = [ProviderVerification("CUDAExecutionProvider", (case,), 1.0, 2.0)]
+    report.verification = [
+        ProviderVerification("CUDAExecutionProvider", (case,), timings=(Timing("plain", 1.0, 2.0, True),))
+    ]
     report.guilty, report.weights_before, report.near_misses = report.changes[0], named("n").weights_before, []
-    assert options(report) == ["--drop-guilty", "--precision fp16", "keep the original", "--inputs data.npz", "--tune"]
+    assert options(report) == ["--drop-guilty", "--precision fp16", "--keep-faster", "--inputs data.npz", "--tune"]
     assert options(profiled()) == ["-o OUT", "--explain"]
 
 
@@ -227,6 +233,7 @@ def test_names_are_text() -> None:
      "✓ agrees a remark|no kernels|y generated, batch=2|1.00e-06|Left to ONNX Runtime Add 1|passes 1.50 s"),
     (named("n"), "Upgraded from opset 9 to 11|Precision fp16|Left out the pass 'n': n|To blame: 'n' of n|"
      "all operators 4 3|n::n 3 3|MatMul 1|mm MatMul 1 25.0% 8 bytes|medians of 9 runs|n, graph|3 replays|"
+     "CPU graph speed 0.50x1 → 2 ms|Took back what made it slower: n|"
      "✗ differs n 1.00e+00 inf|float32 4 bytes|1x2|written in a run 16 bytes 8 bytes|✗ Outputs differ|--drop-guilty"),
     (profiled(), "We could take 75%|One run 5 ms|would fire|n::n 3 3|MatMul 1"),
     (Report(profile=Profile("CPU", skipped="that")), "Not measured: that.|Outputs were not compared|None: nothing"),

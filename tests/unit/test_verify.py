@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ortplugin.check.compare import Tolerance, compare, compare_form
 from ortplugin.check.inputs import CANDIDATES, Sizes, generate, load_inputs, required_inputs
-from ortplugin.check.judge import median_times
+from ortplugin.check.timing import is_loss, time_in_turns
 from ortplugin.errors import UsageError
 from ortplugin.optimizer import find_guilty
+from ortplugin.report import GRAPH
 
 SIZES = Sizes(batch=2, sequence=16, past=3, image=64, other=4)
 FLOATS = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
@@ -248,11 +251,20 @@ def test_bisection_when_nothing_is_to_blame() -> None:
 
 def test_times_are_taken_in_turns() -> None:
     calls: list[str] = []
-    first, second = median_times(lambda: calls.append("a"), lambda: calls.append("b"))
-    assert first >= 0
-    assert second >= 0
-    assert calls.count("a") == calls.count("b") >= 7
-    assert calls[4:8] in (["a", "b", "b", "a"], ["b", "a", "a", "b"])
+
+    def running(name: str, seconds: float) -> Callable[[int], None]:
+        return lambda count: (calls.extend([name] * count), time.sleep(count * seconds))[1]
+
+    found = time_in_turns(running("a", 0.004), running("b", 0.006), GRAPH)
+    assert (found.mode, found.loses, 4 <= found.original_ms < found.optimized_ms) == (GRAPH, True, True)
+    assert calls.count("a") == calls.count("b") >= 9
+    assert "".join(calls[-8:]) in ("abbaabba", "baabbaab")
+    assert not time_in_turns(running("b", 0.006), running("a", 0.004)).loses
+
+
+@pytest.mark.parametrize(("optimized", "loses"), [([1.01] * 8, 0), ([1.03] * 8, 1), ([0.9] * 3 + [1.1] * 5, 0)])
+def test_a_loss_is_more_than_the_margin_and_the_spread(optimized: list[float], loses: bool) -> None:
+    assert is_loss([(1.0, each) for each in optimized]) == loses
 
 
 # ----------------------------------------------------------------------------------------------------------- inputs
