@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import time
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -15,9 +14,9 @@ import onnx.parser
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from ortplugin.check import timing
 from ortplugin.check.compare import Tolerance, compare, compare_form
 from ortplugin.check.inputs import CANDIDATES, Sizes, generate, load_inputs, required_inputs
-from ortplugin.check.timing import is_loss, time_in_turns
 from ortplugin.errors import UsageError
 from ortplugin.optimizer import find_guilty
 from ortplugin.report import GRAPH
@@ -249,22 +248,24 @@ def test_bisection_when_nothing_is_to_blame() -> None:
     assert find_guilty(10, lambda limit: False) is None
 
 
-def test_times_are_taken_in_turns() -> None:
-    calls: list[str] = []
-
-    def running(name: str, seconds: float) -> Callable[[int], None]:
-        return lambda count: (calls.extend([name] * count), time.sleep(count * seconds))[1]
-
-    found = time_in_turns(running("a", 0.004), running("b", 0.006), GRAPH)
-    assert (found.mode, found.loses, 4 <= found.original_ms < found.optimized_ms) == (GRAPH, True, True)
-    assert calls.count("a") == calls.count("b") >= 9
-    assert "".join(calls[-8:]) in ("abbaabba", "baabbaab")
-    assert not time_in_turns(running("b", 0.006), running("a", 0.004)).loses
+def test_times_are_taken_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[float] = []
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: sum(calls)))
+    fast, slow, tiny = (lambda count, each=each: calls.extend([each] * count) for each in (0.004, 0.006, 0.0005))
+    found = timing.time_in_turns(fast, slow, GRAPH)
+    assert (found.mode, found.loses) == (GRAPH, True)
+    assert (found.original_ms, found.optimized_ms) == pytest.approx((4, 6))
+    assert calls.count(0.004) == calls.count(0.006) >= 50
+    assert calls[-4:] in ([0.004, 0.006, 0.006, 0.004], [0.006, 0.004, 0.004, 0.006])
+    assert not timing.time_in_turns(slow, fast).loses
+    calls.clear()
+    assert timing.time_in_turns(tiny, fast).original_ms == pytest.approx(0.5)
+    assert calls.count(0.0005) == calls.count(0.004) < 150, "a turn is no longer than the slower needs"
 
 
 @pytest.mark.parametrize(("optimized", "loses"), [([1.01] * 8, 0), ([1.03] * 8, 1), ([0.9] * 3 + [1.1] * 5, 0)])
 def test_a_loss_is_more_than_the_margin_and_the_spread(optimized: list[float], loses: bool) -> None:
-    assert is_loss([(1.0, each) for each in optimized]) == loses
+    assert timing.is_loss([(1.0, each) for each in optimized]) == loses
 
 
 # ----------------------------------------------------------------------------------------------------------- inputs
