@@ -120,7 +120,8 @@ class _Arguments:
             raise UsageError(
                 "--profile writes no model, so -o does not go with it; --report OUT.html keeps what it shows"
             )
-        for option, given in (("--restore", self.restore), ("--tune", self.tune), ("--drop-guilty", self.drop_guilty)):
+        for option, given in (("--restore", self.restore), ("--tune", self.tune), ("--drop-guilty", self.drop_guilty),
+                              ("--keep-faster", self.keep_faster)):  # fmt: skip
             if given:
                 raise UsageError(f"--profile changes no model, so {option} does not go with it")
         if any(name.lower() not in ("cpu", "cpuexecutionprovider") for name in self.providers or ()):

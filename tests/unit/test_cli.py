@@ -81,6 +81,7 @@ MISTAKES: dict[str, tuple[list[str], int, str]] = {
     "a profile writes no model": (["{bert}", "-o", "{tmp}/o.onnx", "--profile"], 2, "-o does not go with it"),
     "a profile restores nothing": (["{bert}", "--profile", "--restore"], 2, "--restore does not go with it"),
     "a profile tunes nothing": (["{bert}", "--profile", "--tune"], 2, "--tune does not go with it"),
+    "a profile keeps nothing": (["{bert}", "--profile", "--keep-faster"], 2, "--keep-faster does not go with it"),
     "a profile on a GPU": (["{bert}", "--profile", "--provider", "cuda"], 2, "on the CPU alone"),
     "a profile verifies nothing": (["{bert}", "--profile", "--rtol", "1"], 2, "which --profile leaves out"),
     "restore and skip": (["{bert}", "-o", "{tmp}/o.onnx", "--restore", "--skip", "a"], 2, "--restore"),
