@@ -518,6 +518,8 @@ def make_session(side: Side, provider: str, tf32: bool = False, options: Mapping
     ort = onnxruntime()
     session_options = ort.SessionOptions()
     session_options.log_severity_level = _SILENT
+    # Threads that spin after a run would take a core from the other session, whose turn it is to be timed.
+    session_options.add_session_config_entry("session.force_spinning_stop", "1")
     if side.plugin or _library_present():
         register(session_options)
     settings = [{**({"use_tf32": "1" if tf32 else "0"} if provider == CUDA else {}), **(options or {})}]
