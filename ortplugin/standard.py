@@ -16,7 +16,7 @@ from ortplugin.errors import OrtPluginError
 from ortplugin.session import core
 
 if TYPE_CHECKING:
-    from onnx import ModelProto, NodeProto
+    from onnx import GraphProto, ModelProto, NodeProto
 
 CONVOLUTIONS = ("FusedConv", "FusedConvTranspose")
 GRADIENT = "FusedConvGrad"  # a model that learns is left as it is
@@ -70,6 +70,7 @@ def standard_on_cpu(path_or_bytes: str | os.PathLike[str] | bytes) -> bytes | No
             return None
         from ortplugin.model.restore import restore_operators
 
+        _give_windows(model.graph)
         return bytes(restore_operators(model, CONVOLUTIONS + AROUND).SerializeToString())
     except (OSError, OrtPluginError, DecodeError):  # of what is no model ONNX Runtime says so itself
         return None
@@ -93,3 +94,22 @@ def _is_of_float(node: NodeProto) -> bool:
         return False
     text = next((each.s for each in node.attribute if each.name == "program"), b"")
     return re.match(rb"\s*\(\s*float\s", text) is not None
+
+
+def _give_windows(graph: GraphProto) -> None:
+    """Makes global pools of images of known size ones with a window of that size, whose standard form is one node."""
+    from onnx import helper
+
+    from ortplugin.graph.domains import DOMAIN
+
+    sizes = {info.name: [dim.dim_value for dim in info.type.tensor_type.shape.dim] for info in graph.value_info}
+    for node in graph.node:
+        size = sizes.get(node.input[0] if node.input else "", [])[1:-1]
+        if (node.domain, node.op_type) != (DOMAIN, "FusedPool") or len(size) != 2 or not all(size):
+            continue
+        texts = {each.name: each for each in node.attribute}
+        kind = texts["kind"].s
+        if kind.startswith(b"global_") and "layout" in texts and texts["layout"].s == b"NHWC":
+            texts["kind"].s = kind.removeprefix(b"global_")
+            window = {"kernel_shape": size, "strides": [1, 1]}
+            node.attribute.extend(helper.make_attribute(name, values) for name, values in window.items())

@@ -66,6 +66,26 @@ def test_what_surrounds_a_convolution_in_float_is_standard(op: str, library: Pat
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["Average", "Max"])
+def test_a_global_pool_of_known_size_has_a_window(kind: str, library: Path) -> None:
+    """In NHWC its standard form is a reduction, before which ONNX Runtime gives up its layout in blocks."""
+    original = network()
+    del original.graph.node[3:]
+    original.graph.node.append(helper.make_node(f"Global{kind}Pool", ["r"], ["y"]))
+    original.graph.output[0].type.tensor_type.shape.ClearField("dim")
+    optimized, _ = ortplugin.optimize(original)
+    assert "FusedPool" in ours(optimized)
+    made = standard_on_cpu(optimized.SerializeToString())
+    assert made is not None
+    types = [node.op_type for node in onnx.load_from_string(made).graph.node]
+    assert f"{kind}Pool" in types
+    assert f"Reduce{kind.replace('Average', 'Mean')}" not in types
+    feeds = {"x": np.random.default_rng(1).standard_normal((3, 8, 9, 9)).astype(np.float32)}
+    wanted, found = (ortplugin.session(each, ["cpu"]).run(None, feeds)[0]
+                     for each in (original.SerializeToString(), optimized.SerializeToString()))  # fmt: skip
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_other_models_stay(library: Path, tmp_path: Path) -> None:
     optimized, _ = ortplugin.optimize(network())
     half, _ = ortplugin.optimize(network("float16"))

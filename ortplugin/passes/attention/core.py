@@ -162,8 +162,11 @@ def _results(scope: Scope, result: Read) -> list[Read]:
 
 
 def _used_beside(scope: Scope, core: Core) -> str | None:
-    """Who needs a value that would disappear."""
+    """Who needs a value that would disappear: another node, or the attention itself, as its V or as a mask."""
     nodes = core.chain.nodes
+    for read in (core.v.tensor, *(mask.tensor for mask in core.chain.masks)):
+        if any(made is read for node in nodes for made in node.outputs):
+            return f"the attention that '{read.name}' is a part of also reads it"
     for node in nodes[1:]:
         for tensor in node.outputs:
             used = scope.used_beyond(tensor, nodes)
@@ -200,8 +203,8 @@ def _divided(core: Core, found: _Reads, batch: Sequence[Atom], heads: Sequence[A
     if q is None or y is None:
         return None
     best: _Choice | None = None
-    for k in _laid_out(found.k, {"b": batch, "h": heads, "s": columns, "d": head}):
-        for v in _laid_out(found.v, {"b": batch, "h": heads, "s": columns, "d": value}):
+    for k in _laid_out(found.k, {"b": batch, "h": heads, "s": columns, "d": head}, repeatable="h"):
+        for v in _laid_out(found.v, {"b": batch, "h": heads, "s": columns, "d": value}, repeatable="h"):
             groups = [_kv_heads(read, batch, heads) for read in (k[0], v[0])]
             if groups[0] is None or groups[0] != groups[1]:
                 continue
@@ -224,10 +227,18 @@ def _kv_heads(read: Read, batch: Sequence[Atom], heads: Sequence[Atom]) -> list[
     return kept if list(heads[: len(kept)]) == kept else None
 
 
-def _laid_out(found: Sequence[Read], names: Names, output: bool = False) -> Iterator[tuple[Read, Layout]]:
-    """The reads that a layout says, farthest first."""
+def _laid_out(
+    found: Sequence[Read], names: Names, output: bool = False, repeatable: str = ""
+) -> Iterator[tuple[Read, Layout]]:
+    """The reads that a layout says, farthest first.
+
+    `repeatable`: the names along which the operator repeats what it reads. An Expand along another one stays: the
+    operator takes the number of rows from Q, of columns from K and V, and the head size from all of them.
+    """
     for read in reversed(found):
-        repeated = {leaf for atom in read.repeated for leaf in atom.leaves()}
+        repeated = {leaf for atom in read.repeated for leaf in atom.leaves() if leaf.size != ONE}
+        if any(leaf in repeated for name, atoms in names.items() if name not in repeatable for leaf in atoms):
+            continue
         own = {name: [leaf for leaf in atoms if leaf not in repeated] for name, atoms in names.items()}
         layout = layout_of(read.axes, _lengths(read), own, output)
         if layout is None or (output and layout.shape is not None and restored_shape(_lengths(read)) is None):

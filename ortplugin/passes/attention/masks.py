@@ -20,7 +20,7 @@ from ortplugin.passes.attention.mask_values import (
     selection,
     without_repeats,
 )
-from ortplugin.passes.attention.scores import Mask
+from ortplugin.passes.attention.scores import LARGE_NEGATIVE, Mask
 
 Names = Mapping[str, Sequence[Atom]]  # b, h, s, t
 
@@ -56,6 +56,9 @@ def plan_masks(scope: Scope, masks: Sequence[Mask], names: Names) -> Masking | s
     finite = next((mask for mask in filled if mask.filling != -np.inf), None)
     if len(filled) > 1 and finite is not None:
         return f"'{finite.tensor.name}' fills in {finite.filling}, and another mask fills in as well"
+    biased = _biased_behind(scope, masks)
+    if biased is not None:
+        return f"'{biased.tensor.name}' is a bias of scores that a finite number has taken the place of"
     read = [_selecting(scope, mask) for mask in masks]
     divided = [part for mask in read for part in _conjuncts(scope, mask)]
     if len(divided) > len(read):
@@ -63,6 +66,23 @@ def plan_masks(scope: Scope, masks: Sequence[Mask], names: Names) -> Masking | s
         if isinstance(masking, Masking) and len(masking.parts) <= len(read):
             return masking
     return _planned(scope, read, names)
+
+
+def _biased_behind(scope: Scope, masks: Sequence[Mask]) -> Mask | None:
+    """A constant bias that is added behind a number that is filled in, which it still changes: Where(m, s, -1e4) + b.
+
+    It decides the weights of a row that is masked whole, where LOWEST would make them equal. What is no constant is
+    taken for another mask there, as GPT-2's of padding is. `masks`: from the Softmax back.
+    """
+    found: Mask | None = None
+    for mask in masks:
+        values = mask_values(scope, mask)
+        if mask.filling is None:
+            is_mask = values is None or bool(((values == 0) | (values <= LARGE_NEGATIVE)).all())
+            found = found or (None if is_mask else mask)
+        elif found is not None and mask.filling > LOWEST / 100 and (values is None or selection(values) is None):
+            return found
+    return None
 
 
 def _planned(scope: Scope, masks: Sequence[Mask], names: Names) -> Masking | str:
@@ -158,6 +178,8 @@ def _part(scope: Scope, mask: Mask, names: Names) -> Part | str:
         return Part(mask)
     if final.count(-1) > 1 or (mixed and any(size < 0 for size in sizes)):
         return f"the lengths of the mask '{mask.tensor.name}', which is viewed otherwise than the scores, are unknown"
+    if 0 in final:  # which copies a length that is something else, to a Reshape
+        return f"the mask '{mask.tensor.name}' has no elements"
     return Part(mask, None, tuple(sizes) if mixed else None, tuple(final))
 
 

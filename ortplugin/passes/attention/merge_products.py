@@ -165,8 +165,11 @@ def _vector(scope: Scope, tensor: gs.Tensor, rank: int | None) -> Array | None:
 
 
 def _used(scope: Scope, node: gs.Node, nodes: Sequence[gs.Node]) -> str:
-    """Who else needs a value that would disappear."""
-    found = (scope.used_beyond(each.outputs[0], [node, *nodes]) for each in nodes)
+    """Who else needs a value that would disappear: the attention may read the product before the bias, too, as its V.
+
+    `nodes`: from the attention back, so that each is read by the one before it alone.
+    """
+    found = (scope.used_beyond(each.outputs[0], [by]) for by, each in zip((node, *nodes), nodes, strict=False))
     return next((used for used in found if used), "")
 
 

@@ -123,7 +123,8 @@ def _score_dims(scope: Scope, tensor: gs.Tensor, steps: int) -> list[Length] | N
     if op in ("Add", "Where"):
         operands = list(node.inputs[-2:]) if _nan_check(scope, node) is None else [node.inputs[2]]
         found = (_score_dims(scope, each, steps - 1) for each in operands)
-        return next((each for each in found if each is not None), None)
+        # A mask of more dimensions than the scores makes others of them.
+        return next((each for each in found if each is not None and len(each) == scope.rank(tensor)), None)
     if op in RESHAPES:
         before = _score_dims(scope, node.inputs[0], steps - 1)
         return None if before is None else dims(scope, tensor, {id(node.inputs[0]): before})

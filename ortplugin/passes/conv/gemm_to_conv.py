@@ -38,6 +38,8 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     if dtype is None or weights is None or weights.ndim != 2:
         return Missed(label(node), f"'{w.name}' is no constant of two dimensions of the dtype of '{pixels.name}'")
     rows = weights if node.attrs.get("transB", 0) else weights.T
+    if not len(rows):
+        return None  # to a Reshape 0 is no length: it copies the 1 that stands there before
     bias = _bias(scope, node, len(rows))
     if isinstance(bias, str):
         return Missed(label(node), bias)

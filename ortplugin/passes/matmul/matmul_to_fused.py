@@ -72,7 +72,9 @@ def _product(scope: Scope, node: gs.Node, turned: Turned) -> gs.Node | str:
         reason = f"its first operand '{x.name}' is transposed"
     if reason is not None or dtype is None:
         return reason or ""
-    operands = [each for each in node.inputs[2:] if not each.is_empty()]
+    # ONNX Runtime does not read a bias times 0, nor does it say NaN where there is one or infinity in it.
+    used = float(node.attrs.get("beta", 1)) != 0
+    operands = [each for each in node.inputs[2:] if used and not each.is_empty()]
     for each in operands:
         reason = unknown_rank(scope, each)
         if reason is None and scope.dtype(each) != dtype:

@@ -34,6 +34,9 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
     if not _keeps_rows(scope, c, y) or readers[0].inputs[0] is not c:
         return None
     wide = next((t for t in node.inputs[OWN_INPUTS:] if not is_row(scope, t)), None)
+    high = next((t for t in node.inputs[OWN_INPUTS:] if (scope.rank(t) or 0) > (scope.rank(y) or 0)), None)
+    if high is not None:  # as [1, N] is of a vector: an operand must not add dimensions to what the view made
+        return Missed(label(node), f"'{high.name}' has more dimensions than '{y.name}'")
     if wide is not None:
         return Missed(label(node), f"'{wide.name}' is no row, so that the view behind the product changes its place")
     a = node.inputs[0]

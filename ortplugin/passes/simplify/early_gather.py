@@ -8,13 +8,14 @@ becomes, with r = Gather<axis = 1>(x, [0]),
 
 A classifier reads one row of its last layer, a language model that is asked for its next token one row of its logits.
 What moves computes each row from the same row of its operands alone, and nothing else reads what it makes. It moves as
-far as one tensor is left to take rows of, if that is past a product or a norm.
+far as one tensor is left to take rows of, if that is past a product or a norm. One tensor may be read by its rows here
+and as it is there, such as weights that are added as positions, too: rows are a matter of each operand.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
@@ -41,6 +42,8 @@ class _Region:
     nodes: list[gs.Node]
     axes: dict[int, int]
     ends: list[gs.Tensor]
+    rowed: dict[int, list[int]]
+    """Of each node which operands have the rows; it reads its others as they are."""
 
 
 def rewrite(scope: Scope, node: gs.Node) -> Outcome:
@@ -66,7 +69,9 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
         at = region.axes[id(each)]
         made[id(each)] = emit(scope, node, "Gather", [each, rows], _with_rows(scope, each, at, count), axis=at)
     for each in reversed(region.nodes):
-        y, inputs = each.outputs[0], [made.get(id(tensor), tensor) for tensor in each.inputs]
+        y, inputs = each.outputs[0], list(each.inputs)
+        for index in region.rowed[id(each)]:
+            inputs[index] = made[id(inputs[index])]
         new = gs.Node(each.op, each.name, dict(each.attrs), inputs, [], each.domain)
         if y is x and indices.ndim:
             break  # it makes what the Gather made
@@ -89,20 +94,22 @@ def _region(scope: Scope, node: gs.Node, axis: int) -> _Region | None:
     unsure = disputed(scope.graph)
     axes, ends = {id(x): axis}, {id(x): x}
     nodes: list[gs.Node] = []
+    rowed: dict[int, list[int]] = {}
     best: _Region | None = None
     queue = [-scope.position[id(each)] for each in [scope.producer(x)] if each is not None and each.outputs[0] is x]
     while queue and len(nodes) < FAR:
         each = scope.slots[-heapq.heappop(queue)]
         assert each is not None
         y = each.outputs[0]
-        if scope.used_beyond(y, [node, *nodes]) or y.name in unsure:
+        if scope.used_beyond(y, [node, *nodes]) or y.name in unsure or _read_whole(y, nodes, rowed):
             continue
         taken = _taken(scope, each, axes[id(y)])
-        if taken is None or any(axes.get(id(tensor), at) != at for tensor, at in taken):
+        if taken is None or any(axes.get(id(each.inputs[index]), at) != at for index, at in taken):
             continue
         nodes.append(each)
+        rowed[id(each)] = [index for index, _ in taken]
         del ends[id(y)]
-        for tensor, at in taken:
+        for tensor, at in ((each.inputs[index], at) for index, at in taken):
             if id(tensor) in ends:
                 continue
             axes[id(tensor)], ends[id(tensor)] = at, tensor
@@ -111,36 +118,42 @@ def _region(scope: Scope, node: gs.Node, axis: int) -> _Region | None:
                 heapq.heappush(queue, -scope.position[id(maker)])
         open_ends = [tensor for tensor in ends.values() if not scope.is_constant(tensor)]
         if len(open_ends) <= 1 and any(scope.op(member) in HEAVY for member in nodes):
-            best = _Region(list(nodes), dict(axes), list(ends.values()))
+            best = _Region(list(nodes), dict(axes), list(ends.values()), dict(rowed))
     return best
 
 
-def _taken(scope: Scope, node: gs.Node, axis: int) -> list[tuple[gs.Tensor, int]] | None:
-    """The operands that have the rows, and their axes of rows; None if it does not compute each row from its own."""
+def _read_whole(y: gs.Tensor, nodes: list[gs.Node], rowed: dict[int, list[int]]) -> bool:
+    """Whether one of the nodes reads the tensor as it is."""
+    return any(t is y and at not in rowed[id(each)] for each in nodes for at, t in enumerate(each.inputs))
+
+
+def _taken(scope: Scope, node: gs.Node, axis: int) -> list[tuple[int, int]] | None:
+    """Which operands have the rows, and their axes of rows; None if it does not compute each row from its own."""
     op, y = scope.op(node), node.outputs[0]
     shape = scope.shape(y)
     if shape is None or len(node.outputs) != 1:
         return None
     if op == "Transpose":
         perm = node.attrs.get("perm") or range(len(shape))[::-1]
-        return [(node.inputs[0], int(perm[axis]))]
+        return [(0, int(perm[axis]))]
     if op in ("MatMul", "Gemm"):
         x, w = node.inputs[:2]
         plain = scope.is_constant(w) and scope.rank(w) == 2 and scope.rank(x) == len(shape)
         if not plain or axis == len(shape) - 1 or node.attrs.get("transA", 0):
             return None
-        return _rows_of(scope, [x, *node.inputs[2:]], shape, axis)
+        return _rows_of(scope, {at: each for at, each in enumerate(node.inputs) if at != 1}, shape, axis)
     if op == NORM and not _keeps_rows(node, len(shape), axis):
         return None
-    return _rows_of(scope, node.inputs, shape, axis) if op == NORM or is_symmetric(scope, node) else None
+    known = op == NORM or is_symmetric(scope, node)
+    return _rows_of(scope, dict(enumerate(node.inputs)), shape, axis) if known else None
 
 
 def _rows_of(
-    scope: Scope, operands: Sequence[gs.Tensor], shape: tuple[int | str | None, ...], axis: int
-) -> list[tuple[gs.Tensor, int]] | None:
+    scope: Scope, operands: Mapping[int, gs.Tensor], shape: tuple[int | str | None, ...], axis: int
+) -> list[tuple[int, int]] | None:
     """Those that don't broadcast along the axis of a result of this shape; None where that is not known."""
     found = []
-    for tensor in operands:
+    for index, tensor in operands.items():
         given = () if tensor.is_empty() else scope.shape(tensor)
         if given is None or len(given) > len(shape):
             return None
@@ -149,7 +162,7 @@ def _rows_of(
             continue
         if given[at] is None or given[at] != shape[axis]:
             return None
-        found.append((tensor, at))
+        found.append((index, at))
     return found or None
 
 

@@ -3,11 +3,13 @@
     y = Add(scores, Expand(m, [B, 1, S, T]))     scores [B, H, S, T]     becomes     y = Add(scores, m)
     y = Where(Expand(m, [B, 1, S, T]), 0, -inf)  becomes     y = Expand(Where(m, 0, -inf), [B, 1, S, T])
 
-Less is computed and written so; masks arrive at attention as small as they were made.
+Less is computed and written so; masks arrive at attention as small as they were made. ONNX Runtime's CPU provider
+expands no bfloat16: behind a Cast to it an Expand goes only on its way to the next pointwise operator.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
 from ortplugin.graph.disputed import disputed
@@ -35,7 +37,11 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
         labels = (label(expand), label(node))
         if equal(given, made):
             node.inputs[index] = x
-        elif all(isinstance(dim, int) for dim in (*given, *made)) and not scope.used_beyond(tensor, [node]):
+        elif (
+            all(isinstance(dim, int) for dim in (*given, *made))
+            and not scope.used_beyond(tensor, [node])
+            and (scope.op(node) != "Cast" or _may_be_expanded(scope, y))
+        ):
             node.inputs[index] = x
             small = gs.Variable(scope.unique(f"{y.name}_small"), y.dtype, given)
             node.outputs[0] = small
@@ -47,6 +53,13 @@ def rewrite(scope: Scope, node: gs.Node) -> Outcome:
             scope.remove(expand)
         return Applied(labels, node)
     return None
+
+
+def _may_be_expanded(scope: Scope, y: gs.Tensor) -> bool:
+    if y.dtype is not None and np.dtype(y.dtype).type.__module__ == "numpy":
+        return True
+    readers = scope.consumers(y)
+    return len(readers) == 1 and not scope.used_beyond(y, readers) and is_symmetric(scope, readers[0])
 
 
 LATE_EXPAND = RulePass("late-expand", "an Expand before a pointwise operator goes behind it, or away", rewrite)

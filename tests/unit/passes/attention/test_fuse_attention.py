@@ -259,6 +259,15 @@ NEAR_MISSES: dict[str, tuple[dict[str, Any], str]] = {
     "no product before the softmax": (
         {"nodes": "p = Softmax<axis = -1> (q)  y = MatMul(p, v)", "inputs": "float[2,1,3,3] q, float[2,1,3,8] v",
          "y": "float[2,1,3,8] y"}, "'q' is not computed from a product of queries and keys"),
+    "a mask that adds a dimension": (
+        {"nodes": f"{HEADS} {PRODUCTS} masked = Add(s, m)  p = Softmax<axis = -1> (masked)  y = MatMul(p, vh)",
+         "inputs": f"{QKV}, float[1,1,1,1,5] m", "y": "float[1,2,4,5,8] y"}, "may be larger than the scores"),
+    "the weights are the values": (
+        {"nodes": f"{HEADS} {PRODUCTS} p = Softmax<axis = -1> (s)  y = MatMul(p, p)", "inputs": QKV,
+         "y": "float[2,4,5,5] y"}, "the attention that 'p' is a part of also reads it"),
+    "the scores are their mask": (
+        {"nodes": f"{HEADS} {PRODUCTS} masked = Add(s, s)  p = Softmax<axis = -1> (masked)  a = MatMul(p, vh)  {JOIN}",
+         "inputs": QKV}, "the attention that 's' is a part of also reads it"),
 }  # fmt: skip
 
 
@@ -266,6 +275,21 @@ NEAR_MISSES: dict[str, tuple[dict[str, Any], str]] = {
 def test_near_misses_stay_and_say_why(miss: str) -> None:
     given, reason = NEAR_MISSES[miss]
     assert_unchanged(graph(**given), [FUSE_ATTENTION], reason)
+
+
+@pytest.mark.parametrize(
+    ("name", "axis"), [("q", 0), ("q", 1), ("q", 2), ("q", 3), ("k", 0), ("k", 2), ("v", 2), ("v", 3)]
+)
+def test_an_expand_that_the_operator_has_no_word_for_stays(name: str, axis: int, rng: np.random.Generator) -> None:
+    sizes = [1 if each == axis else size for each, size in enumerate((2, 4, 5, 8))]
+    inputs = ", ".join(f"float{sizes if each == name else [2, 4, 5, 8]} {each}" for each in "qkv")
+    nodes = "kt = Transpose<perm = [0,1,3,2]> (k)  s = MatMul(q, kt)  p = Softmax<axis = -1> (s)  y = MatMul(p, v)"
+    nodes, inputs = (
+        f"all = {{2,4,5,8}}  {name} = Expand({name}0, all)  {nodes}",
+        inputs.replace(f"] {name}", f"] {name}0"),
+    )
+    optimized, _ = fused(graph(nodes, inputs, "float[2,4,5,8] y"), rng)
+    assert list(no_constants(optimized)) == ["Expand", "FusedAttention"]
 
 
 def test_products_without_a_softmax_are_no_near_miss() -> None:

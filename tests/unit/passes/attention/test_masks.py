@@ -7,7 +7,7 @@ import onnx
 import pytest
 from attention_helpers import assert_equal, attentions, attributes, feeds, fused, graph, in_float, no_constants  # noqa: F401
 from onnx import numpy_helper
-from pass_helpers import restore, run, run_pass
+from pass_helpers import assert_unchanged, restore, run, run_pass
 
 from ortplugin.passes.attention.fuse_attention import FUSE_ATTENTION
 from ortplugin.passes.simplify.dead_nodes import DEAD_NODES
@@ -138,6 +138,26 @@ def test_rows_that_a_number_masks_whole_weigh_all_keys_alike(how: str, rng: np.r
     assert len(attentions(optimized)) == 1
     given = feeds(original, rng)
     given["m"][0, 0, 1:4] = False
+    assert_equal(original, optimized, given)
+
+
+def test_a_mask_of_no_columns_that_is_viewed_otherwise_stays() -> None:
+    nodes = "kt = Transpose<perm = [0,2,1]> (k)  s = MatMul(q, kt)  masked = Add(s, m)"
+    original = graph(
+        f"{nodes} {END}", "float[3,5,8] q, float[3,0,8] k, float[3,0,8] v, float[3,1,0] m", "float[3,5,8] y"
+    )
+    assert_unchanged(original, [FUSE_ATTENTION], "the mask 'm' has no elements")
+
+
+@pytest.mark.parametrize(("number", "fuses"), [(-1e4, False), (-1e9, False), (-3e38, True), (-np.inf, True)])
+def test_a_bias_behind_a_number_that_it_changes(number: float, fuses: bool, rng: np.random.Generator) -> None:
+    fill = onnx.helper.make_tensor("fill", onnx.TensorProto.FLOAT, [], [number])
+    bias = numpy_helper.from_array(np.linspace(-90, 90, 5, dtype=np.float32), "b")
+    original = graph(f"{SCORES} filled = Where(m, s, fill)  masked = Add(filled, b) {END}", f"{QKV}, bool[5,5] m", Y)
+    original.graph.initializer.extend([fill, bias])
+    optimized, _ = run_pass(original, FUSE_ATTENTION)
+    assert bool(attentions(optimized)) == fuses
+    given = feeds(original, rng) | {"m": TRIANGLE & (np.arange(5) != 2)[:, None]}
     assert_equal(original, optimized, given)
 
 

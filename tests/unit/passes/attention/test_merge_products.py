@@ -137,3 +137,11 @@ def test_weights_that_a_caller_may_override_stay(rng: np.random.Generator) -> No
     optimized, result = run_pass(original, FUSE_ATTENTION, MERGE_PRODUCTS, DEAD_NODES)
     assert list(no_constants(optimized)).count("MatMul") == 3
     assert any("a caller may override 'wq'" in reason for reason in reasons(result))
+
+
+def test_a_product_that_the_attention_reads_without_the_bias_stays(rng: np.random.Generator) -> None:
+    products = "v = MatMul(x, wq)  q = Add(v, bq)  k0 = MatMul(x, wk)  k = Add(k0, bk)"
+    weights = {"wq": (16, 32), "wk": (16, 32), "bq": (32,), "bk": (32,)}
+    original = with_weights(graph(f"{products} {HEADS} {CORE}", X), rng, **weights)
+    optimized, _ = fused(original, rng, MERGE_PRODUCTS)
+    assert list(no_constants(optimized)) == ["MatMul", "Add", "MatMul", "Add", "FusedAttention"]

@@ -106,6 +106,11 @@ def test_what_no_convolution_leads_to(text: str) -> None:
     assert_unchanged(before(model(text)), [GEMM_TO_CONV])
 
 
+def test_a_product_of_no_columns_stays() -> None:
+    nodes = "y = Gemm<transB = 1>(f, m)"
+    assert_unchanged(before(classifier(nodes, "float[0,4] m = {}", out="[N,0]")), [GEMM_TO_CONV])
+
+
 def test_with_channels_first_nothing_changes() -> None:
     first, _ = run_pass(classifier("y = MatMul(f, m)", constant("m", 4, 6)), FUSE_CONV)
     assert_unchanged(first, [GEMM_TO_CONV])

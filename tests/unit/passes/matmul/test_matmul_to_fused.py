@@ -49,6 +49,12 @@ def test_forms(text: str, weights: dict[str, tuple[int, ...]], statements: list[
     assert_same_outputs(original, optimized, rng)
 
 
+def test_a_bias_times_0_is_not_read(rng: np.random.Generator) -> None:
+    original = weighted(gemm("<beta = 0.0>"), {"w": (8, 6), "b": (6,)})
+    original.graph.initializer[1].CopyFrom(numpy_helper.from_array(np.full(6, np.nan, np.float16), "b"))
+    assert_same_outputs(original, run_pass(original, MATMUL_TO_FUSED)[0], rng)
+
+
 def test_bfloat16() -> None:
     original = weighted(MATMUL.replace("f[", "bfloat16["), {})
     values = np.arange(48).reshape(8, 6).astype(helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16))

@@ -79,6 +79,13 @@ def test_an_operand_of_each_row_keeps_its_place() -> None:
     assert_unchanged(before, [MATMUL_VIEWS], "'z' is no row")
 
 
+def test_a_bias_with_more_dimensions_than_the_vector_behind_the_view() -> None:
+    text = """g (f[8] x) => (f[6] y) { first = Constant<value_ints = [0]>()  a = Unsqueeze(x, first)
+        c = Gemm(a, w, b)  k = Constant<value_ints = [6]>()  y = Reshape(c, k) }"""
+    (reason,) = run_pass(weighted(text, {"w": (8, 6), "b": (1, 6)}), *PASSES)[1].near_misses
+    assert reason.reason == "'b' has more dimensions than 'y'"
+
+
 def test_a_width_that_is_not_known() -> None:
     """A model may leave it open how wide the rows are; the product is fused, its view stays."""
     text = "g (f[R,W] x, f[2,3,6] r) => (f[2,3,6] y) { c = Gemm(x, w, b)  %s  y = Add(v, r) }"

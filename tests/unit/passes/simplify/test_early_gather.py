@@ -120,3 +120,19 @@ ROW = "y = Gather<axis = 1>(q, first)"
 )  # fmt: skip
 def test_what_stays(original: onnx.ModelProto) -> None:
     assert_unchanged(run_pass(original, FUSE_LAYER_NORM)[0], [EARLY_GATHER])
+
+
+TWICE = "m = MatMul(x, square)  a = Add(m, v)  b = Transpose<perm = [0, 2, 1]>(a)  c = Add(b, v)"
+
+
+@pytest.mark.parametrize(("nodes", "moves"), [
+    ("m = MatMul(x, square)  c = Add(m, square)  y = Gather<axis = 1>(c, first)", True),
+    (f"{TWICE}  y = Gather<axis = 2>(c, first)".replace("v)", "six)"), True),
+    (f"v = Relu(six)  {TWICE}  y = Gather<axis = 2>(c, first)", False),  # and what makes it stays
+])  # fmt: skip
+def test_a_tensor_read_by_rows_and_as_it_is(nodes: str, moves: bool, rng: np.random.Generator) -> None:
+    original = graph(nodes, "float[N,6] y", "float[N,6,6] x",
+                     constants=constant("six", 6))  # fmt: skip
+    optimized, result = run_pass(original, EARLY_GATHER)
+    assert bool(result.changes) == moves
+    assert_same_outputs(original, optimized, rng)

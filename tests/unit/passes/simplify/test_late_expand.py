@@ -28,6 +28,8 @@ CASES = {
     "behind": (graph(f"{WHERE}  y = Where(e, zero, low)", MASK, y="float[2,1,3,4] y"), ["Where", "Expand"]),
     "behind, and then away": (graph(f"{WHERE}  w = Where(e, zero, low)  y = Add(w, x)", f"{MASK}, float[2,5,3,4] x"),
                               ["Where", "Add"]),
+    "through bfloat16": (graph("e = Expand(m, s)  b = Cast<to = 16>(e)  y = Cast<to = 1>(b)", "float[2,1,1,4] m",
+                               y="float[2,1,3,4] y"), ["Cast", "Cast", "Expand"]),
     "two of one": (graph("e = Expand(m, s)  y = Mul(e, e)", "float[2,1,1,4] m", y="float[2,1,3,4] y"),
                    ["Mul", "Expand"]),
     "two that make the shape together": (
@@ -48,6 +50,9 @@ def test_smaller(case: str, rng: np.random.Generator) -> None:
 
 
 STAY = {
+    "a Cast to bfloat16, which ONNX Runtime does not expand on the CPU": graph(
+        "e = Expand(m, s)  b = Cast<to = 16>(e)  t = Transpose(b)  y = Cast<to = 1>(t)", "float[2,1,1,4] m",
+        y="float[4,3,1,2] y"),
     "a mask of Dropout, which nothing else expands": graph(
         "e = Expand(m, s)  y, k = Dropout(e)", "float[2,1,1,4] m", y="float[2,1,3,4] y, bool[2,1,3,4] k"),
     "data of PRelu, to which its slope broadcasts": graph(
