@@ -174,7 +174,6 @@ RESIDUAL = """(T c, T b, T r) => (T y, T s) {
 GEOMETRIES: dict[str, tuple[Shape, Shape, dict[str, Any]]] = {
     "3x3": ((2, 3, 7, 9), (3, 4, 3, 3), {"pads": [1, 1, 1, 1]}),
     "1x1": ((2, 5, 6, 7), (5, 3, 1, 1), {}),
-    "1x1 of one row": ((1, 5, 1, 7), (5, 3, 1, 1), {}),
     "strided": ((2, 3, 5, 4), (3, 4, 3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
     "output_padding": ((2, 3, 5, 4), (3, 4, 3, 3), {"strides": [2, 3], "pads": [1, 1, 1, 1], "output_padding": [1, 2]}),
     "output_shape": ((2, 3, 5, 4), (3, 2, 3, 3), {"strides": [2, 3], "output_shape": [10, 12]}),
@@ -195,6 +194,7 @@ GEOMETRIES: dict[str, tuple[Shape, Shape, dict[str, Any]]] = {
     "1-D": ((3, 4, 11), (4, 2, 5), {"strides": [2], "pads": [2, 1]}),
     "3-D": ((2, 2, 4, 3, 3), (2, 3, 3, 2, 3), {"strides": [1, 2, 1], "pads": [1, 0, 1, 1, 1, 1]}),
     "aligned": ((2, 16, 6, 6), (16, 32, 3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]}),
+    "1x1 of one row": ((1, 5, 1, 7), (5, 3, 1, 1), {}),
 }  # fmt: skip
 
 

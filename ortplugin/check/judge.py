@@ -548,6 +548,8 @@ def make_session(side: Side, provider: str, tf32: bool = False, options: Mapping
 def _options(side: Side) -> Any:
     options = onnxruntime().SessionOptions()
     options.log_severity_level = _SILENT
+    # Threads that spin after a run would take a core from the other session, whose turn it is to be timed.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     if side.plugin or _library_present():
         register(options)
     return options
