@@ -58,7 +58,8 @@ from ortplugin.graph.messages import walk_nodes  # noqa: E402
 NETWORKS = {**networks.NETWORKS, **transformers.NETWORKS}
 GROUPS = {
     "models": ("resnet50:1", "resnet50:8", "resnet50:64", "densenet121:8", "efficientnet_b0:8", "mobilenet_v3_large:1",
-               "convnext_tiny:8", "fcn_resnet50:4", "dcgan:64", "unet:8", "unet_up:8"),
+               "convnext_tiny:8", "fcn_resnet50:4", "dcgan:64", "unet:8", "unet_up:8", "resnet50:8:fp32",
+               "convnext_tiny:8:fp32"),
     "transformers": ("bert_base:1x128", "bert_base:8x128", "vit_b_16:8", "swin_t:8", "maxvit_t:8", "gpt2:1x256",
                      "llama:1x256", "t5_encoder:8x128", "whisper_encoder:1", "gpt2_decode:1x1024",
                      "llama_decode:1x1024"),

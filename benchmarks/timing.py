@@ -75,19 +75,13 @@ def by_round(contenders: Mapping[str, Contender], length: int, rounds: int) -> d
     return slopes
 
 
-def environment(commit: str) -> dict[str, str]:
-    """GPU, driver and versions, for the record that goes with the figures."""
-    import cupy
+def environment(commit: str, *, on_gpu: bool = True) -> dict[str, str]:
+    """GPU (or CPU), driver and versions, for the record that goes with the figures."""
     import onnxruntime
 
-    properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
-    driver = cupy.cuda.runtime.driverGetVersion()
     record = {
-        "gpu": properties["name"].decode(),
-        "cuda_driver": f"{driver // 1000}.{driver % 1000 // 10}",
-        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0],
+        **(_gpu() if on_gpu else _cpu()),
         "onnxruntime": onnxruntime.__version__,
-        "cupy": cupy.__version__,
         "python": platform.python_version(),
         "commit": commit or _output("git", "-C", str(README.parent), "rev-parse", "HEAD"),
         "date": time.strftime("%Y-%m-%d"),
@@ -97,6 +91,24 @@ def environment(commit: str) -> dict[str, str]:
     except ImportError:
         return record
     return {**record, "torch": torch.__version__}
+
+
+def _gpu() -> dict[str, str]:
+    import cupy
+
+    properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
+    driver = cupy.cuda.runtime.driverGetVersion()
+    return {
+        "gpu": properties["name"].decode(),
+        "cuda_driver": f"{driver // 1000}.{driver % 1000 // 10}",
+        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0],
+        "cupy": cupy.__version__,
+    }
+
+
+def _cpu() -> dict[str, str]:
+    names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    return {"gpu": f"{len(names)} cores of {names[0] if names else platform.machine()}"}
 
 
 def _output(*command: str) -> str:
@@ -279,6 +291,8 @@ def run(
     measure: Callable[[argparse.Namespace, dict[str, Any]], Iterable[str]],
     table: Callable[[dict[str, Any]], str],
     options: Options | None = None,
+    *,
+    on_gpu: bool = True,
 ) -> None:
     """A benchmark as a program: measures, or reads an earlier record, and prints the table.
 
@@ -289,7 +303,7 @@ def run(
     if args.source:
         record = read(args.source)
     else:
-        record = {"environment": environment(args.commit), "rows": []}
+        record = {"environment": environment(args.commit, on_gpu=on_gpu), "rows": []}
         for line in measure(args, record):
             print(line, flush=True)
             write(name, record, args.out, columns=True)
@@ -307,7 +321,8 @@ def footer(name: str, unit: str, where: Mapping[str, str], note: str = "", libra
     """The line below a benchmark's table: its unit, where and with which versions it was measured, and how."""
     titles = {"cudnn": "", "onnxruntime": "ONNX Runtime ", "torch": "PyTorch ", "cupy": "CuPy "}
     versions = [titles[each] + where[each] for each in libraries.split() if each in where]
-    parts = [where["gpu"], f"driver {where['driver']}", *versions, f"commit {where['commit'][:12]}", where["date"]]
+    driver = [f"driver {where['driver']}"] if "driver" in where else []
+    parts = [where["gpu"], *driver, *versions, f"commit {where['commit'][:12]}", where["date"]]
     return f"{unit}; {', '.join(parts)}{note}. Measured by `python benchmarks/{name}.py`."
 
 

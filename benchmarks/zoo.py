@@ -385,9 +385,9 @@ def table(record: Mapping[str, Any], most: int | None = None) -> str:
     if len(shown) < len(right):
         lines[-1] += (
             f" Of those that are right, the {most} that gain least and the {most} that gain most in each precision "
-            "are shown; `python benchmarks/zoo.py --from benchmarks/results/zoo.json.xz` prints all."
+            "are shown; `python benchmarks/zoo.py --from benchmarks/results/zoo.json.xz` prints all, and every reason."
         )
-    problems = _problems(cases, most)
+    problems = _problems(cases, None if most is None else max(1, most // 3))
     if problems:
         lines += ["", "Not right, or not measured, and why:", "", *problems]
     lines += ["", timing.footer("zoo", "Times: the GPU's for a run, microseconds", record["environment"],
@@ -472,7 +472,7 @@ def _gains(rows: Iterator[Mapping[str, Any]]) -> str:
 def _problems(cases: Mapping[str, Sequence[Mapping[str, Any]]], most: int | None = None) -> list[str]:
     """What is not right or was not captured, by reason: the same reason once, wrong ones first and bold.
 
-    `most`: so many networks of a reason, but all of those that are wrong.
+    `most`: so many networks of a reason, and none of those that were not measured, but all of those that are wrong.
     """
     places: dict[tuple[str, str], list[str]] = {}
     for name, rows in cases.items():
@@ -512,6 +512,8 @@ def _problems(cases: Mapping[str, Sequence[Mapping[str, Any]]], most: int | None
     sort = sorted(places, key=lambda reason: order.index(reason[0]) if reason[0] in order else len(order))
     lines = []
     for what, why in sort:
+        if most is not None and what not in (*BAD, "not captured", "not judged", "right, but"):
+            continue
         emphasis = "**" if what in BAD else ""
         names = places[what, why]
         if most is not None and what not in BAD and len(names) > most:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 # `session` has the name of a package, so it must be bound after that is loaded: here.
 from ortplugin.model.restore import restore
-from ortplugin.session import library_path, register, run, session
+from ortplugin.session import library_path, register, run
+from ortplugin.standard import session
 from ortplugin.version import __version__
 
 if TYPE_CHECKING:

@@ -277,6 +277,8 @@ GEOMETRIES: dict[str, Geometry] = {
     "1x1 with strides": ((2, 12, 8, 9), (16, 12, 1, 1), {"strides": [2, 2]}),
     "1x1, padded": ((2, 12, 5, 4), (16, 12, 1, 1), {"pads": [1, 0, 0, 2]}),
     "1x1 of vectors": ((3, 24, 1, 1), (10, 24, 1, 1), {}),
+    "1x1 of one row": ((1, 3, 1, 9), (16, 3, 1, 1), {}),
+    "1x1 of one row, groups": ((1, 6, 1, 9), (4, 3, 1, 1), {"group": 2}),
     "strides and pads that differ": (
         (2, 6, 13, 10),
         (8, 6, 3, 5),
@@ -345,6 +347,7 @@ def _cases() -> list[Case]:
     images = (
         "3x3",
         "1x1",
+        "1x1 of one row",
         "stem",
         "depthwise",
         "SAME_UPPER with strides",

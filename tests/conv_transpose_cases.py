@@ -174,6 +174,7 @@ RESIDUAL = """(T c, T b, T r) => (T y, T s) {
 GEOMETRIES: dict[str, tuple[Shape, Shape, dict[str, Any]]] = {
     "3x3": ((2, 3, 7, 9), (3, 4, 3, 3), {"pads": [1, 1, 1, 1]}),
     "1x1": ((2, 5, 6, 7), (5, 3, 1, 1), {}),
+    "1x1 of one row": ((1, 5, 1, 7), (5, 3, 1, 1), {}),
     "strided": ((2, 3, 5, 4), (3, 4, 3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
     "output_padding": ((2, 3, 5, 4), (3, 4, 3, 3), {"strides": [2, 3], "pads": [1, 1, 1, 1], "output_padding": [1, 2]}),
     "output_shape": ((2, 3, 5, 4), (3, 2, 3, 3), {"strides": [2, 3], "output_shape": [10, 12]}),
@@ -233,7 +234,7 @@ def _turned() -> list[Case]:
     cases = []
     first = {"output_layout": "NCHW"}
     for dtype in FLOATING:
-        for name in ("strided", "output_shape", "groups", "1-D", "3-D"):
+        for name in ("strided", "output_shape", "groups", "1-D", "3-D", "1x1 of one row"):
             x, w, attributes = GEOMETRIES[name]
             filters, spatial = w[1] * attributes.get("group", 1), (1,) * (len(x) - 2)
             cases.append(Case(f"{name}, turned, {dtype}", typed(BIAS_RELU, dtype), x, w, ((filters, *spatial),), "NHWC",

@@ -20,6 +20,7 @@ To make them again, each in an environment of its own, since these libraries do 
     pip install paddlepaddle paddle2onnx onnxruntime
     python -m models.architectures.export_paddle
 
-Each writer replaces its own files in the archive and keeps the others'. Every file is run in ONNX Runtime and compared
-with the library that it comes from before it is written, on all of its inputs' shapes.
+Each writer replaces its own files in the archive and keeps the others'; `python -m models.architectures.archive` then
+leaves out forms of an architecture that add nothing to what the other files show of the optimizer. Every file is run in
+ONNX Runtime and compared with the library that it comes from before it is written, on all of its inputs' shapes.
 """

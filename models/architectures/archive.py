@@ -1,10 +1,16 @@
-"""The archive of models and what is said of them; each exporter replaces its own files in it."""
+"""The archive of models and what is said of them; each exporter replaces its own files in it.
+
+python -m models.architectures.archive      # leaves out forms of an architecture that add nothing to the others
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,8 +19,10 @@ import numpy as np
 import onnx
 import onnxruntime
 
+import ortplugin
 from models.names import shorten_names
 from models.packed import ARCHIVE, pack, shorten_weights, strip, unpack
+from ortplugin.graph.messages import walk_nodes
 
 FILES = ARCHIVE.with_name("architectures.tar.xz")
 ENTRIES = "architectures.json"
@@ -86,14 +94,7 @@ def entry(
 
 def write(made: Mapping[str, tuple[onnx.ModelProto, dict[str, Any]]], known: set[str], exporters: set[str]) -> None:
     """Adds the models to the archive, in place of their former ones, and removes those of `exporters` not `known`."""
-    with tempfile.TemporaryDirectory(prefix="ortplugin-models-") as name:
-        folder = Path(name)
-        if FILES.exists():
-            unpack(folder, FILES)
-        path = folder / ENTRIES
-        said_before = json.loads(path.read_text()) if path.exists() else {"exporters": {}, "models": {}}
-        entries: dict[str, Any] = said_before["models"]
-        versions: dict[str, Any] = said_before["exporters"]
+    with _opened() as (folder, versions, entries):
         for model, (proto, said) in made.items():
             shorten(proto)
             (folder / f"{model}.onnx").write_bytes(proto.SerializeToString(deterministic=True))
@@ -103,13 +104,56 @@ def write(made: Mapping[str, tuple[onnx.ModelProto, dict[str, Any]]], known: set
         for each in gone:
             (folder / f"{each}.onnx").unlink()
             del entries[each]
-        parts = ({"exporters": versions, "models": entries}).items()
-        path.write_text("{\n" + ",\n".join(f"{json.dumps(name)}: {_lines(part)}" for name, part in parts) + "\n}\n")
+
+
+def prune() -> None:
+    """Removes forms of an architecture in which passes, near misses and operators are those of other files as well."""
+    with _opened() as (folder, _, entries):
+        features = {name: _features(folder / f"{name}.onnx") for name in entries}
+        counts = Counter(each for found in features.values() for each in found)
+        forms = Counter(said["architecture"] for said in entries.values())
+        for name in sorted(entries, key=lambda name: (entries[name]["dynamic"], name)):
+            architecture = entries[name]["architecture"]
+            if forms[architecture] > 1 and all(counts[each] > 1 for each in features[name]):
+                (folder / f"{name}.onnx").unlink()
+                del entries[name]
+                forms[architecture] -= 1
+                counts.subtract(features[name])
+
+
+def _features(path: Path) -> set[str]:
+    """What the optimizer meets and makes in a model, as it is and in float16."""
+    found = {node.op_type for node in walk_nodes(onnx.load(path))}
+    for precision in (None, "fp16"):
+        model, report = ortplugin.optimize(path, precision=precision)
+        found |= {node.op_type for node in walk_nodes(model)} | {change.rewrite for change in report.changes}
+        reasons = (f"{miss.rewrite}: {miss.reason}" for miss in report.near_misses)
+        found |= {re.sub(r"'[^']*'|\d+", "", each) for each in reasons}
+    return found
+
+
+@contextmanager
+def _opened() -> Iterator[tuple[Path, dict[str, Any], dict[str, Any]]]:
+    """The files of the archive in a folder, and what is said of exporters and models; packed again at the end."""
+    with tempfile.TemporaryDirectory(prefix="ortplugin-models-") as name:
+        folder = Path(name)
+        if FILES.exists():
+            unpack(folder, FILES)
+        path = folder / ENTRIES
+        said = json.loads(path.read_text()) if path.exists() else {"exporters": {}, "models": {}}
+        yield folder, said["exporters"], said["models"]
+        path.write_text(
+            "{\n" + ",\n".join(f"{json.dumps(key)}: {_lines(part)}" for key, part in said.items()) + "\n}\n"
+        )
         pack(folder, FILES)
-    print(f"{len(entries)} models, {FILES.stat().st_size} bytes")
+    print(f"{len(said['models'])} models, {FILES.stat().st_size} bytes")
 
 
 def _lines(part: Mapping[str, Any]) -> str:
     """An object as JSON, with a line for each of its keys."""
     lines = (f"{json.dumps(each)}: {json.dumps(part[each], separators=(',', ':'))}" for each in sorted(part))
     return "{\n" + ",\n".join(lines) + "\n}"
+
+
+if __name__ == "__main__":
+    prune()

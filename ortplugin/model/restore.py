@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,9 +20,21 @@ def restore(model_or_path: ModelProto | str | os.PathLike[str]) -> ModelProto:
     Args:
         model_or_path: a model (not changed) or the path of one.
     """
+    from ortplugin.graph.domains import DOMAIN
+
+    result = restore_operators(model_or_path)
+    for function in result.functions:
+        _drop_import(function, DOMAIN)
+    _drop_import(result, DOMAIN)
+    return result
+
+
+def restore_operators(
+    model_or_path: ModelProto | str | os.PathLike[str], names: Collection[str] | None = None
+) -> ModelProto:
+    """`restore` of the operators of these names, all by default, whose domain stays imported."""
     from onnx import ModelProto
 
-    from ortplugin.graph.domains import DOMAIN
     from ortplugin.graph.messages import walk_graphs, walk_nodes
     from ortplugin.graph.ort_shapes import may_differ
     from ortplugin.model.checks import check_structure, check_tensors
@@ -35,11 +48,9 @@ def restore(model_or_path: ModelProto | str | os.PathLike[str]) -> ModelProto:
         check_structure(result)
     else:
         result = load_model(model_or_path)
-    _restore_nodes(result.graph, _opset(result))
+    _restore_nodes(result.graph, _opset(result), names)
     for function in result.functions:
-        _restore_nodes(function, _opset(function))
-        _drop_import(function, DOMAIN)
-    _drop_import(result, DOMAIN)
+        _restore_nodes(function, _opset(function), names)
     if any(may_differ(node) for node in walk_nodes(result)):
         # The shapes that the model says are right: beside one that ONNX Runtime infers wrongly they would not fit.
         for info in (each for graph in walk_graphs(result.graph) for each in graph.value_info):
@@ -59,7 +70,7 @@ def _drop_import(holder: ModelProto | FunctionProto, domain: str) -> None:
             del holder.opset_import[index]
 
 
-def _restore_nodes(holder: GraphProto | FunctionProto, opset: int) -> None:
+def _restore_nodes(holder: GraphProto | FunctionProto, opset: int, names: Collection[str] | None) -> None:
     """Replaces the fused nodes of a graph or function, and those of the bodies in it, in place."""
     from ortplugin.errors import ModelError
     from ortplugin.graph.domains import DOMAIN
@@ -69,10 +80,10 @@ def _restore_nodes(holder: GraphProto | FunctionProto, opset: int) -> None:
     for node in holder.node:
         for attribute in node.attribute:
             if attribute.HasField("g"):
-                _restore_nodes(attribute.g, opset)
+                _restore_nodes(attribute.g, opset, names)
             for body in attribute.graphs:
-                _restore_nodes(body, opset)
-        if node.domain != DOMAIN:
+                _restore_nodes(body, opset, names)
+        if node.domain != DOMAIN or (names is not None and node.op_type not in names):
             result.append(node)
             continue
         operator = find(node.domain, node.op_type)

@@ -141,22 +141,9 @@ def session(
     provider_options: Sequence[Mapping[str, object]] | None = None,
     device_id: int | None = None,
 ) -> Any:
-    """A plain `onnxruntime.InferenceSession` in which the plugin's operators run.
-
-    Where ONNX Runtime would fall back to the CPU without a word, this raises RuntimeMissingError.
-
-    Args:
-        path_or_bytes: the model.
-        providers: 'cuda', 'cpu' or any provider's full name, each alone or with its options; the CPU is added as the
-            last one. None takes CUDA where it is present, and the CPU.
-        cuda_graph: capture what `run` runs into a CUDA graph, one for each set of input shapes and of values that ONNX
-            Runtime reads on the host (a target shape, say), and replay it.
-        session_options: `onnxruntime.SessionOptions` of yours; the library is registered with them.
-        provider_options: options of each provider, in the order of `providers`.
-        device_id: the GPU's number in this process; None takes the one in the provider's options, else the first.
-    """
+    """`ortplugin.session` of the model as it is."""
     ort = onnxruntime()
-    wanted = _wanted_providers(providers, provider_options)
+    wanted = wanted_providers(providers, provider_options)
     if device_id is not None:
         check_device(device_id, wanted)
         if CUDA in wanted and wanted[CUDA].setdefault("device_id", str(device_id)) != str(device_id):
@@ -208,7 +195,7 @@ def _on_host(session: Any, kind: str) -> frozenset[str]:
     return frozenset(value.name for value, info in memory if info.name in ("Cpu", "CudaPinned"))
 
 
-def _wanted_providers(
+def wanted_providers(
     providers: Sequence[str | tuple[str, Mapping[str, object]]] | None,
     provider_options: Sequence[Mapping[str, object]] | None,
 ) -> dict[str, dict[str, str]]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -97,7 +100,7 @@ def replay(session: Any, feeds: Mapping[str, Any]) -> Callable[[], None]:
     with cupy.cuda.Device(state.device_id), state.lock:
         arrays = {name: _array(cupy, state, name, value) for name, value in feeds.items()}
         captured = _capture(cupy, session, state, arrays, list(state.outputs))
-        session.run_with_iobinding(captured.binding, captured.run_options)
+        _run(session, captured)
         # The graph's number must not be given to another one.
         state.graphs[("replay", len(state.graphs))] = captured
 
@@ -239,8 +242,25 @@ def _run_graph(
         if buffer.data.ptr != given.data.ptr:
             cupy.copyto(buffer, given)
     _settle(cupy)
-    session.run_with_iobinding(captured.binding, captured.run_options)  # captures, or replays
+    try:
+        _run(session, captured)  # captures, or replays
+    except Exception:
+        del state.graphs[signature]
+        raise
     return {name: array.copy() if copy else array for name, array in captured.outputs.items()}
+
+
+def _run(session: Any, captured: _Captured) -> None:
+    """A capture that fails leaves its error with CUDA's runtime, where the first kernel of this thread's next run, of
+    whatever session, would find it and take it for its own.
+    """
+    try:
+        session.run_with_iobinding(captured.binding, captured.run_options)
+    except Exception:  # ONNX Runtime's own classes have no common base
+        for name in ("libcudart.so.13", "libcudart.so.12"):
+            with contextlib.suppress(OSError):  # not the one that ONNX Runtime has loaded
+                ctypes.CDLL(name, os.RTLD_NOLOAD | os.RTLD_LAZY).cudaGetLastError()
+        raise
 
 
 def _host(cupy: Any, array: Any) -> Any:

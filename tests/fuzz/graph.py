@@ -88,6 +88,7 @@ class Graph:
     functions: list[onnx.FunctionProto] = field(default_factory=list)
     kept: set[str] = field(default_factory=set)  # constants that stay float32 in a narrow graph, such as scales
     random: bool = False  # whether some node makes random numbers
+    has_loose_ranks: bool = False  # after a Squeeze without axes: with other sizes it gives another rank
     _number: int = 0
 
     @property

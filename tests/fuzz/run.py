@@ -38,11 +38,15 @@ from .worker import ALONE, Worker
 
 @dataclass
 class Result:
-    """What became of many seeds. `findings`: seed, minimised case and what is wrong with it."""
+    """What became of many seeds. `findings`: seed, minimised case and what is wrong with it.
+
+    `spent`: seconds by stage.
+    """
 
     counts: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
     rewrites: Counter[str] = field(default_factory=Counter)
+    spent: Counter[str] = field(default_factory=Counter)
     findings: list[tuple[int, Case, Finding]] = field(default_factory=list)
     seconds: float = 0.0
     captured: int = 0
@@ -88,6 +92,9 @@ def fuzz(
                     if seed is None or stop(result):
                         return
                 verdict = worker.ask(seed)
+                with lock:
+                    result.spent += worker.spent
+                worker.spent.clear()
                 if ignore and verdict.finding is not None and re.search(ignore, verdict.finding.message):
                     verdict = replace(verdict, what="ignored", finding=None)
                 with lock:
@@ -190,6 +197,8 @@ def summarize(result: Result, provider: str, reasons: bool) -> None:
     guilty = Counter(f"{finding.guilty or '?'} ({finding.kind})" for _, _, finding in result.findings)
     for name, count in guilty.most_common():
         print(f"{count:5} findings: {name}")
+    whole = result.spent.total() or 1
+    print("spent: " + ", ".join(f"{stage} {part / whole:.0%}" for stage, part in result.spent.most_common(6)))
     rewrites = f"{result.rewrites.total()} rewrites by {len(result.rewrites)} passes"
     graphs = provider in ("cuda-graph", "cuda-both")
     under = f", {result.captured} under a CUDA graph" if graphs else ""

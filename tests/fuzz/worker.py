@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,7 @@ class Worker:
         self.mistake = mistake
         self.seconds = seconds
         self.module = module
+        self.spent: Counter[str] = Counter()  # seconds by stage
         self._process: subprocess.Popen[bytes] | None = None
         self._tasks = 0
 
@@ -62,12 +64,14 @@ class Worker:
         assert self._process is not None
         assert self._process.stdin is not None
         self._tasks += 1
-        stage, words = "start", ""
+        stage, words, since = "start", "", time.monotonic()
         try:
             _write(self._process.stdin, task)
             end = time.monotonic() + self.seconds
             while True:
                 kind, value = self._read(end)
+                self.spent[stage] += time.monotonic() - since
+                since = time.monotonic()
                 if kind == "done":
                     return value  # type: ignore[no-any-return]
                 if kind == "stage":

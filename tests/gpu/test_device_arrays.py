@@ -201,6 +201,20 @@ def test_replay_equals_a_plain_run(library: Path, rng: np.random.Generator, dtyp
             assert (got[name].view(f"u{got[name].itemsize}") == wanted[name].view(f"u{got[name].itemsize}")).all()
 
 
+def test_a_capture_that_failed_leaves_nothing_behind(library: Path) -> None:
+    """Of a model with a constant output, which ONNX Runtime copies there during the capture."""
+    text = """<ir_version: 8, opset_import: ["" : 18]> g (float[4] x) => (float[4] y, float[1,1] z)
+        <float[1] c = {3}, int64[1] i = {0}> { y = Relu(x)  z = Unsqueeze(c, i) }"""
+    model = onnx.parser.parse_model(text).SerializeToString()
+    x = np.array([-1, 2, -3, 4], np.float32)
+    graph, plain = ortplugin.session(model, ["cuda"], cuda_graph=True), ortplugin.session(model, ["cuda"])
+    for _ in range(2):
+        with pytest.raises(Exception, match="captur"):
+            ortplugin.run(graph, {"x": x})
+        assert cupy.asnumpy(ortplugin.run(plain, {"x": x})["y"]).tolist() == [0, 2, 0, 4]
+    assert not device._states[graph].graphs
+
+
 def test_two_shapes_have_two_graphs(library: Path, rng: np.random.Generator) -> None:
     session = ortplugin.session(norm_model(), ["cuda"], cuda_graph=True)
     addresses: dict[int, set[int]] = {4: set(), 9: set()}

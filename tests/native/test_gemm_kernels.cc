@@ -73,6 +73,15 @@ int main(int argc, char** argv) {
   Contraction image = SquareConv(kHalf, false, 2, 14, 64, 128, 1, 1, 0, 14);
   image.operands = {{128}, image.result()};
   CHECK(WithRowsAsBatch(image).batch == 2 * 14 * 14 && WithRowsAsBatch(image).operands[1] == (Shape{392, 1, 1, 128}));
+  for (bool Contraction::*first : {&Contraction::x_channels_first, &Contraction::y_channels_first}) {
+    Contraction other = image;
+    other.*first = true;
+    CHECK(WithRowsAsBatch(other).batch == 2);
+  }
+  Contraction first = image;
+  first.channels_last = false;
+  first.operands = {{1}};
+  CHECK(WithRowsAsBatch(first).batch == 2);
   image.operands[1] = {2, 1, 1, 128};
   CHECK(WithRowsAsBatch(image).batch == 2);
   image.operands = {{1, 1, 128}, {2, 14, 14, 1}};

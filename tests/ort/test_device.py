@@ -99,3 +99,19 @@ def test_a_replay_holds_its_feeds(cupy: FakeCupy) -> None:
     cupy.log.clear()
     replayed()
     assert cupy.log == []
+
+
+def test_a_capture_that_failed_is_made_again(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = session(True)
+    whole, failures = made.run_with_iobinding, [RuntimeError("not while a stream is captured")]
+
+    def run(binding: Any, options: Any) -> None:
+        if options.get_run_config_entry("gpu_graph_id") != "-1" and failures:
+            raise failures.pop()
+        whole(binding, options)
+
+    monkeypatch.setattr(made, "run_with_iobinding", run)
+    with pytest.raises(RuntimeError, match="captured"):
+        ortplugin.run(made, {"x": X, "shape": shape(3, 4)})
+    assert not device._states[made].graphs
+    assert np.array_equal(ortplugin.run(made, {"x": X, "shape": shape(3, 4)})["y"].array, 2 * X.reshape(3, 4))

@@ -72,8 +72,13 @@ def _widened(scope: Scope, cast: gs.Node) -> gs.Tensor | None:
 
 
 def _is_whole(scope: Scope, update: gs.Node) -> bool:
-    """Whether the updates are as large as the data, as are those that are an update of the same data."""
+    """Whether the updates are as large as the data, as are those that are an update of the same data.
+
+    Constant ones stay: ONNX Runtime captures no model in a CUDA graph that has a constant output.
+    """
     data, updates = update.inputs[:2]
+    if scope.is_constant(updates) and not scope.is_constant(data):
+        return False
     inner = scope.producer(updates)
     same = inner is not None and scope.op(inner) == UPDATE_SLICE and inner.inputs[0] is data
     forward = all(step > 0 for step in update.attrs.get("steps", ()))

@@ -4,6 +4,7 @@
     y = Where(true, a, b)       becomes    y = a          where a has y's shape; Expand(a, shape of y) else
 
 The constants are those that masks of exporters leave: a causal mask that forbids nothing, padding that is not there.
+What is not constant never becomes it: ONNX Runtime captures no model in a CUDA graph that has a constant output.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ def decide(scope: Scope, node: gs.Node) -> Outcome:
     """Makes an Identity or an Expand of one node, in place."""
     x = _decided(scope, node)
     if x is None or x.name in disputed(scope.graph):
+        return None
+    if scope.is_constant(x) and not all(scope.is_constant(each) for each in node.inputs):
         return None
     y = node.outputs[0]
     given, made = scope.shape(x), scope.shape(y)

@@ -30,8 +30,8 @@ def body(name: str, nodes: list[onnx.NodeProto], inputs: list[onnx.ValueInfoProt
 
 
 def typed(g: Graph, name: str, x: Value, shape: list[int | None] | None = None) -> onnx.ValueInfoProto:
-    """A body's value, whose shape stays open."""
-    return helper.make_tensor_value_info(name, to_onnx(x.dtype), shape)
+    """A body's value; its shape stays open where none is given, or a rank may depend on sizes."""
+    return helper.make_tensor_value_info(name, to_onnx(x.dtype), None if g.has_loose_ranks else shape)
 
 
 @glue(1)

@@ -58,7 +58,7 @@ def squeeze(g: Graph) -> object:
     if ones and g.chance(0.5):
         chosen: list[int] | None = sorted(g.rng.sample(ones, g.rng.randint(1, len(ones))))
         if g.chance(0.2):
-            chosen = None
+            chosen, g.has_loose_ranks = None, True
         elif g.opset >= 11 and g.chance(0.4):
             chosen = [axis - x.rank for axis in chosen or ()]
         return _axes(g, "Squeeze", x, chosen)

@@ -107,7 +107,9 @@ GemmConfig ConfigureGemm(const Contraction& problem, const cuda::DeviceFacts& de
 }
 
 Contraction WithRowsAsBatch(const Contraction& problem) {
-  if (problem.is_empty()) return problem;
+  // With channels first the pixels of an image are no rows.
+  if (problem.is_empty() || !problem.channels_last || problem.x_channels_first || problem.y_channels_first)
+    return problem;
   Contraction flat = problem;
   const int64_t rows = Rows(problem);
   flat.batch = rows;

@@ -27,8 +27,8 @@ cuda::LaunchShape GemmLaunch(const Contraction& problem, const GemmConfig& confi
 // Whether filters have one element, and every pixel is one of the result.
 bool IsPointwise(const Contraction& problem);
 
-// The problem with its rows as the batch, where no operand tells an image's pixels apart: one kernel for all numbers of
-// rows.
+// The problem with its rows as the batch, where all channels are last and no operand tells an image's pixels apart: one
+// kernel for all numbers of rows.
 Contraction WithRowsAsBatch(const Contraction& problem);
 
 EngineKernel MakeGemm(const Program& program, const Contraction& problem, const cuda::DeviceFacts& device);

@@ -19,6 +19,7 @@ SCORES = "kt = Transpose<perm = [0,1,3,2]> (k)  s = MatMul(q, kt)"
 END = "p = Softmax<axis = -1> (masked)  y = MatMul(p, v)"
 Y = "float[2,4,5,8] y"
 LOW = "low = Constant<value = float {-3e38}> ()  zero = Constant<value = float {0}> ()"
+LOWEST = "lowest = Constant<value = float {-3.4028235e38}> ()"
 TRIANGLE = np.tril(np.ones((5, 5), bool))
 
 
@@ -126,10 +127,9 @@ def test_constants_that_all_texts_share_are_kept_once(rng: np.random.Generator) 
     f"{LOW} masked = Where(m, s, low)",
     f"{LOW} bias = Where(m, zero, low)  masked = Add(s, bias)",
     "low = Constant<value = float {-10000}> ()  masked = Where(m, s, low)",
-    f"{LOW} lowest = Constant<value = float {{-3.4028235e38}}> ()  bias = Where(m, zero, lowest)"
-    "  masked = Add(s, bias)",
+    f"{LOW} {LOWEST} bias = Where(m, zero, lowest)  masked = Add(s, bias)",
     # A padding above a mask that is filled in: their sum is float32's lowest number and not -inf.
-    f"{LOW} lowest = Constant<value = float {{-3.4028235e38}}> ()  fill = Constant<value = float {{-9984}}> ()"
+    f"{LOW} {LOWEST} fill = Constant<value = float {{-9984}}> ()"
     "  filled = Where(m, s, fill)  bias = Where(m, zero, lowest)  masked = Add(filled, bias)",
 ])  # fmt: skip
 def test_rows_that_a_number_masks_whole_weigh_all_keys_alike(how: str, rng: np.random.Generator) -> None:

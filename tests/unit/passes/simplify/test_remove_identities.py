@@ -107,6 +107,15 @@ def test_an_update_of_all_rows(rows: str, rng: np.random.Generator) -> None:
     assert_same_outputs(original, optimized, rng)
 
 
+def test_an_update_of_all_by_constants_stays() -> None:
+    """ONNX Runtime captures no model in a CUDA graph that has a constant output."""
+    text = """g (float[1] x) => (float[1] y) <int64[1,1] i = {0}, float[1] u = {3}> {
+        a = Sin(x)  b = ScatterND(a, i, u)  y = Neg(b) }"""
+    made, _ = run_pass(model(text), UPDATE_SLICE)
+    assert operators(made) == ["Sin", "UpdateSlice", "Neg"]
+    assert_unchanged(made, [REMOVE_IDENTITIES])
+
+
 @pytest.mark.parametrize("start", [0, 1])
 def test_a_slice_of_attributes(start: int, rng: np.random.Generator) -> None:
     text = "g (float[3,4] x) => (float[A,4] y) {{ b = Slice<starts = [{0}], ends = [9], axes = [0]>(x)  y = Neg(b) }}"

@@ -49,6 +49,7 @@ STAY = {
     "Xor": graph("Xor(c, x)", c=TRUE),
     "Where of both": graph("Where(c, x, z)", "float", c=MIXED),
     "no elements": graph("And(c, x)", shape="0,4", made="0,4", c=TRUE[:0]),
+    "a constant branch": graph("Where(c, k, x)", "float", c=TRUE, k=np.zeros((3, 4), np.float32)),
     "a length that is not known": graph("Where(c, x, w)", "float", "N,1", "N,4", c=TRUE[0], w=np.zeros(4, np.float32)),
 }
 
