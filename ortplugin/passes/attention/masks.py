@@ -116,7 +116,7 @@ def _planned(scope: Scope, masks: Sequence[Mask], names: Names) -> Masking | str
         return Masking(parts=tuple(rest))
     total = constant[0].values
     for part in constant[1:]:
-        total = total + part.values
+        total = total + part.values  # type: ignore[operator]
     assert total is not None
     total = without_repeats(total)
     selected = selection(total)
