@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
-from rich.markup import escape
 
 from ortplugin.errors import OrtPluginError, UsageError, VerificationError, one_line, printable
 from ortplugin.version import __version__
@@ -57,6 +57,7 @@ class _Arguments:
     output: str | None
     verify: bool
     drop_guilty: bool
+    keep_faster: bool | None
     tune: bool
     providers: tuple[str, ...] | None
     device: int | None
@@ -74,6 +75,7 @@ class _Arguments:
     explain: bool
     dry_run: bool
     report_path: str | None
+    profile: bool
     restore: bool
     debug: bool
 
@@ -81,7 +83,9 @@ class _Arguments:
         """UsageError where options are missing or contradict each other."""
         if self.model is None:
             raise UsageError(f"no model is given: {PROGRAM} IN -o OUT")
-        if self.output is None and not self.dry_run:
+        if self.profile:
+            self._check_profile()
+        if self.output is None and not self.dry_run and not self.profile:
             raise UsageError("no output is given; name it with -o OUT, or use --dry-run")
         if self.restore and (self.only or self.skip or self.input_shapes or self.tune or self.layout != "auto"):
             raise UsageError(
@@ -91,17 +95,40 @@ class _Arguments:
             raise UsageError(
                 "--drop-guilty is about the verification of passes, which --restore and --no-verify leave out"
             )
+        if self.keep_faster and (self.restore or not self.verify):
+            raise UsageError(
+                "--keep-faster goes by the times of the verification, which --restore and --no-verify leave out"
+            )
         if self.restore and self.precision:
             raise UsageError("--restore converts nothing, so --precision does not go with it")
         if self.precision is None and (self.precision_io or self.precision_skip):
             raise UsageError("--precision-io and --precision-skip are about a conversion; add --precision fp16, say")
         for option, value in (("--provider", self.providers), ("--device", self.device), ("--inputs", self.inputs),
                               ("--rtol", self.rtol), ("--atol", self.atol)):  # fmt: skip
-            needed = (self.tune and option in ("--provider", "--device", "--inputs")) or (
-                self.precision is not None and option == "--inputs"
+            needed = (
+                (self.profile and option in ("--provider", "--inputs"))
+                or (self.tune and option in ("--provider", "--device", "--inputs"))
+                or (self.precision is not None and option == "--inputs")
             )
-            if value is not None and not self.verify and not needed:
-                raise UsageError(f"{option} is about the verification, which --no-verify leaves out")
+            if value is not None and not needed and (self.profile or not self.verify):
+                left_out = "--profile" if self.profile else "--no-verify"
+                raise UsageError(f"{option} is about the verification, which {left_out} leaves out")
+
+    def _check_profile(self) -> None:
+        """UsageError for what does not go with --profile."""
+        if self.output is not None:
+            raise UsageError(
+                "--profile writes no model, so -o does not go with it; --report OUT.html keeps what it shows"
+            )
+        for option, given in (("--restore", self.restore), ("--tune", self.tune), ("--drop-guilty", self.drop_guilty),
+                              ("--keep-faster", self.keep_faster)):  # fmt: skip
+            if given:
+                raise UsageError(f"--profile changes no model, so {option} does not go with it")
+        if any(name.lower() not in ("cpu", "cpuexecutionprovider") for name in self.providers or ()):
+            raise UsageError(
+                "--profile measures on the CPU alone: ONNX Runtime's profile holds the launches of a GPU's kernels, "
+                "not the kernels; leave --provider out"
+            )
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -114,6 +141,11 @@ class _Arguments:
     "--drop-guilty",
     is_flag=True,
     help="Where outputs differ, leave out the pass that is to blame, say so and try again, instead of failing.",
+)
+@click.option(
+    "--keep-faster/--no-keep-faster",
+    default=None,
+    help="Take back passes that make the result slower than the original (default on a GPU).",
 )
 @click.option("--tune", is_flag=True, help="Time each fused node on this machine's GPU and keep what is fastest.")
 @click.option(
@@ -160,7 +192,10 @@ class _Arguments:
 @click.option("--list-passes", is_flag=True, help="Show the passes in their order and stop.")
 @click.option("--explain", is_flag=True, help="Show what was nearly rewritten, and why it was not.")
 @click.option("--dry-run", is_flag=True, help="Do everything but write OUT.")
-@click.option("--report", "report_path", metavar="OUT.json", help="Write the report as JSON.")
+@click.option("--report", "report_path", metavar="OUT.html|OUT.json", help="Write the report as one page, or as JSON.")
+@click.option(
+    "--profile", is_flag=True, help="Rewrite nothing: show where IN spends time here, and which of it could be fused."
+)
 @click.option("--restore", is_flag=True, help="Go back: replace ortplugin's operators by standard ONNX.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.version_option(__version__, prog_name=PROGRAM)
@@ -169,8 +204,8 @@ def command(**given: Any) -> None:
 
     Operators are fused into those of the library that `ortplugin.register` makes known to a session. The result is
     compared with the original before it is written; if outputs differ, nothing is written and the guilty rewrite is
-    named, or, with --drop-guilty, its pass is left out. The exit status is 0 on success, 1 on an error, 2 on a mistake
-    in the command.
+    named, or, with --drop-guilty, its pass is left out. Passes that make it slower on a GPU
+    are left out, too, if need be all. The exit status is 0 on success, 1 on an error, 2 on a mistake in the command.
     """
     arguments = _Arguments(**given)
     if arguments.list_passes:
@@ -181,54 +216,63 @@ def command(**given: Any) -> None:
 
 
 def _run(arguments: _Arguments) -> None:
-    from ortplugin.model.storage import (  # arguments first: mistakes show at once
-        check_output,
-        load,
-        save_model,
-        write_text,
-    )
-    from ortplugin.render import print_report
+    from ortplugin.progress import shown_progress
 
     assert arguments.model is not None
-    output, report_path = arguments.output, arguments.report_path
-    for path in (output, report_path):
-        if path is not None:
-            check_output(path, [Path(arguments.model)])
-    if output is not None and report_path is not None and os.path.realpath(output) == os.path.realpath(report_path):
-        raise UsageError("--output and --report name the same file")
+    with shown_progress() as progress:
+        report, failure = _work(arguments, arguments.model, progress)
+    from ortplugin.render import print_report
 
-    with _progress() as progress:
-        progress(f"loading {arguments.model}")
-        start = time.perf_counter()
-        stored = load(arguments.model)
-        loaded = time.perf_counter() - start
-        for path in (output, report_path):
-            if path is not None:
-                check_output(path, stored.files)
-        failure: VerificationError | None = None
-        try:
-            result, report = (_restore if arguments.restore else _optimize)(stored, arguments, progress)
-        except VerificationError as error:
-            if error.report is None:
-                raise
-            failure, report = error, error.report
-        report.seconds["load"] = loaded
-        if failure is None and output is not None and not arguments.dry_run:
-            progress(f"writing {output}")
-            start = time.perf_counter()
-            save_model(result, output, protect=stored.files, external=True if stored.data_files else None)
-            report.seconds["write"] = time.perf_counter() - start
-            report.output = output
-        if report_path is not None:
-            write_text(report.to_json(), report_path, protect=stored.files)
     out = _console(sys.stdout)
     print_report(report, out, arguments.explain)
     if failure is not None:
         raise failure
-    if report.output is not None:
+    if arguments.profile:
+        out.print("Profiled; no model was written.")
+    elif report.output is not None:
         out.print(f"Wrote {printable(report.output)}", markup=False)
     else:
         out.print("Dry run: nothing was written.")
+
+
+def _work(
+    arguments: _Arguments, model: str, progress: Callable[[str], None]
+) -> tuple[Report, VerificationError | None]:
+    """Reads, makes, and writes what is to be written; the report, and the error of a verification that failed."""
+    from ortplugin.model.storage import check_output, load, save_model, write_text
+
+    output, report_path = arguments.output, arguments.report_path
+    for path in (output, report_path):
+        if path is not None:
+            check_output(path, [Path(model)])
+    if output is not None and report_path is not None and os.path.realpath(output) == os.path.realpath(report_path):
+        raise UsageError("--output and --report name the same file")
+    progress(f"loading {model}")
+    start = time.perf_counter()
+    stored = load(model)
+    loaded = time.perf_counter() - start
+    for path in (output, report_path):
+        if path is not None:
+            check_output(path, stored.files)
+    failure: VerificationError | None = None
+    try:
+        make = _profile if arguments.profile else _restore if arguments.restore else _optimize
+        result, report = make(stored, arguments, progress)
+    except VerificationError as error:
+        if error.report is None:
+            raise
+        failure, report = error, error.report
+    report.seconds["load"] = loaded
+    if failure is None and output is not None and not arguments.dry_run:
+        progress(f"writing {output}")
+        start = time.perf_counter()
+        save_model(result, output, protect=stored.files, external=True if stored.data_files else None)
+        report.seconds["write"] = time.perf_counter() - start
+        report.output = output
+    if report_path is not None:
+        progress(f"writing {report_path}")
+        write_text(_written(report, report_path), report_path, protect=stored.files)
+    return report, failure
 
 
 def _optimize(stored: StoredModel, arguments: _Arguments, progress: Callable[[str], None]) -> tuple[Any, Report]:
@@ -242,7 +286,9 @@ def _optimize(stored: StoredModel, arguments: _Arguments, progress: Callable[[st
         input_shapes=arguments.input_shapes,
         verify=arguments.verify,
         drop_guilty=arguments.drop_guilty,
+        keep_faster=arguments.keep_faster,
         tune=arguments.tune,
+        profile=arguments.report_path is not None,
         providers=arguments.providers,
         device_id=arguments.device or 0,
         inputs=arguments.inputs,
@@ -255,6 +301,31 @@ def _optimize(stored: StoredModel, arguments: _Arguments, progress: Callable[[st
     )
 
 
+def _profile(stored: StoredModel, arguments: _Arguments, progress: Callable[[str], None]) -> tuple[Any, Report]:
+    """The model as it is, with a report of where it spends its time and of what would be rewritten."""
+    from ortplugin.check.verify import Verifier
+
+    _, report = _optimize(stored, replace(arguments, verify=False), progress)
+    report.action = "profile"
+    with closing(
+        Verifier(stored.proto, path=stored.path, providers=["cpu"], inputs=arguments.inputs,
+                 input_shapes=arguments.input_shapes, progress=progress)
+    ) as verifier:  # fmt: skip
+        report.profile = verifier.profile()
+    if report.profile.skipped:
+        raise VerificationError(report.profile.skipped)
+    return stored.proto, report
+
+
+def _written(report: Report, path: str) -> str:
+    """The report as the name of its file says."""
+    if not path.lower().endswith((".html", ".htm")):
+        return report.to_json()
+    from ortplugin.report.html import to_html
+
+    return to_html(json.loads(report.to_json()))
+
+
 def _restore(stored: StoredModel, arguments: _Arguments, progress: Callable[[str], None]) -> tuple[Any, Report]:
     """The model in standard ONNX, with a report whose changes are the nodes replaced."""
     from ortplugin.check.verify import Tolerance, Verifier
@@ -262,12 +333,14 @@ def _restore(stored: StoredModel, arguments: _Arguments, progress: Callable[[str
     from ortplugin.graph.messages import walk_nodes
     from ortplugin.model.restore import restore
     from ortplugin.passes.base import Change
-    from ortplugin.report import Report, count_operators
+    from ortplugin.report import Report, count_operators, node_labels, weigh
 
     progress("restoring")
     start = time.perf_counter()
     result = restore(stored.proto)
     report = Report("restore", str(stored.path), before=count_operators(stored.proto), after=count_operators(result))
+    report.labels_before, report.labels_after = node_labels(stored.proto), node_labels(result)
+    report.weights_before, report.weights_after = weigh(stored.proto), weigh(result)
     fused = [node for node in walk_nodes(stored.proto) if node.domain == DOMAIN]
     report.changes = [Change("restore", (f"{node.name} ({node.op_type})",), "") for node in fused]
     report.seconds["restore"] = time.perf_counter() - start
@@ -310,13 +383,6 @@ def _print_passes(out: Console) -> None:
 
 def _console(stream: Any) -> Console:
     return Console(file=stream, highlight=False, width=None if stream.isatty() else _PIPE_WIDTH, soft_wrap=False)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """A function that says what is going on, beside a spinner on stderr if that is a terminal."""
-    with Console(stderr=True, highlight=False).status("") as status:
-        yield lambda text: status.update(escape(printable(text)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

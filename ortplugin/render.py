@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich.console import Console
 from rich.markup import escape as _escape_markup
 from rich.table import Table
 
 from ortplugin.errors import printable
-from ortplugin.report import PLAIN, ProviderVerification, Report
+from ortplugin.report import GRAPH, PLAIN, ProviderVerification, Report, Timing
+
+_SLOWEST = 15  # nodes that a profile shows
 
 
 def escape(text: str) -> str:
@@ -17,9 +21,13 @@ def escape(text: str) -> str:
 
 def print_report(report: Report, console: Console, explain: bool = False) -> None:
     """Prints operators before and after, rewrites, near misses (if `explain`), errors and times."""
-    console.print(_operators(report))
+    profiled = report.action == "profile"
+    if profiled:
+        _print_profile(report, console)
+    else:
+        console.print(_operators(report))
     if report.rewrites:
-        table = Table(title="Rewrites", title_justify="left")
+        table = Table(title="Rewrites that would apply" if profiled else "Rewrites", title_justify="left")
         table.add_column("rewrite")
         table.add_column("times", justify="right")
         for name, count in report.rewrites.items():
@@ -38,11 +46,19 @@ def print_report(report: Report, console: Console, explain: bool = False) -> Non
         console.print(f"Local functions whose calls became their bodies: {names}.")
     for dropped in report.dropped:
         console.print(f"[bold yellow]Left out the pass '{escape(dropped.rewrite)}':[/] {escape(dropped.reason)}")
+    for taken in report.taken_back:
+        times = "; ".join(_timed(taken.provider, timing) for timing in taken.timings)
+        names = ", ".join(f"'{escape(name)}'" for name in taken.rewrites)
+        console.print(f"[bold yellow]Took back what made it slower, the passes {names}:[/] with them, {times}")
     for result in report.verification:
         _print_verification(result, console)
     if report.action == "restore":
         if not report.changes:
             console.print("[bold yellow]Nothing to restore: no operator of ortplugin; the model is as it was.[/]")
+    elif profiled:
+        pass  # it has said so
+    elif report.taken_back and not report.changes and not report.tuned:
+        console.print("[bold yellow]The original stays: no rewrite of it was as fast as it is; 0 rewrites.[/]")
     elif not report.changes and not report.tuned:
         console.print("[bold yellow]Nothing to rewrite: 0 rewrites; the model is as it was.[/]")
     elif not report.fused and not report.tuned:
@@ -52,6 +68,32 @@ def print_report(report: Report, console: Console, explain: bool = False) -> Non
         console.print(f"{nearly} places were nearly rewritten; --explain says why they were not.")
     steps = ", ".join(f"{step} {seconds:.2f} s" for step, seconds in report.seconds.items())
     console.print(f"[dim]{steps}[/]")
+
+
+def _print_profile(report: Report, console: Console) -> None:
+    """Where the time goes, by operator and by node, and which of it lies in nodes that would be fused."""
+    profile = report.to_dict()["profile"]
+    line = profile["original"]
+    table = Table(title=f"Time per operator on this CPU, inputs {escape(profile['inputs'])}", title_justify="left")
+    slowest = Table(title="Slowest nodes", title_justify="left")
+    for header in ("operator", "nodes", "ms", "share", "we could take"):
+        table.add_column(header, justify="left" if header == "operator" else "right")
+    for header in ("node", "operator", "ms", "share", "taken by"):
+        slowest.add_column(header, justify="right" if header in ("ms", "share") else "left")
+    for row in line["operators"]:
+        taken = f"{row['taken_share']:.1%}" if row["taken_share"] else ""
+        table.add_row(_operator(row), str(row["count"]), f"{row['ms']:.3f}", f"{row['share']:.1%}", taken)
+    for row in line["nodes"][:_SLOWEST]:
+        times = f"{row['ms']:.3f}", f"{row['share']:.1%}"
+        slowest.add_row(escape(row["node"]), _operator(row), *times, escape(row["taken_by"] or ""))
+    console.print(table)
+    console.print(slowest)
+    share = f"{line['taken_share']:.0%} of the time of its nodes lies in those that ortplugin would take"
+    console.print(f"A run takes {line['run_ms']:.3f} ms, the median of {line['runs']}; {share}.")
+
+
+def _operator(row: dict[str, Any]) -> str:
+    return escape(row["operator"].removeprefix("ai.onnx::"))
 
 
 def _precision(report: Report) -> str:
@@ -149,12 +191,15 @@ def _print_verification(result: ProviderVerification, console: Console) -> None:
         console.print(f"[yellow]{escape(provider)}: CUDA graphs were not compared, {escape(result.graph_skipped)}[/]")
     for note in result.notes:
         console.print(f"[bold yellow]{escape(provider)}: {escape(note)}[/]")
-    if result.original_ms is not None and result.optimized_ms is not None:
-        factor = result.original_ms / max(result.optimized_ms, 1e-9)
-        console.print(
-            f"{escape(provider)}: original {result.original_ms:.3f} ms, optimized {result.optimized_ms:.3f} ms, "
-            f"{factor:.2f} times as fast"
-        )
+    for timing in result.timings:
+        line = _timed(result.provider, timing)
+        console.print(f"[yellow]{line}[/]" if timing.loses else line)
+
+
+def _timed(provider: str, timing: Timing) -> str:
+    """'CUDA, in a CUDA graph: original 2.000 ms, ...'."""
+    mode = ", in a CUDA graph" if timing.mode == GRAPH else ""
+    return f"{escape(provider.removesuffix('ExecutionProvider'))}{mode}: {timing}"
 
 
 def _number(value: float | None) -> str:

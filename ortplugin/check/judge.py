@@ -13,11 +13,9 @@ session with TF32 gives where the model can't be captured.
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +25,26 @@ from onnx import ModelProto
 from ortplugin.check.compare import Tolerance, compare, compare_form
 from ortplugin.check.cuda_driver import CudaError, Gpu
 from ortplugin.check.inputs import CANDIDATES, Case, cast_floating, generate, shifted
+from ortplugin.check.profile import profile
 from ortplugin.check.replays import Arrays, GraphSession, NotCaptured, Replayed, compare_replays
+from ortplugin.check.timing import time_in_turns
 from ortplugin.errors import OrtPluginError, RuntimeMissingError, VerificationError, one_line
 from ortplugin.model.input_shapes import Shapes
-from ortplugin.report import GRAPH, GRAPH_TF32, PLAIN, TF32, InputComparison, OutputComparison, ProviderVerification
+from ortplugin.report import (
+    GRAPH,
+    GRAPH_TF32,
+    PLAIN,
+    TF32,
+    InputComparison,
+    OutputComparison,
+    ProviderVerification,
+    Timeline,
+    Timing,
+)
 from ortplugin.session import CPU, CUDA, element_type, library_path, onnxruntime, register, run_on_host
 
 _SILENT = 4  # ONNX Runtime's log level that shows fatal errors only; its errors are reported as ours
 _MOST_ROUNDING = 2  # times the original's own error with TF32: two roundings of the same values differ by as much
-_WARM_UP, _MIN_ROUNDS, _MAX_ROUNDS, _SECONDS = 2, 5, 50, 1.0
 
 
 @dataclass(frozen=True)
@@ -180,6 +189,25 @@ class Judge:
         """Whether a model agrees with the original on every case, plain and, where it can be captured, in graphs."""
         return self.verify(provider, side, timed=False).passed
 
+    def profile(self, side: Side | None, folder: Path) -> tuple[str, Timeline]:
+        """The name of the inputs and where a model spends its time on the CPU; None is the original."""
+        case, outputs = self._reference(CPU).cases[0]
+        what, chosen = ("original", self._question.original) if side is None else ("optimized model", side)
+        self._tell(Step(f"profiling the {what}", of_original=side is None))
+
+        def run(session: Any) -> object:
+            return run_on_host(session, _as_taken(case.feeds, session), list(outputs))
+
+        return case.name, profile(chosen.path, folder, _options(chosen), run)
+
+    def times(self, provider: str, side: Side) -> tuple[Timing, ...]:
+        """Original and `side` in turns, in each mode in which both run: CUDA graphs first."""
+        is_captured = provider == CUDA and bool(self._original_graphs()[0])
+        timings, notes = self._timings(provider, side, None, is_captured)
+        if notes:
+            self._check_gpu(provider)
+        return timings
+
     def _check_gpu(self, provider: str) -> None:
         if provider == CUDA:
             try:
@@ -286,6 +314,9 @@ class Judge:
             results.append(InputComparison(case.name, outputs))
         return results, session
 
+    def _graph_session(self, side: Side, tf32: bool) -> GraphSession:
+        return GraphSession(lambda options: self._make(side, CUDA, tf32, **options), self._question.device_id)
+
     def _replay(self, side: Side, tf32: bool = False) -> tuple[list[Replayed], str]:
         """Replays of one model on each pair of cases, as far as it can be captured, and why not on the others.
 
@@ -293,8 +324,7 @@ class Judge:
         """
         found: list[Replayed] = []
         try:
-            make = partial(self._make, side, CUDA, tf32)
-            with GraphSession(lambda options: make(**options), self._question.device_id) as graphs:
+            with self._graph_session(side, tf32) as graphs:
                 for pair in self._reference(CUDA).pairs():
                     found.append(graphs.replay([_as_taken(case.feeds, graphs) for case, _ in pair]))
         except NotCaptured as error:
@@ -425,22 +455,52 @@ class Judge:
     # ----------------------------------------------------------------------------------------------------------- time
 
     def _time(self, result: ProviderVerification, side: Side, session: Any) -> ProviderVerification:
-        provider = result.provider
-        self._tell(Step(f"timing on {short(provider)}", is_timing=True))
+        is_captured = result.provider == CUDA and bool(result.replays and self._original_graphs()[0])
+        timings, notes = self._timings(result.provider, side, session, is_captured)
+        return replace(result, timings=timings, notes=(*result.notes, *notes))
+
+    def _timings(
+        self, provider: str, side: Side, session: Any, is_captured: bool
+    ) -> tuple[tuple[Timing, ...], list[str]]:
+        """(times in each mode, why there are none of a mode). `session`: of `side`, or None."""
+        found: list[Timing] = []
+        notes: list[str] = []
+        for mode in (GRAPH, PLAIN) if is_captured else (PLAIN,):
+            where = f"{short(provider)}{', in a CUDA graph' if mode == GRAPH else ''}"
+            self._tell(Step(f"timing on {where}", mode=mode, is_timing=True))
+            try:
+                found.append(self._time_graphs(side) if mode == GRAPH else self._time_plain(provider, side, session))
+            except Exception as error:  # memory for two more sessions may lack; times are not the verdict
+                notes.append(f"not timed on {where}: {one_line(error)}")
+        return tuple(found), notes
+
+    def _time_plain(self, provider: str, side: Side, session: Any) -> Timing:
         reference = self._reference(provider)
         case, outputs = reference.cases[0]
-        try:
-            sessions = [reference.session, session]
-            if provider == CUDA:
-                sessions = [self._make(each, provider, tf32=True) for each in (self._question.original, side)]
-            original, optimized = (
-                _runner(each, provider, self._question.device_id, _as_taken(case.feeds, each), list(outputs))
-                for each in sessions
-            )
-            times = median_times(original, optimized)
-        except Exception:  # memory for two more sessions may lack; times are not the verdict
-            return result
-        return replace(result, original_ms=times[0], optimized_ms=times[1])
+        sessions = [reference.session, session]
+        if provider == CUDA:
+            sessions = [self._make(each, provider, self._timed_with_tf32) for each in (self._question.original, side)]
+        elif session is None:
+            sessions[1] = self._make(side, provider)
+        original, optimized = (
+            _runner(each, provider, self._question.device_id, _as_taken(case.feeds, each), list(outputs))
+            for each in sessions
+        )
+        return time_in_turns(_repeated(original), _repeated(optimized))
+
+    def _time_graphs(self, side: Side) -> Timing:
+        case, _ = self._reference(CUDA).cases[0]
+        with ExitStack() as both:
+            replays = []
+            for each in (self._question.original, side):
+                graphs = both.enter_context(self._graph_session(each, self._timed_with_tf32))
+                replays.append(both.enter_context(graphs.captured(_as_taken(case.feeds, graphs))))
+            return time_in_turns(replays[0], replays[1], GRAPH)
+
+    @property
+    def _timed_with_tf32(self) -> bool:
+        """As in a user's session, but after a conversion that forbids it."""
+        return self._question.tolerance.precision != "fp32"
 
 
 def _as_taken(feeds: Mapping[str, Any], session: Any) -> dict[str, Any]:
@@ -469,17 +529,13 @@ def make_session(side: Side, provider: str, tf32: bool = False, options: Mapping
         options: more options of the provider.
     """
     ort = onnxruntime()
-    session_options = ort.SessionOptions()
-    session_options.log_severity_level = _SILENT
-    if side.plugin or _library_present():
-        register(session_options)
     settings = [{**({"use_tf32": "1" if tf32 else "0"} if provider == CUDA else {}), **(options or {})}]
     providers = [provider]
     if provider != CPU:
         providers.append(CPU)
         settings.append({})
     session = ort.InferenceSession(
-        str(side.path), session_options, providers=providers, provider_options=settings, enable_fallback=0
+        str(side.path), _options(side), providers=providers, provider_options=settings, enable_fallback=0
     )
     if provider not in session.get_providers():
         raise RuntimeMissingError(
@@ -487,6 +543,14 @@ def make_session(side: Side, provider: str, tf32: bool = False, options: Mapping
             "or choose another --provider"
         )
     return session
+
+
+def _options(side: Side) -> Any:
+    options = onnxruntime().SessionOptions()
+    options.log_severity_level = _SILENT
+    if side.plugin or _library_present():
+        register(options)
+    return options
 
 
 def _library_present() -> bool:
@@ -523,17 +587,5 @@ def _runner(
     return lambda: session.run_with_iobinding(binding)
 
 
-def median_times(first: Callable[[], object], second: Callable[[], object]) -> tuple[float, float]:
-    """Median milliseconds of two functions, run in turns after a warm-up so that both meet the same conditions."""
-    for _ in range(_WARM_UP):
-        first()
-        second()
-    times: tuple[list[float], list[float]] = ([], [])
-    begun = time.perf_counter()
-    while len(times[0]) < _MIN_ROUNDS or (len(times[0]) < _MAX_ROUNDS and time.perf_counter() - begun < _SECONDS):
-        order = ((first, 0), (second, 1)) if len(times[0]) % 2 == 0 else ((second, 1), (first, 0))
-        for function, index in order:
-            start = time.perf_counter()
-            function()
-            times[index].append((time.perf_counter() - start) * 1e3)
-    return statistics.median(times[0]), statistics.median(times[1])
+def _repeated(run: Callable[[], object]) -> Callable[[int], object]:
+    return lambda count: [run() for _ in range(count)]

@@ -9,12 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ortplugin.check.child import Child, DiedError
 from ortplugin.check.judge import Judge, Question, Side, Step
-from ortplugin.errors import VerificationError
-from ortplugin.report import GRAPH, InputComparison, OutputComparison, ProviderVerification
+from ortplugin.errors import VerificationError, one_line
+from ortplugin.report import GRAPH, InputComparison, OutputComparison, ProviderVerification, Timeline, Timing
 
 ORIGINAL_SECONDS = 3600.0  # of one step of the original: whoever has such a model knows that it is slow
 LEAST_SECONDS = 900.0  # of one step of the optimized model, which may have hundreds of kernels to compile
@@ -85,9 +86,26 @@ class JudgeProcess:
                     output = OutputComparison("", False, message=died)
                     return ProviderVerification(provider, (InputComparison("process", (output,), step.mode),))
 
+    def profile(self, side: Side | None, folder: Path) -> tuple[str, Timeline]:
+        """See Judge; VerificationError where it can't be done."""
+        try:
+            found: tuple[str, Timeline] = self._call("profile", side, folder)
+        except VerificationError:
+            raise
+        except Exception as error:  # the process died, or an error of ONNX Runtime's own
+            raise VerificationError(f"the model can't be profiled: {one_line(error)}") from error
+        return found
+
     def agrees(self, provider: str, side: Side) -> bool:
         """See Judge."""
         return self.verify(provider, side, timed=False).passed
+
+    def times(self, provider: str, side: Side) -> tuple[Timing, ...]:
+        """See Judge; none where a process dies."""
+        try:
+            return tuple(self._call("times", provider, side))
+        except (DiedError, VerificationError):
+            return ()
 
     def _make(self) -> Child:
         return Child(self._judge, self._question, tell=self._tell, memory=self._memory)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -166,13 +166,7 @@ class GraphSession:
         error is that of a run.
         """
         gpu, session = self._gpu, self._session
-        owned: list[int] = []
-
-        def allocate(size: int) -> int:
-            owned.append(gpu.allocate(size))
-            return owned[-1]
-
-        try:
+        with self._memory() as allocate:
             held = self._upload(cases, allocate)
             bound, plain, unsteady = self._capture(held, cases, allocate)
             started = time.perf_counter()
@@ -182,17 +176,43 @@ class GraphSession:
             count = min(replays, max(_LEAST, int(_SECONDS * 1e3 / max(bound.milliseconds, 1e-3))))
             results, others, queued = self._queue(bound, held, count, allocate)
             return Replayed(count, queued, results, others, plain, unsteady)
+
+    @contextlib.contextmanager
+    def captured(self, feeds: Mapping[str, Any]) -> Iterator[Callable[[int], None]]:
+        """A function that replays the model so many times on these inputs and waits. Raises as `replay`."""
+        with self._memory() as allocate:
+            bound, _, _ = self._capture(self._upload([feeds], allocate), [feeds], allocate)
+            options = self._options()
+
+            def replay(count: int) -> None:
+                for _ in range(count):
+                    self._session.run_with_iobinding(bound.binding, options)
+                self._gpu.synchronize(self._stream)
+
+            yield replay
+
+    # ------------------------------------------------------------------------------------------------------ the parts
+
+    @contextlib.contextmanager
+    def _memory(self) -> Iterator[Callable[[int], int]]:
+        """A function that allocates what is freed at the end, when the streams are at rest."""
+        owned: list[int] = []
+
+        def allocate(size: int) -> int:
+            owned.append(self._gpu.allocate(size))
+            return owned[-1]
+
+        try:
+            yield allocate
         except Exception as error:  # ONNX Runtime's own classes have no common base
             if "out of memory" in str(error).lower() or "failed to allocate memory" in str(error).lower():
                 raise NotCaptured(reason(error)) from error
             raise
         finally:
             for stream in (self._stream, self._other):
-                _quietly(gpu.synchronize, stream)
+                _quietly(self._gpu.synchronize, stream)
             for address in owned:
-                _quietly(gpu.release, address)
-
-    # ------------------------------------------------------------------------------------------------------ the parts
+                _quietly(self._gpu.release, address)
 
     def _elements(self, values: Sequence[Any]) -> dict[str, tuple[int, np.dtype[Any]]]:
         found = {}

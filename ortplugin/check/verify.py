@@ -25,7 +25,7 @@ from ortplugin.graph.domains import DOMAIN
 from ortplugin.graph.messages import walk_graphs, walk_nodes, walk_tensors
 from ortplugin.model.input_shapes import Shapes
 from ortplugin.model.storage import save_model
-from ortplugin.report import ProviderVerification
+from ortplugin.report import Profile, ProviderVerification, Timing
 from ortplugin.session import CPU, available_providers, check_device, resolve_provider
 
 __all__ = ["Tolerance", "Verifier"]
@@ -72,6 +72,7 @@ class Verifier:
         tolerance = replace(tolerance or Tolerance(), computed=computed_in(original))
         question = Question(side, light, user_case, input_shapes, tolerance, device_id)
         say = progress or (lambda _: None)
+        self._verified: Side | None = None
         self._judge = JudgeProcess(question, lambda step: say(step.text))
 
     def close(self) -> None:
@@ -84,7 +85,7 @@ class Verifier:
 
         Raises VerificationError if that can't be done.
         """
-        side = self._write(optimized, "optimized.onnx")
+        side = self._verified = self._write(optimized, "optimized.onnx")
         results: list[ProviderVerification] = []
         for provider in self._providers:
             try:
@@ -106,9 +107,26 @@ class Verifier:
             raise VerificationError(results[0].skipped)
         return results
 
+    def profile(self) -> Profile:
+        """Where the original and what was verified last, if anything was, spend their time on the CPU."""
+        if CPU not in self._providers:
+            why = "ONNX Runtime's profile holds launches of GPU kernels, not the kernels, and the CPU is left out"
+            return Profile(self._providers[0], skipped=why)
+        folder = Path(self._folder.name)
+        try:
+            name, original = self._judge.profile(None, folder)
+            optimized = None if self._verified is None else self._judge.profile(self._verified, folder)[1]
+        except VerificationError as error:
+            return Profile(CPU, skipped=str(error))
+        return Profile(CPU, name, original, optimized)
+
     def agrees(self, candidate: ModelProto, provider: str) -> bool:
         """Whether `candidate` agrees with the original on `provider`, on every case, plain and in CUDA graphs."""
         return self._judge.agrees(provider, self._write(candidate, "candidate.onnx"))
+
+    def times(self, candidate: ModelProto, provider: str) -> tuple[Timing, ...]:
+        """The original and `candidate` in turns, in each mode in which both run; none where that can't be done."""
+        return self._judge.times(provider, self._write(candidate, "candidate.onnx"))
 
     def _write(self, model: ModelProto, name: str) -> Side:
         path = Path(self._folder.name) / name

@@ -3,7 +3,8 @@
 pipeline      the table of passes, and which of them run
 loop          passes in rounds until nothing changes
 options       what a caller asks for
-api           `optimize` itself; tuning and verification: what it does with check/; bisection: which change is to blame
+api           `optimize` itself; tuning and verification: what it does with check/; bisection: which change is to blame;
+              keep_faster: which passes make it slower
 """
 
 from __future__ import annotations

@@ -20,16 +20,19 @@ from ortplugin.model.input_shapes import Shapes, fix_input_shapes
 from ortplugin.model.normalise import normalised
 from ortplugin.model.storage import PathLike, StoredModel, load
 from ortplugin.model.upgrade import BFLOAT16_OPSET, opset, upgrade
+from ortplugin.optimizer.keep_faster import Left, take_back
 from ortplugin.optimizer.loop import run_stages
 from ortplugin.optimizer.options import Options, Progress
-from ortplugin.optimizer.pipeline import make_stages, select_passes
+from ortplugin.optimizer.pipeline import Stage, make_stages, select_passes, stage_of
 from ortplugin.optimizer.tuning import tune_model
 from ortplugin.optimizer.verification import Attempt, verify_rewrites
 from ortplugin.passes.base import NearMiss, Pass
 from ortplugin.precision import BFLOAT16, FLOAT16, Precision
 from ortplugin.precision.plan import Request
 from ortplugin.precision.ranges import measure
-from ortplugin.report import CONVERSION, Dropped, Report, count_operators
+from ortplugin.report import CONVERSION, Dropped, Report, TakenBack, count_operators, node_labels, weigh
+
+_SEARCHES = 2  # for what makes a model slower; what loses after so many goes whole
 
 
 def optimize(
@@ -41,7 +44,9 @@ def optimize(
     input_shapes: Shapes | None = None,
     verify: bool = False,
     drop_guilty: bool = False,
+    keep_faster: bool | None = None,
     tune: bool = False,
+    profile: bool = False,
     providers: Sequence[str] | None = None,
     device_id: int = 0,
     inputs: Mapping[str, object] | PathLike | None = None,
@@ -65,7 +70,11 @@ def optimize(
         verify: run original and optimized in ONNX Runtime and compare.
         drop_guilty: where outputs differ then, leave out the pass that is to blame and do everything again, tuning
             too, until they agree. `report.dropped` names what was left out. Conversions of precision are not.
+        keep_faster: where the verified model is slower than the original, in a CUDA graph or in plain runs, leave out
+            the passes that make it so, or all of them, and do everything again. `report.taken_back` names them. None:
+            by times on CUDA only; True: by those on the CPU, too, where there is no CUDA.
         tune: time each fused node on this machine and keep what is fastest (`ortplugin.check.tune`).
+        profile: where outputs agree, time the operators of both on the CPU (`report.profile`).
         providers: execution providers to verify on; None takes the CPU, and CUDA where it is present. `tune` measures
             on the first one; None takes CUDA.
         device_id: the number of the GPU, in this process, to verify and tune on.
@@ -87,23 +96,24 @@ def optimize(
     """
     return optimize_with(model_or_path, Options(
         only=None if only is None else tuple(only), skip=tuple(skip or ()), layout=layout, input_shapes=input_shapes,
-        verify=verify, drop_guilty=drop_guilty, tune=tune, providers=providers, device_id=device_id, inputs=inputs,
-        rtol=rtol, atol=atol, limit=limit, precision=precision, precision_io=precision_io,
-        precision_skip=tuple(precision_skip or ()), tell=progress or (lambda _: None),
+        verify=verify, drop_guilty=drop_guilty, keep_faster=keep_faster, tune=tune, profile=profile,
+        providers=providers, device_id=device_id, inputs=inputs, rtol=rtol, atol=atol, limit=limit, precision=precision,
+        precision_io=precision_io, precision_skip=tuple(precision_skip or ()), tell=progress or (lambda _: None),
     ))  # fmt: skip
 
 
 def optimize_with(model_or_path: ModelProto | PathLike | StoredModel, options: Options) -> tuple[ModelProto, Report]:
-    """`optimize` with its arguments in a record; repeats it without the guilty pass where options.drop_guilty."""
+    """`optimize` with its arguments in a record; repeats it without what is to blame for differences and losses."""
     options.check()
     dropped: list[Dropped] = []
+    taken_back: list[TakenBack] = []
     while True:
         try:
-            model, report = _optimize_once(model_or_path, options)
+            model, report, losing = _optimize_once(model_or_path, options)
         except VerificationError as error:
             if error.report is None:
                 raise
-            error.report.dropped = dropped
+            error.report.dropped, error.report.taken_back = dropped, taken_back
             guilty = error.report.guilty
             if not options.drop_guilty or guilty is None or guilty.rewrite in (CONVERSION, *options.skip):
                 raise
@@ -111,49 +121,76 @@ def optimize_with(model_or_path: ModelProto | PathLike | StoredModel, options: O
             dropped.append(Dropped(guilty.rewrite, guilty.nodes, reason))
             options = replace(options, skip=(*options.skip, guilty.rewrite))
         else:
-            report.dropped = dropped
-            return model, report
+            taken_back += report.taken_back
+            if not losing:
+                report.dropped, report.taken_back = dropped, taken_back
+                return model, report
+            only = options.only if len(taken_back) <= _SEARCHES else ()
+            options = replace(options, only=only, skip=(*options.skip, *sorted(losing)))
 
 
-def _optimize_once(model_or_path: ModelProto | PathLike | StoredModel, options: Options) -> tuple[ModelProto, Report]:
-    target, tell = options.target(), options.tell
-    tf32 = {"tf32": True, "fp32": False}.get(target.name) if target is not None else None
-    passes = select_passes(options.only, options.skip, options.layout, tf32)
-    report = Report()
+def _optimize_once(
+    model_or_path: ModelProto | PathLike | StoredModel, options: Options
+) -> tuple[ModelProto, Report, Left]:
+    """(the result, what was done, the passes to leave out because the result is slower)."""
+    report, tell = Report(), options.tell
     with _timed(report, "load"):
         tell("loading")
         original, path = _original(model_or_path)
     report.input = None if path is None else str(path)
-    report.before = count_operators(original)
+    report.before, report.weights_before = count_operators(original), weigh(original)
+    report.labels_before = node_labels(original)
     with _timed(report, "passes"):
-        prepared = _prepare(original, options, target)
-        start = prepared.model
-        stages: tuple[tuple[Pass, ...], ...] = (tuple(passes),)
-        if target is not None:
-            report.precision = target.name
-            peaks = _peaks(target, original, start, options)
-            request = Request(target, frozenset(options.precision_skip), peaks, frozenset(step.name for step in passes))
-            stages = make_stages(passes, request, options.precision_io)
-        optimized, report.changes, report.near_misses = run_stages(start, stages, options.limit, tell)
-        report.near_misses = [*prepared.near_misses, *report.near_misses]
-        if report.changes or options.input_shapes:
-            report.functions, report.opset = prepared.functions, prepared.opset
-        elif prepared.differs:  # nothing to do is nothing changed
-            optimized = ModelProto()
-            optimized.CopyFrom(original)
+        rewritten, start, stages, names = _rewrite(original, options, report)
+    optimized = rewritten
     with _timed(report, "check"):
         tell("checking the result")
         check_result(optimized)
-    untuned = optimized
     if options.tune:
         with _timed(report, "tune"):
             optimized, report.tuning = tune_model(original, optimized, options)
             check_result(optimized)
-    report.after = count_operators(optimized)
+    report.after, report.weights_after = count_operators(optimized), weigh(optimized)
+    report.labels_after = node_labels(optimized)
     if options.verify and (report.changes or options.input_shapes or report.tuned):
+
+        def again(left: Sequence[str]) -> tuple[ModelProto, Report]:
+            made = Report()
+            return _rewrite(original, replace(options, skip=(*options.skip, *left)), made)[0], made
+
+        attempt = Attempt(original, path, start, stages, rewritten, optimized, options, names, again)
+        losing: list[Left] = []
         with _timed(report, "verify"):
-            verify_rewrites(Attempt(original, path, start, stages, untuned, optimized, options), report)
-    return optimized, report
+            verify_rewrites(attempt, report, lambda verifier: losing.append(take_back(attempt, verifier, report)))
+        return optimized, report, losing[0]
+    return optimized, report, frozenset()
+
+
+def _rewrite(
+    original: ModelProto, options: Options, report: Report
+) -> tuple[ModelProto, ModelProto, tuple[tuple[Pass, ...], ...], tuple[str, ...]]:
+    """(what the passes make, of what, the stages, the names of what could be left out); `report` has the changes."""
+    target = options.target()
+    tf32 = {"tf32": True, "fp32": False}.get(target.name) if target is not None else None
+    passes = select_passes(options.only, options.skip, options.layout, tf32)
+    prepared = _prepare(original, options, target)
+    start = prepared.model
+    stages: tuple[tuple[Pass, ...], ...] = (tuple(passes),)
+    if target is not None:
+        report.precision = target.name
+        peaks = _peaks(target, original, start, options)
+        request = Request(target, frozenset(options.precision_skip), peaks, frozenset(step.name for step in passes))
+        stages = make_stages(passes, request, options.precision_io)
+    optimized, report.changes, report.near_misses = run_stages(start, stages, options.limit, options.tell)
+    report.near_misses = [*prepared.near_misses, *report.near_misses]
+    if report.changes or options.input_shapes:
+        report.functions, report.opset = prepared.functions, prepared.opset
+    elif prepared.differs:  # nothing to do is nothing changed
+        optimized = ModelProto()
+        optimized.CopyFrom(original)
+    asked_for = Stage.TF32 | Stage.EXACT
+    names = [step.name for step in passes if not stage_of(step) & asked_for]
+    return optimized, start, stages, (INLINE_FUNCTIONS, *names)
 
 
 @dataclass(frozen=True)
@@ -169,6 +206,7 @@ class _Prepared:
 
 def _prepare(original: ModelProto, options: Options, target: Precision | None) -> _Prepared:
     """The model with the bodies of local functions in it, of an opset that passes know, and of fixed input shapes."""
+    options.tell("preparing")
     inlined: ModelProto = original
     functions: dict[str, int] = {}
     misses: list[NearMiss] = []

@@ -27,7 +27,9 @@ class Options:
     input_shapes: Shapes | None = None
     verify: bool = False
     drop_guilty: bool = False
+    keep_faster: bool | None = None
     tune: bool = False
+    profile: bool = False
     providers: Sequence[str] | None = None
     device_id: int = 0
     inputs: Mapping[str, object] | PathLike | None = None
@@ -54,6 +56,8 @@ class Options:
         """UsageError where arguments contradict each other."""
         if self.drop_guilty and not self.verify:
             raise UsageError("drop_guilty is about the verification; it needs verify=True")
+        if self.keep_faster and not self.verify:
+            raise UsageError("keep_faster goes by the times that the verification takes; it needs verify=True")
         self.target()
         if self.limit is not None and self.limit < 0:
             raise UsageError(f"the limit {self.limit} is negative; give the number of changes to make")

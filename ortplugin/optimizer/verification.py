@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,10 +31,15 @@ class Attempt:
     untuned: ModelProto
     optimized: ModelProto
     options: Options
+    names: tuple[str, ...]  # of the passes that can be left out
+    again: Callable[[Sequence[str]], tuple[ModelProto, Report]]  # the rewrites alone, without some of those
 
 
-def verify_rewrites(attempt: Attempt, report: Report) -> None:
-    """Compares and, when outputs differ, finds the guilty change; raises VerificationError then."""
+def verify_rewrites(attempt: Attempt, report: Report, when_right: Callable[[Verifier], None] = lambda _: None) -> None:
+    """Compares and, when outputs differ, finds the guilty change; raises VerificationError then.
+
+    `when_right`: called where they agree, while the verifier is open.
+    """
     options = attempt.options
     with closing(
         Verifier(
@@ -50,6 +55,8 @@ def verify_rewrites(attempt: Attempt, report: Report) -> None:
     ) as verifier:
         report.verification = verifier.verify(attempt.optimized)
         if report.passed:
+            report.profile = verifier.profile() if options.profile else None
+            when_right(verifier)
             return
         failed = next(result for result in report.verification if not result.passed)
         if attempt.untuned is not attempt.optimized and verifier.agrees(attempt.untuned, failed.provider):

@@ -17,6 +17,7 @@ import onnx.parser
 import pytest
 from exported import DATA
 from onnx import helper
+from ort.test_keep_faster import Delay, parsed
 
 import ortplugin
 from gpu.device import python
@@ -29,6 +30,7 @@ from ortplugin.check.judge import Judge, Question, Side, make_session
 from ortplugin.check.replays import REPLAYS, GraphSession, NotCaptured, Replayed, compare_replays
 from ortplugin.cli import main
 from ortplugin.ops import OPERATORS
+from ortplugin.optimizer import pipeline
 from ortplugin.report import GRAPH, GRAPH_TF32, PLAIN
 from ortplugin.session import CUDA
 
@@ -244,7 +246,15 @@ def test_a_right_model_passes_in_every_mode(library: Path, tmp_path: Path) -> No
     assert [each.mode for each in result.inputs] == [PLAIN, PLAIN, GRAPH, GRAPH, GRAPH_TF32, GRAPH_TF32]
     assert (result.graph_skipped, result.notes) == ("", ())
     assert result.replays == 2 * REPLAYS
-    assert result.original_ms is not None
+    assert [timing.mode for timing in result.timings] == [GRAPH, PLAIN]
+
+
+def test_what_makes_it_slower_is_taken_back(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "TABLE", (Delay(),))
+    model = parsed()
+    made, report = optimizer.optimize(model, verify=True, providers=["cuda"])
+    assert made == model
+    assert [(timing.mode, timing.loses) for timing in report.taken_back[0].timings] == [(GRAPH, True), (PLAIN, True)]
 
 
 @pytest.mark.parametrize("fault", ["late", "bit", "value"])
@@ -268,7 +278,8 @@ def test_the_command_reports_graphs(library: Path, tmp_path: Path, capsys: pytes
     report = tmp_path / "r.json"
     source = DATA / "bert_torchscript_opset14_fp16.onnx"
     out = str(tmp_path / "fast.onnx")
-    assert main([str(source), "-o", out, "--provider", "cuda", "--device", "0", "--report", str(report)]) == 0
+    options = ["--no-keep-faster", "--provider", "cuda", "--device", "0", "--report", str(report)]
+    assert main([str(source), "-o", out, *options]) == 0
     text = capsys.readouterr().out
     (entry,) = json.loads(report.read_text())["verification"]
     assert entry["passed"]
@@ -282,7 +293,7 @@ def test_the_command_reports_graphs(library: Path, tmp_path: Path, capsys: pytes
 
 def test_the_concat_of_many_inputs_is_reported(library: Path, tmp_path: Path) -> None:
     """Whether it can be captured is for other tests; the report must say which of the two can."""
-    _, report = ortplugin.optimize(many_inputs(), verify=True, providers=["cuda"])
+    _, report = ortplugin.optimize(many_inputs(), verify=True, keep_faster=False, providers=["cuda"])
     (result,) = report.verification or [None]
     if result is None:
         assert not report.changes
@@ -332,7 +343,7 @@ def test_tuning_judges_replays(library: Path, monkeypatch: pytest.MonkeyPatch, r
 
 def test_a_model_is_tuned_and_verified_in_graphs(library: Path) -> None:
     model = chain()
-    tuned, report = optimizer.optimize(model, tune=True, verify=True, providers=["cuda"])
+    tuned, report = optimizer.optimize(model, tune=True, verify=True, keep_faster=False, providers=["cuda"])
     assert report.passed
     if report.changes or report.tuned:
         (result,) = report.verification

@@ -283,3 +283,23 @@ def test_what_is_wrong_is_refused(library: Path, wrong: Wrong, known: bool) -> N
     types = [TensorType(array.dtype, array.shape) for array in feeds.values()]
     with pytest.raises(ModelError, match="culprit"):
         OPERATOR.infer_shapes(wrong.node(), types)
+
+
+@pytest.mark.parametrize("mask", ["", "mask"])
+def test_a_float16_attention_between_operators_that_have_none(library: Path, mask: str) -> None:
+    """ONNX Runtime computes Sin in float there, and gives a node between two of them float instead of float16."""
+    attributes = {"qkv_dtype": "float16", "heads": 2, "kv_heads": 2} | ({"mask_dtype": "float16"} if mask else {})
+    attributes |= {f"{name}_layout": "b s (h d)" for name in "qkvy"}
+    inputs = [("q", "float16", (1, 4, 6)), ("mask", "float16", (4, 4))]
+    nodes = [helper.make_node("Sin", ["q"], ["a"]),
+             helper.make_node("FusedAttention", ["a", "a", "q", *([mask] if mask else [])], ["b"], domain=DOMAIN,
+                              **attributes),
+             helper.make_node("Sin", ["b"], ["y"])]  # fmt: skip
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.standard_normal(shape).astype(np.float16) for name, _, shape in inputs[: 2 if mask else 1]}
+    found = make(model_with(nodes, inputs[: len(feeds)], [("y", "float16")])).run(None, feeds)[0]
+    q, v = (np.sin(feeds["q"].astype(float)).reshape(4, 2, 3), feeds["q"].astype(float).reshape(4, 2, 3))
+    scores = np.einsum("shd,thd->hst", q, q) + (feeds["mask"].astype(float) if mask else 0)
+    weights = np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
+    wanted = np.sin(np.einsum("hst,thd->shd", weights, v).reshape(1, 4, 6))
+    np.testing.assert_allclose(found.astype(float), wanted, rtol=4e-3, atol=4e-3)

@@ -16,7 +16,7 @@ import onnx_graphsurgeon as gs
 import pytest
 from fake_gpu import Arrays, CapturingSession, FakeGpu
 
-from ortplugin.check import judge, tune, verify
+from ortplugin.check import judge, timing, tune, verify
 from ortplugin.check.inputs import shifted
 from ortplugin.check.judge import Judge, Side
 from ortplugin.check.replays import REPLAYS, GraphSession
@@ -24,7 +24,7 @@ from ortplugin.check.verify import Verifier
 from ortplugin.cli import main
 from ortplugin.optimizer import pipeline, tuning
 from ortplugin.passes.base import Change, PassResult
-from ortplugin.report import GRAPH, GRAPH_TF32, PLAIN, TF32, ProviderVerification
+from ortplugin.report import GRAPH, GRAPH_TF32, PLAIN, TF32, ProviderVerification, Timing
 from ortplugin.session import CPU, CUDA
 
 MODEL = """<ir_version: 8, opset_import: ["": 17]>
@@ -40,7 +40,17 @@ def no_fault(model: onnx.ModelProto, options: Mapping[str, str], replay: int, ou
 
 
 class HereJudge(Judge):
-    """In this process, where the machine can be replaced."""
+    """In this process, where the machine can be replaced. `times_of`: what timing finds."""
+
+    times_of = staticmethod(lambda model, mode: Timing(mode, 2.0, 1.0))
+
+    def _time_graphs(self, side: Side) -> Timing:
+        super()._time_graphs(side)
+        return self.times_of(onnx.load(side.path), GRAPH)
+
+    def _time_plain(self, provider: str, side: Side, session: Any) -> Timing:
+        super()._time_plain(provider, side, session)
+        return self.times_of(onnx.load(side.path), PLAIN)
 
     def close(self) -> None:
         pass
@@ -89,6 +99,8 @@ class Machine:
         monkeypatch.setattr(judge, "GraphSession", graphs)
         monkeypatch.setattr(judge, "_runner", lambda session, provider, *rest: lambda: None)
         monkeypatch.setattr(verify, "JudgeProcess", HereJudge)
+        for name in ("_WARM_UP_SECONDS", "_SECONDS"):
+            monkeypatch.setattr(timing, name, 0.0)
         for module in (verify, tuning):
             monkeypatch.setattr(module, "resolve_provider", lambda name: CUDA)
             monkeypatch.setattr(module, "check_device", lambda *rest: None)
@@ -132,7 +144,8 @@ def test_plain_runs_and_replays_are_compared(machine: Machine) -> None:
     assert result.replays == REPLAYS
     assert (result.graph_skipped, result.notes) == ("", ())
     assert {options["device_id"] for options in (*machine.options, *machine.plain_options)} == {"1"}
-    assert {options["use_tf32"] for options in machine.options} == {"0"}
+    assert [options["use_tf32"] for options in machine.options] == list("00110"), "timed as a user's sessions run"
+    assert [each.mode for each in result.timings] == [GRAPH, PLAIN]
     assert result.original_ms is not None
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import pty
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import onnx
 import onnx_graphsurgeon as gs
@@ -16,7 +21,7 @@ from mistakes import check_mistake
 from onnx import TensorProto, helper
 
 import ortplugin
-from ortplugin import optimizer
+from ortplugin import optimizer, progress
 from ortplugin.cli import main
 from ortplugin.optimizer import loop, pipeline
 from ortplugin.passes.base import NearMiss, PassResult
@@ -51,6 +56,7 @@ MISTAKES: dict[str, tuple[list[str], int, str]] = {
     "no arguments": ([], 2, "no model is given"),
     "no output": (["{bert}"], 2, "-o OUT"),
     "nothing to drop": (["{bert}", "-o", "{tmp}/o.onnx", "--no-verify", "--drop-guilty"], 2, "--drop-guilty is about"),
+    "nothing to time": (["{bert}", "-o", "{tmp}/o.onnx", "--no-verify", "--keep-faster"], 2, "--keep-faster goes by"),
     "a restore drops nothing": (["{bert}", "-o", "{tmp}/o.onnx", "--restore", "--drop-guilty"], 2, "--drop-guilty is"),
     "missing file": (["{tmp}/none.onnx", "-o", "{tmp}/o.onnx"], 2, "does not exist"),
     "empty file": (["{tmp}/empty.onnx", "-o", "{tmp}/o.onnx"], 1, "is empty"),
@@ -72,6 +78,12 @@ MISTAKES: dict[str, tuple[list[str], int, str]] = {
     "two shapes": (["{bert}", "--input-shape", "a:1", "--input-shape", "a:2"], 2, "two shapes"),
     "bad tolerance": (["{bert}", "-o", "{tmp}/o.onnx", "--rtol", "-1"], 2, "--rtol"),
     "idle option": (["{bert}", "-o", "{tmp}/o.onnx", "--no-verify", "--provider", "cpu"], 2, "--no-verify"),
+    "a profile writes no model": (["{bert}", "-o", "{tmp}/o.onnx", "--profile"], 2, "-o does not go with it"),
+    "a profile restores nothing": (["{bert}", "--profile", "--restore"], 2, "--restore does not go with it"),
+    "a profile tunes nothing": (["{bert}", "--profile", "--tune"], 2, "--tune does not go with it"),
+    "a profile keeps nothing": (["{bert}", "--profile", "--keep-faster"], 2, "--keep-faster does not go with it"),
+    "a profile on a GPU": (["{bert}", "--profile", "--provider", "cuda"], 2, "on the CPU alone"),
+    "a profile verifies nothing": (["{bert}", "--profile", "--rtol", "1"], 2, "which --profile leaves out"),
     "restore and skip": (["{bert}", "-o", "{tmp}/o.onnx", "--restore", "--skip", "a"], 2, "--restore"),
 }
 
@@ -168,7 +180,7 @@ def test_help_and_version(run: Run) -> None:
     assert status == 0
     for option in ("--verify", "--provider", "--input-shape", "--only", "--skip", "--list-passes", "--explain"):
         assert option in text
-    for option in ("--dry-run", "--report", "--restore", "--inputs", "--rtol", "--atol", "--version"):
+    for option in ("--dry-run", "--report", "--profile", "--restore", "--inputs", "--rtol", "--atol", "--version"):
         assert option in text
     assert run("--version")[1].strip().endswith(ortplugin.__version__)
 
@@ -179,6 +191,44 @@ def test_progress_and_colours_stay_out_of_stdout(tmp_path: Path) -> None:
     assert "\x1b" not in done.stdout
     assert "loading" not in done.stdout
     assert done.stderr == ""
+
+
+def test_steps_and_seconds_are_shown_on_a_terminal_alone(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ortplugin.cli", str(BERT), "-o", str(tmp_path / "o.onnx"), "--no-verify"]
+    environment = {**os.environ, "FORCE_COLOR": "1", "TERM": "xterm"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert done.stderr == ""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=environment)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # how Linux says that the other end was closed
+        while part := os.read(ours, 4096):
+            shown += part
+    os.close(ours)
+    out, _ = process.communicate()
+    assert process.returncode == 0
+    assert b"fuse-layer-norm" in out
+    assert re.search(rb"[a-z] +\d s", re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", shown))
+
+
+def test_progress_shows_names_as_they_are_and_how_long_a_step_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal, now = Terminal(), [0.0]
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with progress.shown_progress() as tell:
+        now[0] = 5.2
+        tell("[bold]a\x1b[2Jb")  # and it is drawn once more at the end
+        now[0] = 8.3
+    assert r"[bold]a\x1b[2Jb" in terminal.getvalue()
+    assert "3 s of 8 s" in terminal.getvalue()
+    assert "\x1b[2J" not in terminal.getvalue()
+    assert progress._Seconds().render(SimpleNamespace(fields={"begun": 0.0, "step": 8.0})).plain == "8 s"
 
 
 def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:

@@ -102,6 +102,7 @@ def test_the_layout_is_that_of_one_pass() -> None:
     ("options", "words"),
     [
         (Options(drop_guilty=True), "verify=True"),
+        (Options(keep_faster=True), "keep_faster goes by"),
         (Options(precision_io=True), "say to which precision"),
         (Options(precision_skip=("Add",)), "say to which precision"),
         (Options(precision="tf32", precision_io=True), "changes no dtype"),
@@ -112,4 +113,5 @@ def test_options_that_contradict_each_other(options: Options, words: str) -> Non
     with pytest.raises(UsageError, match=words):
         options.check()
     Options().check()
-    Options(drop_guilty=True, verify=True, precision="fp16", precision_io=True, limit=0).check()
+    Options(keep_faster=False).check()
+    Options(drop_guilty=True, keep_faster=True, verify=True, precision="fp16", precision_io=True, limit=0).check()

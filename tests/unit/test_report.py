@@ -22,6 +22,8 @@ from ortplugin.report import (
     OutputComparison,
     ProviderVerification,
     Report,
+    TakenBack,
+    Timing,
     count_operators,
 )
 
@@ -46,8 +48,7 @@ def full_report() -> Report:
                     InputComparison("generated, batch=2", (OutputComparison("y", True, 1e-6, 2e-6),)),
                     InputComparison("data.npz", (OutputComparison("y", True, float("inf"), None, "a remark"),)),
                 ),
-                2.0,
-                1.0,
+                timings=(Timing("graph", 1.5, 2.5, True), Timing("plain", 2.0, 1.0)),
             ),
             ProviderVerification("CUDAExecutionProvider", (), skipped="no kernels"),
         ],
@@ -109,6 +110,11 @@ def test_json_has_the_documented_keys_and_no_others() -> None:
         "tuning",
         "guilty",
         "dropped",
+        "taken_back",
+        "regions",
+        "memory",
+        "profile",
+        "next",
     ]
     assert data["changes"][1]["nodes"] == ["ln (LayerNormalization)", "[bold]add (Add)"]
     assert data["near_misses"] == [
@@ -118,14 +124,17 @@ def test_json_has_the_documented_keys_and_no_others() -> None:
     assert list(first) == [
         "provider",
         "inputs",
-        "original_ms",
-        "optimized_ms",
         "skipped",
         "replays",
         "graph_skipped",
         "notes",
+        "timings",
+        "original_ms",
+        "optimized_ms",
         "passed",
     ]
+    assert first["timings"][0] == {"mode": "graph", "original_ms": 1.5, "optimized_ms": 2.5, "loses": True}
+    assert (first["original_ms"], data["verification"][1]["original_ms"]) == (2.0, None)
     assert list(first["inputs"][0]) == ["name", "outputs", "mode"]
     assert first["passed"] is True
     assert first["inputs"][0]["outputs"][0]["max_abs_error"] == 1e-6
@@ -140,6 +149,7 @@ def test_text_names_everything() -> None:
         assert words in text
     for words in ("generated, batch=2", "a remark", "no kernels", "2.00 times as fast"):
         assert words in text
+    assert "CPU, in a CUDA graph: original 1.500 ms, optimized 2.500 ms, 0.60 times as fast" in text
     assert "trailing" not in text
     assert "trailing" in text_of(full_report(), explain=True)
 
@@ -165,6 +175,10 @@ def test_nothing_to_do_is_said_loudly() -> None:
     report.near_misses = full_report().near_misses
     assert "--explain says why" in text_of(report)
     assert "Nothing" not in text_of(full_report())
+    text = text_of(Report(taken_back=[TakenBack(("[x]", "b"), "CPUExecutionProvider", (Timing("plain", 1, 4),))]))
+    assert "the passes '[x]', 'b': with them, CPU: original 1.000 ms" in text
+    assert "The original stays" in text
+    assert "Nothing to rewrite" not in text
     assert "Nothing to restore" in text_of(Report("restore"))
 
 

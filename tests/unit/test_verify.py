@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -13,11 +14,12 @@ import onnx.parser
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from ortplugin.check import timing
 from ortplugin.check.compare import Tolerance, compare, compare_form
 from ortplugin.check.inputs import CANDIDATES, Sizes, generate, load_inputs, required_inputs
-from ortplugin.check.judge import median_times
 from ortplugin.errors import UsageError
 from ortplugin.optimizer import find_guilty
+from ortplugin.report import GRAPH
 
 SIZES = Sizes(batch=2, sequence=16, past=3, image=64, other=4)
 FLOATS = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
@@ -246,13 +248,24 @@ def test_bisection_when_nothing_is_to_blame() -> None:
     assert find_guilty(10, lambda limit: False) is None
 
 
-def test_times_are_taken_in_turns() -> None:
-    calls: list[str] = []
-    first, second = median_times(lambda: calls.append("a"), lambda: calls.append("b"))
-    assert first >= 0
-    assert second >= 0
-    assert calls.count("a") == calls.count("b") >= 7
-    assert calls[4:8] in (["a", "b", "b", "a"], ["b", "a", "a", "b"])
+def test_times_are_taken_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[float] = []
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: sum(calls)))
+    fast, slow, tiny = (lambda count, each=each: calls.extend([each] * count) for each in (0.004, 0.006, 0.0005))
+    found = timing.time_in_turns(fast, slow, GRAPH)
+    assert (found.mode, found.loses) == (GRAPH, True)
+    assert (found.original_ms, found.optimized_ms) == pytest.approx((4, 6))
+    assert calls.count(0.004) == calls.count(0.006) >= 50
+    assert calls[-4:] in ([0.004, 0.006, 0.006, 0.004], [0.006, 0.004, 0.004, 0.006])
+    assert not timing.time_in_turns(slow, fast).loses
+    calls.clear()
+    assert timing.time_in_turns(tiny, fast).original_ms == pytest.approx(0.5)
+    assert calls.count(0.0005) == calls.count(0.004) < 150, "a turn is no longer than the slower needs"
+
+
+@pytest.mark.parametrize(("optimized", "loses"), [([1.01] * 8, 0), ([1.03] * 8, 1), ([0.9] * 3 + [1.1] * 5, 0)])
+def test_a_loss_is_more_than_the_margin_and_the_spread(optimized: list[float], loses: bool) -> None:
+    assert timing.is_loss([(1.0, each) for each in optimized]) == loses
 
 
 # ----------------------------------------------------------------------------------------------------------- inputs

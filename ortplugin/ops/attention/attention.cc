@@ -307,9 +307,16 @@ template <typename Source>
 AttentionAttributes ParseAttributes(const Source& source) {
   AttentionAttributes attributes;
   AttentionProblem& problem = attributes.problem;
-  attributes.dtype = problem.dtype = DTypeOf("qkv_dtype", source.string_attribute("qkv_dtype"),
+  // On the CPU ONNX Runtime makes a float16 node a float one where no neighbour is float16, attributes aside.
+  const std::string half = NameOf(DType::kFloat16);
+  const bool widened =
+      source.input_count() > 0 && source.input(0).type == ort::kFloat && source.string_attribute("qkv_dtype") == half;
+  const auto dtype_word = [&](const std::string& word) {
+    return widened && word == half ? std::string(NameOf(DType::kFloat)) : word;
+  };
+  attributes.dtype = problem.dtype = DTypeOf("qkv_dtype", dtype_word(source.string_attribute("qkv_dtype")),
                                              {DType::kFloat16, DType::kBFloat16, DType::kFloat, DType::kDouble});
-  const std::string mask_dtype = source.string_attribute("mask_dtype", "");
+  const std::string mask_dtype = dtype_word(source.string_attribute("mask_dtype", ""));
   if (!mask_dtype.empty())
     attributes.mask_dtype = DTypeOf("mask_dtype", mask_dtype, {DType::kBool, DType::kFloat, attributes.dtype});
   problem.has_mask = attributes.mask_dtype.has_value();
@@ -324,7 +331,7 @@ AttentionAttributes ParseAttributes(const Source& source) {
       WordOf("masked_rows", source.string_attribute("masked_rows", "nan"), {"nan", "zero"}) == 1;
   problem.rotary = static_cast<AttentionProblem::Rotary>(
       WordOf("rotary", source.string_attribute("rotary", "none"), {"none", "half", "interleaved"}));
-  const std::string rotary_dtype = source.string_attribute("rotary_dtype", "");
+  const std::string rotary_dtype = dtype_word(source.string_attribute("rotary_dtype", ""));
   if (!problem.is_rotary() && !rotary_dtype.empty())
     Fail("the attribute 'rotary_dtype' is ", Quoted(rotary_dtype), ", but 'rotary' is none; remove it");
   problem.rotary_dtype = rotary_dtype.empty()
