@@ -17,7 +17,7 @@ import onnx_graphsurgeon as gs
 
 from ortplugin.graph.facts import Scope
 from ortplugin.graph.labels import label
-from ortplugin.graph.lengths import dims
+from ortplugin.graph.lengths import Length, dims
 from ortplugin.graph.shapes import show
 from ortplugin.passes.attention.attention_operators import fuse_operator
 from ortplugin.passes.attention.axes import Atom, Axes, Axis, atoms_of, length, whole
@@ -51,11 +51,14 @@ def _core(scope: Scope, node: gs.Node) -> Core | Missed | None:
         letters = dict(zip(product.operands[1 - side], others, strict=True))
         summed = letters[product.summed]
         letters |= dict(zip(product.operands[side], own, strict=True))
+        repeats = _may_repeat(scope, product, letters[product.summed], summed)
         if letters[product.summed].known is None:
             letters[product.summed] = summed  # one length, which either operand may tell
         atoms = {letter: Atom(each) for letter, each in letters.items()}
         axes = tuple((whole(atoms[letter]),) for letter in product.operands[side])
         found = softmax_before(scope, node.inputs[side], axes, Chain((node,)))
+        if found is not None and repeats:
+            return Missed(label(node), repeats)
         if found is not None:
             return _inside(scope, product, side, atoms, found)
     return None
@@ -114,6 +117,9 @@ def _queries_and_keys(scope: Scope, scores: Scores, rows: Atom, columns: Atom) -
     else:
         return Missed(label(first.node), "its rows and columns are not those of the Softmax")
     sizes = [(dims(scope, first.node.inputs[each]) or [])[first.operands[each].index(first.summed)] for each in (0, 1)]
+    repeats = _may_repeat(scope, first, *sizes)
+    if repeats:
+        return Missed(label(first.node), repeats)
     head = Atom(sizes[0] if sizes[1].known is None else sizes[1])
     letters[first.summed] = (whole(head),)
     leading = [letter for letter in first.result if letter not in (row[0], column[0])]
@@ -121,6 +127,12 @@ def _queries_and_keys(scope: Scope, scores: Scores, rows: Atom, columns: Atom) -
     if q is None or q.repeated or k is None:
         return Missed(label(first.node), _unlike(scope, first.node))
     return q, k, head
+
+
+def _may_repeat(scope: Scope, product: Product, one: Length, other: Length) -> str:
+    """Why one operand may have one element for all of the sum, which Einsum repeats and a MatMul forbids; or ''."""
+    alike = scope.op(product.node) == "MatMul" or one == other
+    return "" if alike else f"the lengths of the sum over '{product.summed}' are not known to be equal"
 
 
 def _unlike(scope: Scope, node: gs.Node) -> str:

@@ -56,9 +56,9 @@ def plan_masks(scope: Scope, masks: Sequence[Mask], names: Names) -> Masking | s
     finite = next((mask for mask in filled if mask.filling != -np.inf), None)
     if len(filled) > 1 and finite is not None:
         return f"'{finite.tensor.name}' fills in {finite.filling}, and another mask fills in as well"
-    biased = _biased_behind(scope, masks)
-    if biased is not None:
-        return f"'{biased.tensor.name}' is a bias of scores that a finite number has taken the place of"
+    reason = _lost_number(scope, masks)
+    if reason:
+        return reason
     read = [_selecting(scope, mask) for mask in masks]
     divided = [part for mask in read for part in _conjuncts(scope, mask)]
     if len(divided) > len(read):
@@ -68,21 +68,39 @@ def plan_masks(scope: Scope, masks: Sequence[Mask], names: Names) -> Masking | s
     return _planned(scope, read, names)
 
 
-def _biased_behind(scope: Scope, masks: Sequence[Mask]) -> Mask | None:
-    """A constant bias that is added behind a number that is filled in, which it still changes: Where(m, s, -1e4) + b.
+def _lost_number(scope: Scope, masks: Sequence[Mask]) -> str:
+    """Why LOWEST would decide otherwise than a finite number that is filled in and may mask a row whole; or ''.
 
-    It decides the weights of a row that is masked whole, where LOWEST would make them equal. What is no constant is
-    taken for another mask there, as GPT-2's of padding is. `masks`: from the Softmax back.
+    A constant bias behind it, Where(m, s, -1e4) + b, decides the weights of that row. A mask before it, Where(m, s +
+    mask, -1e4), does so no more. What is no constant is taken for another mask behind it, as GPT-2's of padding is,
+    and for a bias before it, as that of positions is, unless a Where makes it. `masks`: from the Softmax back.
     """
-    found: Mask | None = None
-    for mask in masks:
+    for place, mask in enumerate(masks):
         values = mask_values(scope, mask)
-        if mask.filling is None:
-            is_mask = values is None or bool(((values == 0) | (values <= LARGE_NEGATIVE)).all())
-            found = found or (None if is_mask else mask)
-        elif found is not None and mask.filling > LOWEST / 100 and (values is None or selection(values) is None):
-            return found
-    return None
+        if mask.filling in (None, -np.inf) or (values is not None and selection(values) is not None):
+            continue
+        behind = next((each for each in masks[:place] if _is_bias(scope, each)), None)
+        if behind is not None and mask.filling > LOWEST / 100:
+            return f"'{behind.tensor.name}' is a bias of scores that a finite number has taken the place of"
+        before = next((each for each in masks[place + 1 :] if _hides(scope, each)), None)
+        if before is not None:
+            return f"a finite number takes the place of scores that '{before.tensor.name}' masks"
+    return ""
+
+
+def _is_bias(scope: Scope, mask: Mask) -> bool:
+    """Whether a constant that is added is more than a mask."""
+    values = mask_values(scope, mask)
+    return mask.filling is None and values is not None and not ((values == 0) | (values <= LARGE_NEGATIVE)).all()
+
+
+def _hides(scope: Scope, mask: Mask) -> bool:
+    """Whether a mask is known to put large negative numbers on scores."""
+    values, node = mask_values(scope, mask), scope.producer(mask.tensor)
+    if values is not None:
+        return bool((values <= LARGE_NEGATIVE).any())
+    numbers = [] if node is None or scope.op(node) != "Where" else [scope.scalar(each) for each in node.inputs[1:]]
+    return mask.filling is not None or any(each is not None and each <= LARGE_NEGATIVE for each in numbers)
 
 
 def _planned(scope: Scope, masks: Sequence[Mask], names: Names) -> Masking | str:

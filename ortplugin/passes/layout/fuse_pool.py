@@ -87,8 +87,8 @@ def over_all_pixels(scope: Scope, node: gs.Node) -> Plan | None:
     if found is None or node.attrs.get("keepdims", 1):
         return found
     channels = (scope.shape(node.inputs[0]) or ())[1]
-    if not isinstance(channels, int):
-        return None
+    if not isinstance(channels, int) or not channels:
+        return None  # a Reshape to 0 channels would copy a length of 1
     pooled = found.edit
 
     def edit(layouts: Layouts, node: gs.Node) -> None:

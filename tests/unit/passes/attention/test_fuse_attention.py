@@ -259,6 +259,16 @@ NEAR_MISSES: dict[str, tuple[dict[str, Any], str]] = {
     "no product before the softmax": (
         {"nodes": "p = Softmax<axis = -1> (q)  y = MatMul(p, v)", "inputs": "float[2,1,3,3] q, float[2,1,3,8] v",
          "y": "float[2,1,3,8] y"}, "'q' is not computed from a product of queries and keys"),
+    "an Einsum that repeats an element of its sum": (
+        {"nodes": 's = Einsum<equation = "bqhd,bkhd->bhqk"> (q, k)  p = Softmax<axis = -1> (s) '
+                  'y = Einsum<equation = "bhqk,bkhd->bqhd"> (p, v)',
+         "inputs": "float[2,3,4,8] q, float[2,5,4,E] k, float[2,5,4,8] v", "y": "float[2,3,4,8] y"},
+        "the lengths of the sum over 'd' are not known to be equal"),
+    "one that repeats a row of the values": (
+        {"nodes": 's = Einsum<equation = "bqhd,bkhd->bhqk"> (q, k)  p = Softmax<axis = -1> (s) '
+                  'y = Einsum<equation = "bhqk,bkhd->bqhd"> (p, v)',
+         "inputs": "float[2,3,4,8] q, float[2,5,4,8] k, float[2,1,4,8] v", "y": "float[2,3,4,8] y"},
+        "the lengths of the sum over 'k' are not known to be equal"),
     "a mask that adds a dimension": (
         {"nodes": f"{HEADS} {PRODUCTS} masked = Add(s, m)  p = Softmax<axis = -1> (masked)  y = MatMul(p, vh)",
          "inputs": f"{QKV}, float[1,1,1,1,5] m", "y": "float[1,2,4,5,8] y"}, "may be larger than the scores"),

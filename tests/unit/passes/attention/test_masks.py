@@ -141,6 +141,16 @@ def test_rows_that_a_number_masks_whole_weigh_all_keys_alike(how: str, rng: np.r
     assert_equal(original, optimized, given)
 
 
+@pytest.mark.parametrize("before", ["hidden = Add(s, t)", "b = Where(t2, zero, low)  hidden = Add(s, b)"])
+def test_a_number_that_takes_the_place_of_masked_scores(before: str) -> None:
+    nodes = (
+        f"{SCORES} {LOW} {before}  fill = Constant<value = float {{-1e4}}> ()  masked = Where(m, hidden, fill) {END}"
+    )
+    original = graph(nodes, f"{QKV}, bool[5,5] m, bool[5,5] t2", Y)
+    original.graph.initializer.append(numpy_helper.from_array(np.where(TRIANGLE, 0, -np.inf).astype(np.float32), "t"))
+    assert_unchanged(original, [FUSE_ATTENTION], "a finite number takes the place of scores that")
+
+
 def test_a_mask_of_no_columns_that_is_viewed_otherwise_stays() -> None:
     nodes = "kt = Transpose<perm = [0,2,1]> (k)  s = MatMul(q, kt)  masked = Add(s, m)"
     original = graph(
