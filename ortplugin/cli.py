@@ -57,7 +57,7 @@ class _Arguments:
     output: str | None
     verify: bool
     drop_guilty: bool
-    keep_faster: bool | None
+    keep_faster: bool
     tune: bool
     providers: tuple[str, ...] | None
     device: int | None
@@ -143,9 +143,9 @@ class _Arguments:
     help="Where outputs differ, leave out the pass that is to blame, say so and try again, instead of failing.",
 )
 @click.option(
-    "--keep-faster/--no-keep-faster",
-    default=None,
-    help="Take back passes that make the result slower than the original (default on a GPU).",
+    "--keep-faster",
+    is_flag=True,
+    help="Take back passes that make the result slower than the original here, on the GPU if there is one.",
 )
 @click.option("--tune", is_flag=True, help="Time each fused node on this machine's GPU and keep what is fastest.")
 @click.option(

@@ -44,7 +44,7 @@ def optimize(
     input_shapes: Shapes | None = None,
     verify: bool = False,
     drop_guilty: bool = False,
-    keep_faster: bool | None = None,
+    keep_faster: bool = False,
     tune: bool = False,
     profile: bool = False,
     providers: Sequence[str] | None = None,
@@ -71,8 +71,8 @@ def optimize(
         drop_guilty: where outputs differ then, leave out the pass that is to blame and do everything again, tuning
             too, until they agree. `report.dropped` names what was left out. Conversions of precision are not.
         keep_faster: where the verified model is slower than the original, in a CUDA graph or in plain runs, leave out
-            the passes that make it so, or all of them, and do everything again. `report.taken_back` names them. None:
-            by times on CUDA only; True: by those on the CPU, too, where there is no CUDA.
+            the passes that make it so, or all of them, and do everything again. `report.taken_back` names them. By
+            times on CUDA, or on the CPU where nothing is verified on CUDA.
         tune: time each fused node on this machine and keep what is fastest (`ortplugin.check.tune`).
         profile: where outputs agree, time the operators of both on the CPU (`report.profile`).
         providers: execution providers to verify on; None takes the CPU, and CUDA where it is present. `tune` measures

@@ -71,13 +71,14 @@ def find_losing(names: Sequence[str], first: Trial, ask: Callable[[Left], Trial]
 def take_back(attempt: Attempt, verifier: Verifier, report: Report) -> Left:
     """The passes to leave out in the next attempt, which `report.taken_back` names; none where the result stays."""
     on_gpu = any(result.provider == CUDA and not result.skipped for result in report.verification)
-    wanted = on_gpu if attempt.options.keep_faster is None else attempt.options.keep_faster
     for index, result in enumerate(report.verification):
         if not result.loses:
             continue
         place = result.provider.removesuffix("ExecutionProvider").lower()
         remedy = f"--keep-faster --provider {place} takes back what makes it so"
-        if wanted and (result.provider == CUDA or not on_gpu):  # a loss is one if it is one twice, here and in trials
+        if attempt.options.keep_faster and (
+            result.provider == CUDA or not on_gpu
+        ):  # a loss is one if it is one twice, here and in trials
             result = replace(result, timings=verifier.times(attempt.optimized, result.provider) or result.timings)
             left = _search(attempt, verifier, report, result) if result.loses else frozenset()
             if left:

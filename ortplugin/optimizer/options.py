@@ -27,7 +27,7 @@ class Options:
     input_shapes: Shapes | None = None
     verify: bool = False
     drop_guilty: bool = False
-    keep_faster: bool | None = None
+    keep_faster: bool = False
     tune: bool = False
     profile: bool = False
     providers: Sequence[str] | None = None

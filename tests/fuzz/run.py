@@ -48,6 +48,7 @@ class Result:
     rewrites: Counter[str] = field(default_factory=Counter)
     spent: Counter[str] = field(default_factory=Counter)
     findings: list[tuple[int, Case, Finding]] = field(default_factory=list)
+    unfinished: dict[int, Finding] = field(default_factory=dict)  # by seed, while they are made small
     seconds: float = 0.0
     captured: int = 0
 
@@ -107,7 +108,9 @@ def fuzz(
                     elif verdict.message:
                         result.reasons[f"{verdict.what}: {verdict.message[:160]}"] += 1
                 if verdict.finding is not None:
+                    result.unfinished[seed] = verdict.finding
                     case, finding = shrink(seed, verdict.finding, worker, minimise)
+                    del result.unfinished[seed]
                     if ignore and re.search(ignore, to_text(case, finding)):
                         result.counts.update({"finding": -1, "ignored": 1})
                         continue
@@ -194,6 +197,8 @@ def summarize(result: Result, provider: str, reasons: bool) -> None:
     for reason, count in result.reasons.most_common():
         if reasons or reason.startswith(always):
             print(f"{count:5} {reason}")
+    for seed, finding in result.unfinished.items():
+        print(f"finding with seed {seed}, not made small: {finding.kind}, {finding.message[:300]}")
     guilty = Counter(f"{finding.guilty or '?'} ({finding.kind})" for _, _, finding in result.findings)
     for name, count in guilty.most_common():
         print(f"{count:5} findings: {name}")

@@ -263,7 +263,7 @@ def test_models_are_verified_on_cuda(library: Path, tmp_path: Path, capsys: pyte
     from ortplugin.cli import main
 
     model = DATA / "bert_torchscript_opset14_fp16.onnx"
-    assert main([str(model), "-o", str(tmp_path / "fast.onnx"), "--no-keep-faster", "--provider", "cuda"]) == 0
+    assert main([str(model), "-o", str(tmp_path / "fast.onnx"), "--provider", "cuda"]) == 0
     text = capsys.readouterr().out
     assert "on CUDA" in text
     assert "times as fast" in text

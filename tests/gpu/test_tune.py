@@ -42,9 +42,7 @@ def test_a_scatter(rng: np.random.Generator) -> None:
         "at": rng.permutation(ROWS)[:UPDATES, None],
         "rows": rng.standard_normal((UPDATES, WIDTH), dtype=np.float32),
     }
-    tuned, report = ortplugin.optimize(
-        scatter_model(), tune=True, verify=True, keep_faster=False, providers=["cuda"], inputs=feeds
-    )
+    tuned, report = ortplugin.optimize(scatter_model(), tune=True, verify=True, providers=["cuda"], inputs=feeds)
     assert report.passed
     (entry,) = report.tuning
     times = entry.microseconds
@@ -81,9 +79,7 @@ def test_a_convolution(rng: np.random.Generator) -> None:
     """cuDNN's plans are timed, and the one that is kept says so in the node and runs without complaint."""
     model = conv_model(rng)
     feeds = {"x": rng.standard_normal((2, 64, 28, 28)).astype(np.float16)}
-    tuned, report = ortplugin.optimize(
-        model, tune=True, verify=True, keep_faster=False, providers=["cuda"], inputs=feeds
-    )
+    tuned, report = ortplugin.optimize(model, tune=True, verify=True, providers=["cuda"], inputs=feeds)
     assert report.passed
     (entry,) = (each for each in report.tuning if "(FusedConv)" in each.node)
     names = [name for name in entry.microseconds if name not in ("", tune.STANDARD)]
@@ -132,9 +128,7 @@ def test_a_gradient(case: Case, capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_transformer() -> None:
-    _, report = ortplugin.optimize(
-        DATA / "bert_dynamo.onnx", tune=True, verify=True, keep_faster=False, providers=["cuda"]
-    )
+    _, report = ortplugin.optimize(DATA / "bert_dynamo.onnx", tune=True, verify=True, providers=["cuda"])
     assert report.passed
     assert report.tuning
     assert all(entry.microseconds[""] is not None for entry in report.tuning)

@@ -197,9 +197,7 @@ def test_both_verify_at_once(library: Path, tmp_path: Path) -> None:
     reports: dict[int, Any] = {}
 
     def work(number: int) -> None:
-        _, reports[number] = ortplugin.optimize(
-            network(), verify=True, keep_faster=False, providers=["cuda"], device_id=GPUS[number]
-        )
+        _, reports[number] = ortplugin.optimize(network(), verify=True, providers=["cuda"], device_id=GPUS[number])
 
     in_threads(2, work)
     for report in reports.values():
@@ -210,7 +208,7 @@ def test_both_verify_at_once(library: Path, tmp_path: Path) -> None:
 def test_the_command(library: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = free(0)
     out = tmp_path / "fast.onnx"
-    assert main([str(BERT), "-o", str(out), "--no-keep-faster", "--provider", "cuda", "--device", "1"]) == 0
+    assert main([str(BERT), "-o", str(out), "--provider", "cuda", "--device", "1"]) == 0
     assert "on CUDA" in capsys.readouterr().out
     assert free(0) > before - 2**28, "GPU 0 was used"
     assert main([str(out), "-o", str(tmp_path / "back.onnx"), "--restore", "--provider", "cuda", "--device", "1"]) == 0
@@ -248,7 +246,7 @@ def test_the_whole_of_tuning_and_verifying(library: Path) -> None:
     code = """
 from gpu.test_two_gpus import network
 import ortplugin
-_, report = ortplugin.optimize(network(), tune=True, verify=True, keep_faster=False, providers=["cuda"], device_id=1)
+_, report = ortplugin.optimize(network(), tune=True, verify=True, providers=["cuda"], device_id=1)
 assert report.passed
 assert report.tuning
 print(report.verification[0].replays, "replays")

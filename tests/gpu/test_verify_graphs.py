@@ -252,7 +252,7 @@ def test_a_right_model_passes_in_every_mode(library: Path, tmp_path: Path) -> No
 def test_what_makes_it_slower_is_taken_back(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "TABLE", (Delay(),))
     model = parsed()
-    made, report = optimizer.optimize(model, verify=True, providers=["cuda"])
+    made, report = optimizer.optimize(model, verify=True, keep_faster=True, providers=["cuda"])
     assert made == model
     assert [(timing.mode, timing.loses) for timing in report.taken_back[0].timings] == [(GRAPH, True), (PLAIN, True)]
 
@@ -278,7 +278,7 @@ def test_the_command_reports_graphs(library: Path, tmp_path: Path, capsys: pytes
     report = tmp_path / "r.json"
     source = DATA / "bert_torchscript_opset14_fp16.onnx"
     out = str(tmp_path / "fast.onnx")
-    options = ["--no-keep-faster", "--provider", "cuda", "--device", "0", "--report", str(report)]
+    options = ["--provider", "cuda", "--device", "0", "--report", str(report)]
     assert main([str(source), "-o", out, *options]) == 0
     text = capsys.readouterr().out
     (entry,) = json.loads(report.read_text())["verification"]
@@ -293,7 +293,7 @@ def test_the_command_reports_graphs(library: Path, tmp_path: Path, capsys: pytes
 
 def test_the_concat_of_many_inputs_is_reported(library: Path, tmp_path: Path) -> None:
     """Whether it can be captured is for other tests; the report must say which of the two can."""
-    _, report = ortplugin.optimize(many_inputs(), verify=True, keep_faster=False, providers=["cuda"])
+    _, report = ortplugin.optimize(many_inputs(), verify=True, providers=["cuda"])
     (result,) = report.verification or [None]
     if result is None:
         assert not report.changes
@@ -343,7 +343,7 @@ def test_tuning_judges_replays(library: Path, monkeypatch: pytest.MonkeyPatch, r
 
 def test_a_model_is_tuned_and_verified_in_graphs(library: Path) -> None:
     model = chain()
-    tuned, report = optimizer.optimize(model, tune=True, verify=True, keep_faster=False, providers=["cuda"])
+    tuned, report = optimizer.optimize(model, tune=True, verify=True, providers=["cuda"])
     assert report.passed
     if report.changes or report.tuned:
         (result,) = report.verification

@@ -33,7 +33,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     `time`: what a model takes, by the passes that fired and the mode, where the original takes 10.
     """
 
-    def command(time: Callable[[set[str], str], float], *options: str) -> tuple[str, Any, set[str]]:
+    def command(
+        time: Callable[[set[str], str], float], *options: str, without: bool = False
+    ) -> tuple[str, Any, set[str]]:
         def times_of(model: onnx.ModelProto, mode: str) -> Timing:
             taken = time(fired(model), mode)
             return Timing(mode, 10, taken, taken > 10)
@@ -41,7 +43,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         monkeypatch.setattr(HereJudge, "times_of", staticmethod(times_of))
         source, out, report = (tmp_path / name for name in ("in.onnx", "out.onnx", "r.json"))
         onnx.save(parsed(), source)
-        assert main([str(source), "-o", str(out), "--report", str(report), "--provider", "cuda", *options]) == 0
+        assert main([str(source), "-o", str(out), "--report", str(report), "--provider", "cuda",
+                     *([] if without else ["--keep-faster"]), *options]) == 0  # fmt: skip
         return capsys.readouterr().out.replace("\n", " "), json.loads(report.read_text()), fired(onnx.load(out))
 
     Machine(monkeypatch)
@@ -61,7 +64,7 @@ def test_what_loses_in_one_mode_is_taken_back(run: Run, mode: str, guilty: str) 
     times = [(each["mode"], each["optimized_ms"]) for each in report["verification"][0]["timings"]]
     assert times == [(GRAPH, 7), (PLAIN, 7)]
     assert f"Took back what made it slower, the passes '{guilty}': with them, CUDA" in text
-    text, report, names = run(time, "--no-keep-faster")
+    text, report, names = run(time, without=True)
     assert (len(names), report["taken_back"]) == (4, [])
     assert "slower than the original; --keep-faster --provider cuda takes back what makes it so" in text
 
