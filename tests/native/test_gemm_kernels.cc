@@ -73,7 +73,7 @@ int main(int argc, char** argv) {
   Contraction image = SquareConv(kHalf, false, 2, 14, 64, 128, 1, 1, 0, 14);
   image.operands = {{128}, image.result()};
   CHECK(WithRowsAsBatch(image).batch == 2 * 14 * 14 && WithRowsAsBatch(image).operands[1] == (Shape{392, 1, 1, 128}));
-  for (bool Contraction::*first : {&Contraction::x_channels_first, &Contraction::y_channels_first}) {
+  for (bool Contraction::* first : {&Contraction::x_channels_first, &Contraction::y_channels_first}) {
     Contraction other = image;
     other.*first = true;
     CHECK(WithRowsAsBatch(other).batch == 2);
