@@ -42,6 +42,7 @@ from ortplugin.report import (
     Timing,
 )
 from ortplugin.session import CPU, CUDA, element_type, library_path, onnxruntime, register, run_on_host
+from ortplugin.standard import standard_on_cpu
 
 _SILENT = 4  # ONNX Runtime's log level that shows fatal errors only; its errors are reported as ours
 _MOST_ROUNDING = 2  # times the original's own error with TF32: two roundings of the same values differ by as much
@@ -480,6 +481,8 @@ class Judge:
         sessions = [reference.session, session]
         if provider == CUDA:
             sessions = [self._make(each, provider, self._timed_with_tf32) for each in (self._question.original, side)]
+        elif (standard := standard_on_cpu(side.path)) is not None:  # what `ortplugin.session` runs there
+            sessions[1] = onnxruntime().InferenceSession(standard, _options(side), [CPU], enable_fallback=0)
         elif session is None:
             sessions[1] = self._make(side, provider)
         original, optimized = (

@@ -10,6 +10,8 @@ import pytest
 from onnx import helper, numpy_helper
 
 import ortplugin
+from ortplugin.check import judge
+from ortplugin.check.inputs import without_weights
 from ortplugin.graph.domains import DOMAIN
 from ortplugin.session import core
 from ortplugin.standard import standard_on_cpu
@@ -124,3 +126,30 @@ def test_with_a_gpu_the_model_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "session", lambda source, *rest: given.append(source))
     ortplugin.session(optimized.SerializeToString(), ["cuda"])
     assert ours(given[0]) == ours(optimized)
+
+
+def test_verification_times_what_a_session_runs(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network()
+    optimized, _ = ortplugin.optimize(model)
+    sides = []
+    for name, each in (("m", model), ("fast", optimized)):
+        onnx.save(each, tmp_path / f"{name}.onnx")
+        sides.append(judge.Side(tmp_path / f"{name}.onnx", each is optimized))
+    timed = []
+
+    def runner(session: object, *rest: object) -> object:
+        timed.append(session)
+        return real(session, *rest)
+
+    real = judge._runner
+    monkeypatch.setattr(judge, "_runner", runner)
+    question = judge.Question(sides[0], without_weights(model).SerializeToString())
+    judged = judge.Judge(question)
+    result = judged.verify(core.CPU, sides[1], timed=True)
+    assert result.passed
+    assert result.optimized_ms is not None
+    made = []
+    monkeypatch.setattr(judge, "standard_on_cpu", lambda path: made.append(path))
+    judged.verify(core.CPU, sides[1], timed=True)
+    assert made == [sides[1].path]  # and the fused model is timed where there is no other
+    assert len(timed) == 4
