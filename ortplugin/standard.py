@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ortplugin.errors import OrtPluginError
+from ortplugin.errors import OrtPluginError, RuntimeMissingError, UsageError
 from ortplugin.session import core
 
 if TYPE_CHECKING:
@@ -30,12 +30,11 @@ def session(
     session_options: Any = None,
     provider_options: Sequence[Mapping[str, object]] | None = None,
     device_id: int | None = None,
+    restore_on_cpu: bool = True,
 ) -> Any:
     """A plain `onnxruntime.InferenceSession` in which the plugin's operators run.
 
-    Where ONNX Runtime would fall back to the CPU without a word, this raises RuntimeMissingError. Where the CPU is the
-    only provider, convolutions in float and what surrounds them run as standard operators, in which ONNX Runtime is
-    faster there; `register` alone leaves a model as it is.
+    Where ONNX Runtime would fall back to the CPU without a word, this raises RuntimeMissingError.
 
     Args:
         path_or_bytes: the model.
@@ -46,11 +45,36 @@ def session(
         session_options: `onnxruntime.SessionOptions` of yours; the library is registered with them.
         provider_options: options of each provider, in the order of `providers`.
         device_id: the GPU's number in this process; None takes the one in the provider's options, else the first.
+        restore_on_cpu: where the CPU is the only provider, run convolutions in float, and what surrounds them, as
+            standard operators, in which ONNX Runtime is faster there. `register` alone leaves a model as it is.
     """
-    standard = None
-    if list(core.wanted_providers(providers, provider_options)) == [core.CPU]:
-        standard = standard_on_cpu(path_or_bytes)
-    return core.session(standard or path_or_bytes, providers, cuda_graph, session_options, provider_options, device_id)
+    ort = core.onnxruntime()
+    wanted = core.wanted_providers(providers, provider_options)
+    if device_id is not None:
+        core.check_device(device_id, wanted)
+        if core.CUDA in wanted and wanted[core.CUDA].setdefault("device_id", str(device_id)) != str(device_id):
+            raise UsageError(f"device_id is {device_id}, the provider's options say {wanted[core.CUDA]['device_id']}")
+    if cuda_graph:
+        if core.CUDA not in wanted:
+            raise UsageError("a CUDA graph needs the CUDA provider; add 'cuda' to the providers")
+        wanted[core.CUDA]["enable_cuda_graph"] = "1"
+    options = session_options if session_options is not None else ort.SessionOptions()
+    core.register(options)
+    standard = standard_on_cpu(path_or_bytes) if restore_on_cpu and list(wanted) == [core.CPU] else None
+    result = ort.InferenceSession(
+        standard or (path_or_bytes if isinstance(path_or_bytes, bytes) else os.fspath(path_or_bytes)),
+        options,
+        providers=list(wanted),
+        provider_options=list(wanted.values()),
+        enable_fallback=0,
+    )
+    missing = [name for name in wanted if name not in result.get_providers()]
+    if missing:
+        raise RuntimeMissingError(
+            f"ONNX Runtime could not start {', '.join(missing)}; its log above says which library is missing "
+            "(`pip install ortplugin[gpu]` brings CUDA and cuDNN)"
+        )
+    return result
 
 
 def standard_on_cpu(path_or_bytes: str | os.PathLike[str] | bytes) -> bytes | None:

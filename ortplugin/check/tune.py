@@ -40,7 +40,7 @@ from ortplugin.graph.shapes import TensorType
 from ortplugin.ops import Operator, find
 from ortplugin.report import TunedNode
 from ortplugin.session import CUDA, onnxruntime, run, run_on_host
-from ortplugin.session import session as make_session
+from ortplugin.standard import session as make_session
 
 MARGIN = 0.02  # the least gain, as a share of the node's time, for which it is changed
 STANDARD = "standard ONNX"
@@ -425,7 +425,11 @@ def _session(
     options.log_severity_level = 4
     settings = {**({"device_id": str(place.device_id)} if place.is_cuda else {}), **(more or {})}
     return make_session(
-        model.SerializeToString(), [(place.provider, settings)], cuda_graph=cuda_graph, session_options=options
+        model.SerializeToString(),
+        [(place.provider, settings)],
+        cuda_graph=cuda_graph,
+        session_options=options,
+        restore_on_cpu=False,
     )
 
 

@@ -17,7 +17,6 @@ from ortplugin.session.core import (
     onnxruntime,
     register,
     resolve_provider,
-    session,
 )
 from ortplugin.session.dispatch import run
 from ortplugin.session.elements import check_dtype, element_type, foreign
@@ -40,6 +39,5 @@ __all__ = [
     "resolve_provider",
     "run",
     "run_on_host",
-    "session",
     "to_numpy",
 ]

@@ -133,43 +133,6 @@ def check_device(device_id: int, providers: Iterable[str] = (CUDA,)) -> None:
         raise UsageError(f"there is no GPU {device_id}; this process sees {known} (see CUDA_VISIBLE_DEVICES)")
 
 
-def session(
-    path_or_bytes: str | os.PathLike[str] | bytes,
-    providers: Sequence[str | tuple[str, Mapping[str, object]]] | None = None,
-    cuda_graph: bool = False,
-    session_options: Any = None,
-    provider_options: Sequence[Mapping[str, object]] | None = None,
-    device_id: int | None = None,
-) -> Any:
-    """`ortplugin.session` of the model as it is."""
-    ort = onnxruntime()
-    wanted = wanted_providers(providers, provider_options)
-    if device_id is not None:
-        check_device(device_id, wanted)
-        if CUDA in wanted and wanted[CUDA].setdefault("device_id", str(device_id)) != str(device_id):
-            raise UsageError(f"device_id is {device_id}, the provider's options say {wanted[CUDA]['device_id']}")
-    if cuda_graph:
-        if CUDA not in wanted:
-            raise UsageError("a CUDA graph needs the CUDA provider; add 'cuda' to the providers")
-        wanted[CUDA]["enable_cuda_graph"] = "1"
-    options = session_options if session_options is not None else ort.SessionOptions()
-    register(options)
-    result = ort.InferenceSession(
-        os.fspath(path_or_bytes) if not isinstance(path_or_bytes, bytes) else path_or_bytes,
-        options,
-        providers=list(wanted),
-        provider_options=list(wanted.values()),
-        enable_fallback=0,
-    )
-    missing = [name for name in wanted if name not in result.get_providers()]
-    if missing:
-        raise RuntimeMissingError(
-            f"ONNX Runtime could not start {', '.join(missing)}; its log above says which library is missing "
-            "(`pip install ortplugin[gpu]` brings CUDA and cuDNN)"
-        )
-    return result
-
-
 def host_inputs(session: Any) -> frozenset[str]:
     """Inputs that a CUDA session reads on the host: their consumers have no GPU kernel, or take shapes, axes or counts.
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 
@@ -119,12 +121,18 @@ def test_no_standard_form_at_its_opset(library: Path) -> None:
     assert standard_on_cpu(optimized.SerializeToString()) is None
 
 
-def test_with_a_gpu_the_model_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("providers", [["cuda"], ["cpu"]])
+def test_with_a_gpu_or_unasked_the_model_stays(providers: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     optimized, _ = ortplugin.optimize(network())
     given = []
-    monkeypatch.setattr(core, "wanted_providers", lambda *_: {core.CUDA: {}, core.CPU: {}})
-    monkeypatch.setattr(core, "session", lambda source, *rest: given.append(source))
-    ortplugin.session(optimized.SerializeToString(), ["cuda"])
+
+    def made(source: bytes, *rest: object, providers: list[str], **more: object) -> object:
+        given.append(source)
+        return SimpleNamespace(get_providers=lambda: providers)
+
+    monkeypatch.setattr(core, "resolve_provider", {"cuda": core.CUDA, "cpu": core.CPU}.get)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", made)
+    ortplugin.session(optimized.SerializeToString(), providers, restore_on_cpu=providers == ["cuda"])
     assert ours(given[0]) == ours(optimized)
 
 

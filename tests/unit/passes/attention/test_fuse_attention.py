@@ -32,6 +32,9 @@ JOIN = "joined = {2,5,32}  y4 = Transpose<perm = [0,2,1,3]> (a)  y = Reshape(y4,
 QUARTER = "c = Constant<value = float {0.25}> ()"
 PRODUCTS = f"{KEYS}  s = MatMul(qh, kt)"
 ATTEND = "p = Softmax<axis = -1> (s)  a = MatMul(p, vh)"
+PLAIN = "kt = Transpose<perm = [0,1,3,2]> (k)  s = MatMul(q, kt)  p = Softmax<axis = -1> (s)  y = MatMul(p, v)"
+EINSUMS = """s = Einsum<equation = "bqhd,bkhd->bhqk"> (q, k)  p = Softmax<axis = -1> (s)
+    y = Einsum<equation = "bhqk,bkhd->bqhd"> (p, v)"""
 # Keys as PyTorch's sdpa transposes them, and the root of the scale on both sides.
 SDPA = f"""kh = Transpose<perm = [0,2,1,3]> (k4)  three = {{-1,5,8}}  four = {{2,4,8,5}}
     k3 = Reshape(kh, three)  kt3 = Transpose<perm = [0,2,1]> (k3)  kt = Reshape(kt3, four)  {QUARTER}
@@ -247,26 +250,22 @@ NEAR_MISSES: dict[str, tuple[dict[str, Any], str]] = {
         {"nodes": f"{HEADS} {PRODUCTS} r = Relu(s)  p = Softmax<axis = -1> (r)  a = MatMul(p, vh)  {JOIN}",
          "inputs": QKV}, "it stands between the product of queries and keys and the Softmax"),
     "a head that is too large": (
-        {"nodes": "kt = Transpose<perm = [0,1,3,2]> (k)  s = MatMul(q, kt)  p = Softmax<axis = -1> (s) "
-                  "y = MatMul(p, v)",
+        {"nodes": PLAIN,
          "inputs": "float[2,1,3,257] q, float[2,1,3,257] k, float[2,1,3,8] v", "y": "float[2,1,3,8] y"},
         "the head size of queries and keys is 257"),
     "values of another batch": (
-        {"nodes": "kt = Transpose<perm = [0,1,3,2]> (k)  s = MatMul(q, kt)  p = Softmax<axis = -1> (s) "
-                  "y = MatMul(p, v)",
+        {"nodes": PLAIN,
          "inputs": "float[N,1,3,8] q, float[N,1,3,8] k, float[M,1,3,8] v", "y": "float[any,1,3,8] y"},
         "are not known to have the same leading axes"),
     "no product before the softmax": (
         {"nodes": "p = Softmax<axis = -1> (q)  y = MatMul(p, v)", "inputs": "float[2,1,3,3] q, float[2,1,3,8] v",
          "y": "float[2,1,3,8] y"}, "'q' is not computed from a product of queries and keys"),
     "an Einsum that repeats an element of its sum": (
-        {"nodes": 's = Einsum<equation = "bqhd,bkhd->bhqk"> (q, k)  p = Softmax<axis = -1> (s) '
-                  'y = Einsum<equation = "bhqk,bkhd->bqhd"> (p, v)',
+        {"nodes": EINSUMS,
          "inputs": "float[2,3,4,8] q, float[2,5,4,E] k, float[2,5,4,8] v", "y": "float[2,3,4,8] y"},
         "the lengths of the sum over 'd' are not known to be equal"),
     "one that repeats a row of the values": (
-        {"nodes": 's = Einsum<equation = "bqhd,bkhd->bhqk"> (q, k)  p = Softmax<axis = -1> (s) '
-                  'y = Einsum<equation = "bhqk,bkhd->bqhd"> (p, v)',
+        {"nodes": EINSUMS,
          "inputs": "float[2,3,4,8] q, float[2,5,4,8] k, float[2,1,4,8] v", "y": "float[2,3,4,8] y"},
         "the lengths of the sum over 'k' are not known to be equal"),
     "a mask that adds a dimension": (
